@@ -1,0 +1,40 @@
+"""The ClientApp: one for every engine, method and role."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from . import bridge
+
+
+def make_app(sites: Sequence[Mapping[str, Any]] = ()) -> ClientApp:
+    """A ClientApp for sites that name themselves, or for simulated ones.
+
+    Args:
+        sites: node configurations by partition, for engines that number their nodes; a real node
+            brings its own configuration.
+    """
+    made = ClientApp()
+
+    def node(context: Context) -> Mapping[str, Any]:
+        own = context.node_config
+        return sites[int(own["partition-id"])] if sites else own
+
+    @made.query()
+    def query(message: Message, context: Context) -> Message:
+        return bridge.guarded(bridge.query, message, node(context))
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        return bridge.guarded(bridge.train, message, node(context))
+
+    @made.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return bridge.guarded(bridge.evaluate, message, node(context))
+
+    return made
+
+
+app = make_app()

@@ -1,0 +1,191 @@
+"""KD3A's clients: sources train on labels, the target on what its teachers agree on.
+
+Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedda import models
+from fedda.algorithms import kd3a
+from fedda.data import Unlabelled
+from fedda.models import BatchNorm, Model, batchnorms, evaluating
+from fedda.train import batches, seed_for
+from fedda.wire import Packed, Role
+
+from . import fedavg
+from .base import Client, Numbers, Request
+
+Source = fedavg.Source
+
+CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not its result
+
+
+class Target(Client):
+    """Votes, distils, and says what each source added to the vote."""
+
+    role: ClassVar[Role] = "target"
+    data: Unlabelled
+
+    def train(self, request: Request) -> Numbers:
+        """Lines 7 to 11; a second request of the same round is line 16."""
+        if request.numbers.get("stage") == 2:
+            return self.match_moments(request)
+        options, task = request.task.options, request.task
+        gate = kd3a.gate(request.round, task.rounds, options.gate.low, options.gate.high)
+        teachers = {
+            name.removeprefix("teacher/"): packed
+            for name, packed in request.arrays.items()
+            if name.startswith("teacher/")
+        }
+        images = torch.cat(self.shares(request)).unique()  # sorted: a round may use part of them
+        p, about = self.teach(request, teachers, images)  # (N, K, C)
+
+        consensus, focus = [], torch.zeros(len(teachers), dtype=torch.float64)
+        for part in p.split(CHUNK):
+            consensus.append(kd3a.knowledge_vote(part, gate, options.vote))
+            if options.weighting == "focus":
+                focus += kd3a.consensus_focus(part, gate, options.vote, options.focus)
+        vote, weight = (torch.cat([getattr(c, k) for c in consensus]) for k in ("p", "n"))
+        kept = torch.cat([c.kept for c in consensus]).float().mean()
+
+        numbers = self.distil(request, images, vote, weight)
+        numbers["kept"] = float(kept)
+        if options.weighting == "focus":
+            about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
+        return numbers | about
+
+    @torch.no_grad()
+    def teach(
+        self, request: Request, teachers: dict[str, Packed], images: Tensor
+    ) -> tuple[Tensor, Numbers]:
+        """Every teacher's probabilities (N, K, C), and what other weightings need to know.
+
+        One teacher at a time is on the device, however many there are.
+        """
+        options = request.task.options
+        gap = options.weighting == "gap"
+        seed = seed_for(request.task.seed, self.site.name, request.round, "clusters") % 2**32
+        before = self._gap(self.model, images, request, seed) if gap else None
+        teacher = self.workspace.second()
+        p, about = [], {}
+        for name, packed in teachers.items():
+            models.load_arrays(teacher, packed.unpack())
+            p.append(self._probabilities(teacher, images, request))
+            if before is not None:
+                after = self._gap(teacher, images, request, seed)
+                about[f"gain/{name}"] = float(kd3a.gap_gain(before, after)) / len(images)
+            elif options.weighting == "h-divergence":
+                about[f"distance/{name}"] = self._distance(teacher, images, request)
+        return torch.stack(p, dim=1), about
+
+    def distil(self, request: Request, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
+        """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
+        alpha, draws = request.task.options.mixup, self.generator(request, "mixup")
+        beta = np.random.default_rng(draws.initial_seed())
+        optimizer = self.optimizer(request)
+        total, steps, device = 0.0, 0, self.site.device
+        for indices in self.batches(request):
+            row = torch.searchsorted(images, indices)
+            x, p_i, n_i = self.inputs(indices), p[row].to(device), n[row].to(device)
+            if alpha:
+                perm = torch.randperm(len(row), generator=draws).to(device)
+                x, p_i, n_i = kd3a.mixup(x, p_i, n_i, float(beta.beta(alpha, alpha)), perm)
+            loss = kd3a.distillation_loss(self.model(x), p_i, n_i)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total, steps = total + loss.detach(), steps + 1
+        self.workspace.keep(optimizer, request.task, request.round)
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+    def match_moments(self, request: Request) -> Numbers:
+        """Line 16, eq. 12: train the mean so that its features match the sites' moments.
+
+        sum_k alpha_k |mu - mu_k|^2 is |mu - sum_k alpha_k mu_k|^2 and a constant, and the mean
+        that came carries sum_k alpha_k mu_k as its running statistics: they are all it takes.
+        """
+        layers = list(batchnorms(self.model).values())
+        wanted = [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
+        mu = [mean[None] for mean, _ in wanted]
+        second = [(var + mean**2)[None] for mean, var in wanted]
+        one = torch.ones(1, device=self.site.device)
+        optimizer = self.optimizer(request)
+        total, steps = 0.0, 0
+        for indices in self.batches(request):
+            with _inputs_of(layers) as seen:
+                self.model(self.inputs(indices))
+                found = [_moments(seen[layer]) for layer in layers]
+            loss = kd3a.batchnorm_mmd_loss(*zip(*found, strict=True), mu, second, one)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total, steps = total + loss.detach(), steps + 1
+        for layer, (mean, var) in zip(layers, wanted, strict=True):
+            layer.running_mean, layer.running_var = mean, var
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+    def _probabilities(self, model: Model, images: Tensor, request: Request) -> Tensor:
+        """One teacher's class probabilities, with the statistics the options ask for -> (N, C)."""
+        x = self.data.x[images]
+        if request.task.options.teacher_batchnorm == "running":
+            return models.predict(model, x)
+        with models.batch_statistics(model):
+            # A last batch of one image has no statistics; as in training it joins its neighbour.
+            parts = batches([torch.arange(len(images))], request.task.train.batch_size)
+            return torch.cat([models.predict(model, x[part], len(part)) for part in parts])
+
+    def _gap(self, model: Model, images: Tensor, request: Request, seed: int) -> Tensor:
+        """FADA's eq. 3 of the target's features under a model."""
+        with evaluating(model):
+            z = torch.cat([model.features(self.inputs(part)) for part in images.split(256)])
+        return kd3a.gap_statistic(z, kd3a.clusters(z, request.task.classes, seed))
+
+    def _distance(self, teacher: Model, images: Tensor, request: Request) -> float:
+        """Eq. 11 between a source's BatchNorm statistics and the target's, per channel.
+
+        The paper sums over channels; exp(-sum) of a few hundred would choose a single source.
+        """
+        layers = list(batchnorms(teacher).values())
+        sums = [(torch.zeros(()), torch.zeros(()))] * len(layers)
+        with evaluating(teacher), _inputs_of(layers) as seen:
+            for part in images.split(256):
+                teacher(self.inputs(part))
+                found = [_moments(seen[layer]) for layer in layers]
+                share = len(part) / len(images)
+                sums = [
+                    (m + share * a.cpu(), s + share * b.cpu())
+                    for (m, s), (a, b) in zip(sums, found, strict=True)
+                ]
+        mean = [m.running_mean.cpu() for m in layers]  # type: ignore[union-attr]
+        var = [m.running_var.cpu() for m in layers]  # type: ignore[union-attr]
+        target_var = [second - mu**2 for mu, second in sums]
+        total = kd3a.batchnorm_distance(mean, var, [mu for mu, _ in sums], target_var)
+        return float(total) / sum(len(m) for m in mean)
+
+
+@contextmanager
+def _inputs_of(layers: list[BatchNorm]) -> Iterator[dict[nn.Module, Tensor]]:
+    """What enters each layer in the latest forward pass, by layer."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[layer] = inputs[0]
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and second moment per channel of (N, d) or (N, d, H, W) -> (d,), (d,)."""
+    axes = [a for a in range(x.dim()) if a != 1]
+    return x.mean(dim=axes), (x**2).mean(dim=axes)

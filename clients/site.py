@@ -1,0 +1,155 @@
+"""What stays in memory at a site: its data, its models and their optimizers, on its device."""
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import optim
+
+from fedda import __version__, data, models, wire
+from fedda.config import Task
+from fedda.errors import ConfigError
+from fedda.train import generator, make_optimizer
+from fedda.wire import Role
+
+from . import state
+
+logger = logging.getLogger("fedda.site")
+
+
+class Site:
+    """One site: its role, its folder of data and the device it trains on.
+
+    Args:
+        node: role, name, data (path), and optionally device, state-dir, poison (percent).
+    """
+
+    def __init__(self, node: Mapping[str, Any]) -> None:
+        self.role = cast(Role, str(node["role"]))
+        self.path = Path(str(node["data"]))
+        self.name = str(node.get("name") or self.path.name)
+        self.device = pick_device(str(node.get("device", "auto")))
+        self.poison = float(node.get("poison", 0))
+        self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        self._sets: dict[tuple[int, ...], Any] = {}
+        self._tests: dict[tuple[int, ...], Any] = {}
+        self._workspaces: dict[tuple[Any, ...], Workspace] = {}
+
+    def offer(self) -> dict[str, Any]:
+        """What this site brings to a run: the only facts about its data that leave it."""
+        found = data.describe(self.path, self.role)
+        return {
+            "role": self.role,
+            "name": self.name,
+            "examples": found.train,
+            "tested": found.test,
+            "classes": list(found.classes) if self.role == "source" else [],
+            "shape": list(found.shape),
+            "version": __version__,
+        }
+
+    def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
+        """The training images in the run's shape; a target's have no labels."""
+        if shape not in self._sets:
+            self._sets = {shape: self._load(shape)}  # one shape at a time stays in memory
+        return self._sets[shape]
+
+    def _load(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
+        channels, size = _image(shape)
+        if self.role == "target":
+            return data.load_target(self.path, channels=channels, size=size)
+        found = data.load_source(self.path, channels=channels, size=size)
+        if self.poison:
+            # The same labels are wrong in every round and run: a bad site, not a noisy one.
+            found = data.poison(found, self.poison, generator("poison", self.name))
+            logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
+        return found
+
+    def evaluation(self, shape: tuple[int, ...]) -> "data.Labelled | None":
+        """The labelled test files, apart from the training images; only a test opens them."""
+        if shape not in self._tests:
+            channels, size = _image(shape)
+            self._tests = {shape: data.load_evaluation(self.path, channels=channels, size=size)}
+        return self._tests[shape]
+
+    def workspace(self, task: Task) -> "Workspace":
+        """The model and optimizer of one training; they outlive the request."""
+        key = (task.method, task.seed, task.model, task.dims, task.classes)
+        if key not in self._workspaces:
+            self._workspaces = {key: Workspace(self, task)}
+        return self._workspaces[key]
+
+
+class Workspace:
+    """A model on the site's device, its optimizer, and the layout of its state on the wire."""
+
+    def __init__(self, site: Site, task: Task) -> None:
+        self._site = site
+        self._task = task
+        self._second: models.Model | None = None
+        self.model = self._blank()
+        self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
+        self._momentum: dict[str, Any] | None = None
+
+    def _blank(self) -> "models.Model":
+        # Pretrained or not, the weights come with the server's first message.
+        task = self._task
+        return models.blank(task.model, task.dims, task.classes).to(self._site.device)
+
+    def second(self) -> "models.Model":
+        """Another model beside the one that trains, such as a teacher; made once."""
+        if self._second is None:
+            self._second = self._blank()
+        return self._second
+
+    def optimizer(self, task: Task, rate: float, server_round: int) -> optim.Optimizer:
+        """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
+        optimizer = make_optimizer(self.model, task.train, rate)
+        if task.train.carry_momentum and server_round > 1:
+            kept = self._momentum or state.load_optimizer(self._site, task, server_round - 1)
+            if kept is not None:
+                rates = [group["lr"] for group in optimizer.param_groups]
+                optimizer.load_state_dict(kept)
+                for group, new in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = new
+        return optimizer
+
+    def keep(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
+        """Remember the optimizer for the next round, also on disk if the site has a place."""
+        if task.train.carry_momentum:
+            self._momentum = optimizer.state_dict()
+            state.save_optimizer(self._site, task, server_round, optimizer)
+
+
+def pick_device(text: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N -> a device that is there.
+
+    Raises:
+        ConfigError: the device is not there.
+    """
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ConfigError(f"'{text}' is not a device; use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"Device {text} is not there: this machine shows {torch.cuda.device_count()} CUDA "
+            "devices; use auto or cpu."
+        )
+    return device
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Channels and size to bring images to; (0, 0) for vectors, which are left as they are."""
+    return (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
+
+
+@cache
+def resident(node: tuple[tuple[str, Any], ...]) -> Site:
+    """The site of a node configuration, made once per process."""
+    return Site(dict(node))

@@ -1,0 +1,75 @@
+"""What a site keeps on its own disk between rounds, so that a restart loses nothing.
+
+Only the optimizer's momentum, and only with `train.carry-momentum`: everything else a site needs
+is its data and what the server sends. Kept as safetensors, in the site's state directory, never in
+Flower's context, which a busy node loses silently.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import optim
+
+from fedda.config import Task
+
+if TYPE_CHECKING:
+    from .site import Site
+
+logger = logging.getLogger("fedda.site")
+
+
+def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim.Optimizer) -> None:
+    """Write the optimizer's state after a round, whole or not at all."""
+    if site.state_dir is None:
+        return
+    kept = optimizer.state_dict()
+    tensors, plain = {}, {}
+    for index, entries in kept["state"].items():
+        for key, value in entries.items():
+            name = f"{index}/{key}"
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value.detach().cpu().contiguous()
+            else:
+                plain[name] = value
+    about = {"round": server_round, "plain": plain, "groups": kept["param_groups"]}
+    path = _path(site, task)
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, part, metadata={"fedda": json.dumps(about)})
+    part.replace(path)
+
+
+def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any] | None:
+    """The optimizer's state as it was after that round, or None where there is none."""
+    path = _path(site, task)
+    if site.state_dir is None or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["fedda"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError):
+        logger.warning("the optimizer's state at %s cannot be read; starting afresh", path)
+        return None
+    if about["round"] != server_round:
+        logger.warning(
+            "the optimizer's state is of round %d, not %d; starting afresh",
+            about["round"],
+            server_round,
+        )
+        return None
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **about["plain"]}.items():
+        index, key = name.split("/")
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": about["groups"]}
+
+
+def _path(site: "Site", task: Task) -> Path:
+    base = site.state_dir or Path()
+    return base / site.name / f"{task.method}-{task.seed}.optimizer.safetensors"

@@ -1,0 +1,41 @@
+"""FedAvg: the weighted mean of the models that sites trained.
+
+McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629
+
+    counts   (K,)   examples n_k at each site
+    weights  (K,)   n_k / n, summing to 1; the mean itself is `fedda.average`
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedda.config import Scalar, Section
+from fedda.wire import MODEL, Contract, Rule
+
+Weighting = Literal["examples", "uniform"]
+
+
+class Config(Section):
+    """FedAvg's one choice."""
+
+    weighting: Weighting = Field(
+        default="examples", description="sites count by examples, or all alike"
+    )
+
+
+def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
+    """Alg. 1: n_k / n, or 1 / K if uniform or if nobody has examples -> (K,) float64."""
+    n = counts.double()
+    if weighting == "uniform" or not n.sum() > 0:
+        n = torch.ones_like(n)
+    return n / n.sum()
+
+
+CONTRACT = Contract(
+    enters={"source": Rule(MODEL)},
+    leaves={"source": Rule(MODEL, frozenset({"loss", "steps", "seconds"}))},
+)
+PRESETS: dict[str, dict[str, Scalar]] = {}

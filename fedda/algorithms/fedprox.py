@@ -1,0 +1,32 @@
+"""FedProx: FedAvg whose sites are held near the model they were sent.
+
+Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127
+
+    w        the site's parameters, a list of tensors
+    w^t      the parameters the server sent this round, the anchor
+    mu       strength of the pull towards w^t
+"""
+
+from collections.abc import Iterable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedda.algorithms import fedavg
+
+
+class Config(fedavg.Config):
+    """FedAvg's choice, and the pull."""
+
+    mu: float = Field(default=0.01, ge=0, description="strength of the proximal term")
+
+
+def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) -> Tensor:
+    """Eq. 2: mu / 2 |w - w^t|^2, added to the loss of every step -> scalar."""
+    terms = [((w - a.detach()) ** 2).sum() for w, a in zip(parameters, anchor, strict=True)]
+    return mu / 2 * torch.stack(terms).sum()
+
+
+CONTRACT = fedavg.CONTRACT
+PRESETS = fedavg.PRESETS

@@ -1,0 +1,65 @@
+"""The weighted mean of models, added up as they arrive.
+
+    theta = sum_k w_k theta_k / sum_k w_k
+
+Replies come in any order, and a resumed run must give the bits of an uninterrupted one. So every
+term is rounded to a grid so coarse that sums of terms are exact in float64, whatever their order,
+and so fine (about 2^-44 of the model's largest value) that float32 does not see it.
+"""
+
+import math
+
+import numpy as np
+
+from fedda.wire import Arrays
+
+HEADROOM = (
+    8  # bits: sums stay exact until they exceed 2^8 times the largest value of the model sent
+)
+MANTISSA = 52  # bits of a float64 behind the leading one
+
+
+class RunningMean:
+    """Adds up models one at a time; holds two models' worth of memory, however many come.
+
+    Args:
+        like: the model that was sent, (name -> array); gives names, dtypes and the grid.
+    """
+
+    def __init__(self, like: Arrays) -> None:
+        self._weights: list[float] = []
+        self._dtypes = {name: a.dtype for name, a in like.items()}
+        self._grid = {n: _rounder(a) for n, a in like.items() if a.dtype.kind == "f"}
+        self._sums: Arrays = {
+            n: np.zeros(a.shape, np.float64 if n in self._grid else a.dtype)
+            for n, a in like.items()
+        }
+
+    def add(self, arrays: Arrays, weight: float) -> None:
+        """Add one model; weights are relative to one another and at most 1 each."""
+        self._weights.append(weight)
+        for name, sums in self._sums.items():
+            if name in self._grid:
+                term = arrays[name].astype(np.float64)
+                term *= weight
+                term += self._grid[name]
+                term -= self._grid[name]
+                sums += term
+            else:
+                np.maximum(sums, arrays[name], out=sums)
+
+    def result(self) -> Arrays:
+        """The mean; of integer buffers (BatchNorm's counters) the largest seen."""
+        total = math.fsum(self._weights)  # exact, so the order does not matter here either
+        if total <= 0:
+            raise ValueError("no model with a positive weight was added")
+        return {
+            name: (sums / total).astype(self._dtypes[name]) if name in self._grid else sums
+            for name, sums in self._sums.items()
+        }
+
+
+def _rounder(values: np.ndarray) -> float:
+    """A number that, added and taken away, leaves only multiples of the grid."""
+    largest = max(float(np.abs(values).max(initial=0.0)), 1.0)
+    return 1.5 * 2.0 ** (np.ceil(np.log2(largest)) + HEADROOM)

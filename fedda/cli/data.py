@@ -1,0 +1,154 @@
+"""`fedda data`: make the demo's digits, check a folder, look at its images."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from fedda.data.sets import Description, Progress
+
+app = typer.Typer(no_args_is_help=True, help="Make, check and look at the data a site brings.")
+
+DataPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="A folder of images, an .npz file, or a folder with one .npz file."
+    ),
+]
+RoleOption = Annotated[
+    Literal["source", "target"],
+    typer.Option(help="What the site is: a source has labels, a target's are never read."),
+]
+_SHEET_SIZE = 96  # pixels, where images come in several sizes
+
+
+@app.command()
+def digits(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the domains to.")],
+    seed: Annotated[int, typer.Option(help="Another seed draws other digits.")] = 0,
+    train: Annotated[
+        int | None, typer.Option(min=1, help="Training images per domain.", show_default=False)
+    ] = None,
+    test: Annotated[
+        int | None, typer.Option(min=1, help="Test images per domain.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the demo's digit domains, one folder with one .npz each.
+
+    They are made from what is installed anyway: no download.
+
+      fedda data digits ./digits
+
+      fedda data digits ./digits --train 200 --test 100 --seed 1
+    """
+    from fedda.data.digits import build
+
+    counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
+    for path in build(out, seed=seed, **counts):
+        typer.echo(path)
+
+
+@app.command()
+def check(
+    path: DataPath,
+    role: RoleOption = "source",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Read everything in DIR once and say what was understood.
+
+    DIR is one of
+
+      a folder with train/<class>/* and test/<class>/*, or <class>/* and no test set,
+
+      for a target also a folder of images, or train/*, without class folders,
+
+      an .npz file with x_train, y_train, x_test, y_test, or x, y.
+
+    Images are png, jpg, bmp, webp or tif. Exit code 1, and why, if a run could not use it.
+
+      fedda data check ./clinic-a
+
+      fedda data check ./clinic-b --role target --json
+    """
+    from fedda.data import verify
+
+    with _bar() as progress:
+        found = verify(path, role, progress)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(found)
+
+
+@app.command()
+def show(
+    path: DataPath,
+    out: Annotated[
+        Path, typer.Option(metavar="PNG", dir_okay=False, help="The picture to write.")
+    ] = Path("contact-sheet.png"),
+    role: RoleOption = "source",
+    per_class: Annotated[
+        int, typer.Option(min=1, max=50, help="Images per class; a target shows so many rows.")
+    ] = 10,
+) -> None:
+    """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
+
+    fedda data show ./clinic-a
+
+    fedda data show ./clinic-b --role target --out clinic-b.png --per-class 8
+    """
+    from fedda.data import describe, load_source, load_target
+    from fedda.data.show import contact_sheet
+
+    found = describe(path, role)
+    mixed = found.kind == "image" and found.shape[1] == 0
+    load = load_source if role == "source" else load_target
+    with _bar() as progress:
+        dataset = load(path, size=_SHEET_SIZE if mixed else 0, progress=progress)
+    typer.echo(contact_sheet(dataset, out, per_class))
+
+
+@contextmanager
+def _bar() -> "Iterator[Progress]":
+    """A progress bar on stderr that goes away, so that stdout is the answer alone."""
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print(found: "Description") -> None:
+    table = Table(show_header=False)
+    for name, value in _rows(found):
+        table.add_row(name, escape(value))
+    console = Console()
+    console.print(escape(f"{found.path} as a {found.role}"), soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in found.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def _rows(found: "Description") -> Iterator[tuple[str, str]]:
+    if found.kind == "vector":
+        yield "examples", f"vectors of {found.shape[0]} numbers"
+    else:
+        channels, height, width = found.shape
+        size = f"{width} x {height} pixels" if width else "of several sizes (set input.size)"
+        yield "examples", f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
+    labels = "with labels" if found.role == "source" else "labels, if any, are not read"
+    yield "training", f"{found.train} ({labels})"
+    yield "test", f"{found.test} (with labels)" if found.test else "none: no accuracy at this site"
+    if found.role == "source":
+        counts = ", ".join(f"{name}: {count}" for name, count in found.counts.items())
+        yield f"{len(found.classes)} classes", counts
+    elif found.classes:
+        yield f"{len(found.classes)} test classes", ", ".join(found.classes)

@@ -1,0 +1,101 @@
+"""`fedda keys`: makes, admits and revokes certificates and sites' keys."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedda import keys
+from fedda.cli.exits import clear_exit
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Make the server's certificate and every site's key.
+
+    Works on a folder, without network. `fedda superlink --dir DIR` admits the sites whose public
+    key lies in DIR/nodes, and follows changes within two seconds while it runs.
+
+      fedda keys init --dir hub --host hub.example.org
+
+      fedda keys add clinic-a --dir hub       (hand hub/ca.crt and hub/nodes/clinic-a to clinic A)
+
+      fedda keys revoke clinic-a --dir hub    (clinic A is turned away from now on)
+    """,
+)
+
+Dir = Annotated[
+    Path, typer.Option("--dir", metavar="DIR", help="The server's folder.", file_okay=False)
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="A host name or address that sites use for the server; repeat it for several. "
+        "localhost and 127.0.0.1 are always included.",
+    ),
+]
+HERE = Path("fedda-server")
+
+
+@app.command()
+def init(directory: Dir = HERE, host: Hosts = None) -> None:
+    """Make a new authority and the server's certificate."""
+    with clear_exit():
+        keys.init(directory, host or ())
+    typer.echo(f"{directory / 'ca.crt'}: give it to every site")
+    typer.echo(f"{directory / 'server.pem'}: the server's certificate, {keys.SERVER_DAYS} days")
+
+
+@app.command()
+def renew(directory: Dir = HERE, host: Hosts = None) -> None:
+    """Make the server's certificate again, by the same authority; sites need nothing new."""
+    with clear_exit():
+        keys.renew(directory, host or ())
+    typer.echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site.")],
+    directory: Dir = HERE,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="A public key that the site made itself (`ssh-keygen -t ecdsa -b 384`), so that "
+            "its private key never leaves it. Without this option a pair is made here.",
+        ),
+    ] = None,
+) -> None:
+    """Admit a site: make its key pair, or take in its public key."""
+    with clear_exit():
+        if public is None:
+            path = keys.add(directory, name)
+            typer.echo(f"{path}: hand it to {name} on a safe way, together with ca.crt")
+        else:
+            typer.echo(f"{keys.admit(directory, name, public)}: admitted")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site.")],
+    directory: Dir = HERE,
+) -> None:
+    """Turn a site away; a running server does so within seconds."""
+    with clear_exit():
+        path = keys.revoke(directory, name)
+    typer.echo(f"{name} is revoked; its old key lies at {path}")
+
+
+@app.command("list")
+def list_(directory: Dir = HERE) -> None:
+    """Show the sites that have a key."""
+    for name in keys.names(directory):
+        kept = (directory / "nodes" / name).exists()
+        typer.echo(f"{name}{'  (the private key is still here)' if kept else ''}")
+    with clear_exit():
+        revoked = len(keys.revoked_keys(directory))
+    if revoked:
+        typer.echo(f"{revoked} revoked")

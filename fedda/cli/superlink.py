@@ -1,0 +1,138 @@
+"""`fedda superlink`: the server that sites dial, with the operator's part kept on this machine."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedda import keys
+from fedda.cli.exits import clear_exit
+from fedda.errors import KeyFileError
+from fedda.folders import load
+from fedda.spawn import watch_parent
+
+if TYPE_CHECKING:
+    from server.gateway import Settings
+
+log = logging.getLogger("fedda.superlink")
+
+
+def superlink(
+    directory: Annotated[
+        Path,
+        typer.Option(
+            "--dir", metavar="DIR", file_okay=False, help="Holds the certificates and sites' keys."
+        ),
+    ] = Path("fedda-server"),
+    host: Annotated[
+        str, typer.Option(help="Address that sites reach; 0.0.0.0 for every interface.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that sites dial.")] = 8443,
+    admin_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for the operator, on 127.0.0.1 only.")
+    ] = 8000,
+    database: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Keep runs and messages over a restart. Models in transit stay on this disk in "
+            "clear: use an encrypted volume. Default: in memory.",
+        ),
+    ] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help="Write requests and bytes per route as JSON."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="No TLS, no keys: for development on one machine only."),
+    ] = False,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Start the server: sites get the Fleet API only, over TLS and with a registered key.
+
+      fedda keys init --dir hub --host hub.example.org
+
+      fedda keys add clinic-a --dir hub
+
+      fedda superlink --dir hub --host 0.0.0.0
+
+    The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, because it asks
+    for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it.
+    """
+    with clear_exit():
+        if parent_pid is not None:
+            watch_parent(parent_pid)
+        directory = directory.absolute()
+        gateway, control = load("server", "gateway"), load("server", "control")
+        settings: Settings = gateway.Settings(
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            database=None if database is None else database.absolute(),
+            traffic=None if traffic is None else traffic.absolute(),
+            tls=None if insecure else gateway.Tls(*_certificates(directory)),
+        )
+        about = write_home(directory, settings)
+        os.environ["FLWR_HOME"] = str(directory / "flwr")
+
+        seen: list[str] = []
+
+        def every() -> None:
+            """Admit and turn away sites whenever the folder has changed."""
+            there = sorted(str(file) for file in (directory / "nodes").rglob("*.pub"))
+            if insecure or there == seen:
+                return
+            try:
+                client = control.Control(about["admin"], directory / "ca.crt")
+                try:
+                    for line in control.Folder(directory, client).sync():
+                        typer.echo(line)
+                    seen[:] = there
+                finally:
+                    client.close()
+            except Exception as error:
+                # A half-copied key file must not end a server that sites depend on.
+                log.warning("the keys in %s could not be followed: %s", directory / "nodes", error)
+
+        def ready() -> None:
+            (directory / "server.json").write_text(json.dumps(about | {"pid": os.getpid()}))
+            trust = "no TLS, no keys" if insecure else f"sites need {directory / 'ca.crt'}"
+            typer.echo(f"ready: sites dial {about['public']}, operators {about['admin']} ({trust})")
+
+        try:
+            gateway.run(settings, every, ready)
+        finally:
+            (directory / "server.json").unlink(missing_ok=True)
+    typer.echo("stopped")
+
+
+def write_home(directory: Path, settings: "Settings") -> dict[str, str | None]:
+    """Write the FLWR_HOME with which flwr's own commands reach this server."""
+    ca = None if settings.tls is None else str(directory / "ca.crt")
+    admin = f"127.0.0.1:{settings.admin_port}"
+    trust = "insecure = true" if ca is None else f"root-certificates = {json.dumps(ca)}"
+    home = directory / "flwr"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "fedda"\n\n[superlink.fedda]\naddress = "{admin}"\n{trust}\n'
+    )
+    return {"public": f"{settings.host}:{settings.port}", "admin": admin, "ca": ca}
+
+
+def _certificates(directory: Path) -> tuple[Path, Path, Path]:
+    ca, pem, key = (directory / name for name in ("ca.crt", "server.pem", "server.key"))
+    if not pem.exists():
+        raise KeyFileError(
+            f"{directory} holds no certificate: make one with `fedda keys init --dir {directory} "
+            "--host NAME`, or give --insecure for development on one machine"
+        )
+    keys.check_certificate(ca)
+    keys.check_certificate(pem, key)
+    return ca, pem, key

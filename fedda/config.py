@@ -1,0 +1,328 @@
+"""What a run may be told: typed, frozen, flat on the wire.
+
+Flower's run configuration is a flat table of text and numbers with dotted keys, so every setting
+here is a leaf reached by a dotted kebab-case key: `train.lr-end`, `kd3a.gate.low`. The defaults
+stand once more in pyproject.toml, where Flower reads them; a test compares the two.
+
+    RunConfig   everything an operator decides; stays on the server
+    Task        the part of it that a site is told with each message
+"""
+
+import difflib
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedda import algorithms
+from fedda.errors import ConfigError
+
+Scalar = bool | int | float | str
+Flat = dict[str, Scalar]
+S = TypeVar("S", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown keys are refused."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+
+    def flat(self) -> Flat:
+        """Every setting under its dotted key."""
+        return flatten(self.model_dump(by_alias=True))
+
+
+class InputConfig(Section):
+    """The shape all sites' images are brought to; 0 keeps what the sites have."""
+
+    channels: Literal[0, 1, 3] = Field(
+        default=0, description="1 for grayscale, 3 for RGB, 0 as the data"
+    )
+    size: int = Field(
+        default=0, ge=0, le=4096, description="height and width in pixels, 0 as the data"
+    )
+
+
+class ModelConfig(Section):
+    """Which network, and where its weights come from."""
+
+    name: Literal["digit-cnn", "lenet", "mlp", "resnet18", "resnet50", "resnet101", "alexnet"] = (
+        Field(default="digit-cnn", description="architecture")
+    )
+    sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
+    weights: str = Field(
+        default="none", description="none, a torchvision name, or a local weights file"
+    )
+
+
+class TrainConfig(Section):
+    """Local training at every site."""
+
+    batch_size: int = Field(default=50, ge=2, description="images per step")
+    rounds_per_epoch: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=1000,
+        description="below 1: several epochs a round; above: part of one",
+    )
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd", description="sgd as in the papers, or adam"
+    )
+    lr: float = Field(default=0.05, gt=0, description="learning rate of the first round")
+    lr_end: float = Field(default=0.001, ge=0, description="learning rate of the last round")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="how the learning rate goes from lr to lr-end over the rounds"
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
+    carry_momentum: bool = Field(
+        default=False, description="keep the optimizer's state from round to round, at the site"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
+
+
+class WireConfig(Section):
+    """How models travel."""
+
+    dtype: Literal["float32", "float16"] = Field(
+        default="float32", description="of values on the wire"
+    )
+
+
+class WaitConfig(Section):
+    """How long the server waits, in seconds, and for whom."""
+
+    min_sources: int = Field(
+        default=1, ge=1, description="fewer sources than this do not make a round"
+    )
+    sites: float = Field(
+        default=120.0, gt=0, description="for the sites to join, at the start or again"
+    )
+    settle: float = Field(default=1.0, ge=0, description="for more sites, once enough have joined")
+    train: float = Field(default=3600.0, gt=0, description="for a reply to a training request")
+    evaluate: float = Field(default=600.0, gt=0, description="for a reply to an evaluation request")
+
+    tries: int = Field(default=3, ge=1, description="of a round that does not come about")
+
+
+class GuardConfig(Section):
+    """What a site's reply may look like before it is refused."""
+
+    max_change: float = Field(
+        default=5.0,
+        ge=0,
+        description="largest change of a model, in norms of the model sent; 0: any",
+    )
+
+
+class RunSection(Section):
+    """The run as a whole; never sent to a site."""
+
+    name: str = Field(default="run", pattern=r"^[\w.-]+$", description="results go to DIR/NAME")
+    dir: str = Field(default="runs", description="folder of all runs, on the server")
+    seeds: str = Field(
+        default="0", pattern=r"^\d+(,\d+)*$", description="one training per seed: 0,1,2"
+    )
+    baseline: str = Field(
+        default="", description="a method to run beside it on the same seeds: fedavg"
+    )
+    expect: int = Field(
+        default=0, ge=0, description="wait for this many sites, 0: the least a run needs"
+    )
+    evaluate: bool = Field(
+        default=True, description="let the target test each round, if it has labels"
+    )
+
+
+def methods() -> list[str]:
+    """Names of the methods that are there: one module each in fedda/algorithms."""
+    return sorted(m.name for m in pkgutil.iter_modules(algorithms.__path__))
+
+
+def method_module(method: str) -> Any:
+    """The pure maths, `Config`, `CONTRACT` and `PRESETS` of one method."""
+    if method not in methods():
+        raise ConfigError(f"There is no method '{method}'; choose one of {', '.join(methods())}.")
+    return import_module(f"fedda.algorithms.{method}")
+
+
+class Task(Section):
+    """What a site is told: enough to do its part of any round, nothing about the server."""
+
+    method: str = "kd3a"
+    seed: int = Field(default=0, ge=0)
+    rounds: int = Field(default=20, ge=1)
+    shape: str = Field(
+        default="", pattern=r"^(\d+(,\d+,\d+)?)?$", description="one input: C,H,W or d"
+    )
+    classes: int = Field(default=0, ge=0, le=1_000_000)
+    sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    wire: WireConfig = WireConfig()
+    options: Any = None
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of one input: (channels, height, width) or (d,)."""
+        return tuple(int(n) for n in self.shape.split(","))
+
+    @classmethod
+    def parse(cls, flat: Mapping[str, Any]) -> Self:
+        """Read what `flat` wrote.
+
+        Raises:
+            ConfigError: a key is unknown or a value out of range.
+        """
+        tree = unflatten(flat)
+        options = method_module(str(tree.get("method", ""))).Config
+        tree["options"] = validate(options, tree.get("options", {}))
+        return validate(cls, tree)
+
+
+class RunConfig(Section):
+    """Everything an operator decides about a run."""
+
+    method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
+    rounds: int = Field(default=20, ge=1, description="communication rounds")
+    run: RunSection = RunSection()
+    input: InputConfig = InputConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    wire: WireConfig = WireConfig()
+    wait: WaitConfig = WaitConfig()
+    guard: GuardConfig = GuardConfig()
+    options: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    @classmethod
+    def parse(cls, flat: Mapping[str, Any]) -> Self:
+        """Check a flat table and fill in the defaults.
+
+        Raises:
+            ConfigError: a key is unknown, or a value has the wrong type or range.
+        """
+        tree = unflatten(flat)
+        options = {m: validate(method_module(m).Config, tree.pop(m, {}), m) for m in methods()}
+        config = validate(cls, tree).model_copy(update={"options": options})
+        for method in config.trainings:
+            method_module(method)
+        return config
+
+    @property
+    def seeds(self) -> list[int]:
+        return [int(s) for s in self.run.seeds.split(",")]
+
+    @property
+    def trainings(self) -> list[str]:
+        """The methods to train, the baseline first."""
+        baseline = [self.run.baseline] if self.run.baseline not in ("", self.method) else []
+        return [*baseline, self.method]
+
+    def task(
+        self, method: str, seed: int, shape: tuple[int, ...], classes: int, sites: int
+    ) -> Task:
+        """What sites are told for one training with the sites that joined."""
+        return Task(
+            method=method,
+            seed=seed,
+            rounds=self.rounds,
+            shape=",".join(map(str, shape)),
+            classes=classes,
+            sites=sites,
+            model=self.model,
+            train=self.train,
+            wire=self.wire,
+            options=self.options[method],
+        )
+
+    def flat(self) -> Flat:
+        """Every setting under its dotted key, the methods' own sections included."""
+        own = flatten(self.model_dump(by_alias=True))
+        return own | flatten({m: o.model_dump(by_alias=True) for m, o in self.options.items()})
+
+
+def defaults() -> Flat:
+    """Every key there is, with its default: the table `[tool.flwr.app.config]` repeats."""
+    return RunConfig.parse({}).flat()
+
+
+def overrides(method: str, pairs: list[str]) -> Flat:
+    """Read `key=value` texts; a method's own keys may leave out its name -> dotted keys.
+
+    Raises:
+        ConfigError: a text has no `=`, or the key does not exist (the nearest ones are named).
+    """
+    known, found = defaults(), {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"'{pair}' is not a setting; write it as key=value.")
+        full = next((k for k in (key, f"{method}.{key}") if k in known), None)
+        if full is None:
+            short = [k.removeprefix(f"{method}.") for k in known]
+            near = difflib.get_close_matches(key, short, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
+            raise ConfigError(f"There is no setting '{key}'{hint}")
+        found[full] = _read(full, text, known[full])
+    return found
+
+
+def _read(key: str, text: str, like: Scalar) -> Scalar:
+    """Text as the type of the key's default."""
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{key} is '{text}', but must be true or false.")
+        return text.lower() == "true"
+    if isinstance(like, int | float):
+        try:
+            return type(like)(text)
+        except ValueError:
+            kind = "a whole number" if isinstance(like, int) else "a number"
+            raise ConfigError(f"{key} is '{text}', but must be {kind}.") from None
+    return text
+
+
+def validate(section: type[S], tree: Any, prefix: str = "") -> S:
+    """Build a section, turning pydantic's report into one sentence."""
+    try:
+        return section.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([prefix, *map(str, first["loc"])]).lstrip(".")
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"There is no setting '{key}'; see fedda settings.") from None
+        raise ConfigError(
+            f"{key} is {first['input']!r}, which cannot be: {first['msg']}."
+        ) from None
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Nested tables -> one table with dotted keys."""
+    flat: Flat = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """One table with dotted keys -> nested tables."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, leaf = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"'{key}' is given beside a value for '{part}' itself.")
+        node[leaf] = value
+    return tree

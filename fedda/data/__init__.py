@@ -1,0 +1,29 @@
+"""The data a site brings: read, checked, brought to one shape and shown."""
+
+from fedda.data.sets import (
+    Description,
+    Examples,
+    Labelled,
+    Role,
+    Unlabelled,
+    align,
+    poison,
+)
+from fedda.data.site import describe, load_evaluation, load_source, load_target, verify
+from fedda.data.unify import conform
+
+__all__ = [
+    "Description",
+    "Examples",
+    "Labelled",
+    "Role",
+    "Unlabelled",
+    "align",
+    "conform",
+    "describe",
+    "load_evaluation",
+    "load_source",
+    "load_target",
+    "poison",
+    "verify",
+]

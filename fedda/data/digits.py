@@ -1,0 +1,156 @@
+"""The embedded benchmark: four domains of 16x16 digits, drawn from what the dependencies ship.
+
+    handwritten   scikit-learn's pen digits, white on black                        (N, H, W)
+    blended       other pen digits, |photo - digit| on colour photos as MNIST-M    (N, H, W, 3)
+    fonts         serif fonts, white on black                                      (N, H, W)
+    street        sans fonts in colour on photos, neighbours at both sides         (N, H, W, 3)
+
+No handwritten digit is used in two domains, nor in both the training and the test half of one,
+and no font draws two domains. Everything is offline and a function of the seed.
+"""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from sklearn.datasets import load_digits, load_sample_images
+
+DOMAINS = ("handwritten", "blended", "fonts", "street")
+SIDE = 16
+CLASSES = 10
+# Digits are drawn four times larger than they are stored, so that rotating them stays smooth.
+LARGE = 4 * SIDE
+SERIF = (
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+    *("cmr10", "cmb10", "cmti10"),
+)
+SANS = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "cmss10", "cmtt10"),
+)
+
+Pixels = NDArray[np.uint8]
+Unit = NDArray[np.float64]  # brightness in [0, 1]
+
+
+def build(out: Path, *, seed: int = 0, train: int = 600, test: int = 400) -> list[Path]:
+    """Write OUT/<domain>/data.npz with x_train, y_train, x_test, y_test -> the files written."""
+    files = []
+    for d, domain in enumerate(DOMAINS):
+        arrays = {}
+        for s, (split, count) in enumerate((("train", train), ("test", test))):
+            rng = np.random.default_rng([seed, d, s])
+            labels = rng.permutation(np.arange(count) % CLASSES)
+            arrays[f"x_{split}"] = draw(domain, split, labels, rng, seed)
+            arrays[f"y_{split}"] = labels.astype(np.int64)
+        files.append(out / domain / "data.npz")
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(files[-1], **arrays)
+    return files
+
+
+def handwritten_ids(seed: int) -> dict[tuple[str, str], list[NDArray[np.int64]]]:
+    """Deal scikit-learn's digits out to (domain, split) -> per class, row numbers in load_digits."""
+    rng = np.random.default_rng([seed, len(DOMAINS)])
+    target = load_digits().target
+    dealt: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
+    for c in range(CLASSES):
+        rows = rng.permutation(np.flatnonzero(target == c))
+        pieces = np.split(rows, [int(f * len(rows)) for f in (0.3, 0.5, 0.8)])
+        pots = [(domain, split) for domain in DOMAINS[:2] for split in ("train", "test")]
+        for pot, piece in zip(pots, pieces, strict=True):
+            dealt.setdefault(pot, []).append(piece)
+    return dealt
+
+
+def draw(
+    domain: str, split: str, labels: NDArray[np.int64], rng: np.random.Generator, seed: int
+) -> Pixels:
+    """One image per label, each with its own position, tilt and colours -> (N, H, W[, 3])."""
+    photos = load_sample_images().images
+    pen = load_digits().images / 16.0
+    ids = handwritten_ids(seed)
+    images = []
+    for i, label in enumerate(labels):
+        if domain in DOMAINS[:2]:
+            # Pen digits are few: beyond the first pass they come again, jittered differently.
+            rows = ids[domain, split][label]
+            shape = _jitter(_enlarge(pen[rows[i // CLASSES % len(rows)]]), rng, tilt=10, shift=3)
+        else:
+            fonts = SERIF if domain == "fonts" else SANS
+            shape = _jitter(_glyph(str(label), fonts, rng), rng, tilt=15, shift=5)
+        match domain:
+            case "blended":
+                shape = np.abs(_patch(photos, rng) - shape[..., None])
+            case "street":
+                shape = _street(shape, photos, rng)
+        images.append(np.round(shape * 255).astype(np.uint8))
+    return np.stack(images)
+
+
+def _enlarge(pen: Unit) -> Image.Image:
+    """An 8x8 pen digit, smoothly enlarged in the middle of a large canvas."""
+    canvas = Image.new("L", (LARGE, LARGE))
+    digit = Image.fromarray(np.round(pen * 255).astype(np.uint8)).resize(
+        (LARGE - 8, LARGE - 8), Image.Resampling.BICUBIC
+    )
+    canvas.paste(digit, (4, 4))
+    return canvas
+
+
+def _glyph(text: str, fonts: tuple[str, ...], rng: np.random.Generator) -> Image.Image:
+    """A character in a random font and size, in the middle of a large canvas."""
+    name = fonts[rng.integers(len(fonts))]
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
+    font = ImageFont.truetype(path, int(rng.integers(44, 68)), layout_engine=ImageFont.Layout.BASIC)
+    canvas = Image.new("L", (LARGE, LARGE))
+    left, top, right, bottom = font.getbbox(text)
+    place = ((LARGE - left - right) / 2, (LARGE - top - bottom) / 2)
+    ImageDraw.Draw(canvas).text(place, text, fill=255, font=font)
+    return canvas
+
+
+def _jitter(canvas: Image.Image, rng: np.random.Generator, *, tilt: float, shift: float) -> Unit:
+    """Turn by up to `tilt` degrees, move by up to `shift` large pixels -> (SIDE, SIDE)."""
+    moved = canvas.rotate(
+        rng.uniform(-tilt, tilt),
+        Image.Resampling.BILINEAR,
+        translate=tuple(rng.uniform(-shift, shift, size=2)),
+    )
+    return np.asarray(moved.resize((SIDE, SIDE), Image.Resampling.BOX)) / 255.0
+
+
+def _patch(photos: list[Pixels], rng: np.random.Generator) -> Unit:
+    """A random square of a random photo, 8 to 16 pixels wide, enlarged -> (SIDE, SIDE, 3)."""
+    photo = photos[rng.integers(len(photos))]
+    width = int(rng.integers(SIDE // 2, SIDE + 1))
+    top, left = (int(rng.integers(side - width)) for side in photo.shape[:2])
+    square = Image.fromarray(photo[top : top + width, left : left + width])
+    return np.asarray(square.resize((SIDE, SIDE), Image.Resampling.BILINEAR)) / 255.0
+
+
+def _street(digit: Unit, photos: list[Pixels], rng: np.random.Generator) -> Unit:
+    """Paint the digit and parts of two neighbours on a dimmed photo, with noise -> (H, W, 3)."""
+    paper, ink = np.zeros((2, 3))
+    while abs(ink.mean() - paper.mean()) < 0.3:
+        paper = 0.6 * rng.uniform(0, 1, size=3) + 0.4 * _patch(photos, rng)
+        ink = rng.uniform(0, 1, size=3)
+    mask = digit.copy()
+    for offset in (-1, 1):
+        other = _jitter(_glyph(str(rng.integers(CLASSES)), SANS, rng), rng, tilt=5, shift=2)
+        mask = np.maximum(mask, _shifted(other, offset * int(rng.integers(10, 14))))
+    scene = paper * (1 - mask[..., None]) + ink * mask[..., None]
+    return np.clip(scene + rng.normal(0, 0.04, size=scene.shape), 0, 1)
+
+
+def _shifted(image: Unit, columns: int) -> Unit:
+    """Move an image sideways; what leaves is lost."""
+    moved = np.zeros_like(image)
+    if columns > 0:
+        moved[:, columns:] = image[:, :-columns]
+    else:
+        moved[:, :columns] = image[:, -columns:]
+    return moved

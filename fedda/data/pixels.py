@@ -1,0 +1,146 @@
+"""Image files to tensors: headers first, then pixels, a few threads and a few files at a time."""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os import cpu_count
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fedda.data.sets import Progress
+from fedda.errors import DataError
+
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
+
+_GRAY = frozenset({"1", "L", "LA", "La"})
+_COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+_TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that swap width and height
+_ORIENTATION = 0x0112
+
+_CHUNK = 256  # files in flight: the first bad one ends the reading at once
+_Result = TypeVar("_Result")
+
+
+class Header(NamedTuple):
+    width: int
+    height: int
+    channels: int
+
+
+class Survey(NamedTuple):
+    """What the headers of many files say: one example file for every size and channel count."""
+
+    sizes: dict[tuple[int, int], Path]
+    channels: dict[int, Path]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, H, W); H = W = 0 if sizes differ, 3 channels if any file has colour."""
+        width, height = next(iter(self.sizes)) if len(self.sizes) == 1 else (0, 0)
+        return max(self.channels), height, width
+
+    @property
+    def mixed(self) -> str:
+        """Which two files differ in size and what to do; empty if all have one size."""
+        if len(self.sizes) == 1:
+            return ""
+        (a, first), (b, second) = list(self.sizes.items())[:2]
+        return (
+            f"the images have {len(self.sizes)} different sizes, for example {first} is "
+            f"{a[0]}x{a[1]} and {second} is {b[0]}x{b[1]}: set input.size, and every image is "
+            f"resized to it"
+        )
+
+
+def survey(files: Sequence[Path]) -> Survey:
+    """Read every file's header, not its pixels."""
+    found = Survey({}, {})
+    for file, head in zip(files, _each(_header, files), strict=True):
+        found.sizes.setdefault((head.width, head.height), file)
+        found.channels.setdefault(head.channels, file)
+    return found
+
+
+def read_images(
+    files: Sequence[Path], channels: int, size: int, progress: Progress | None
+) -> Tensor:
+    """Decode `files` in order -> uint8 (N, channels, H, W).
+
+    With `channels` 0 the images are grayscale if all of them are, else colour. With `size` 0
+    they must have one size; otherwise each is stretched to `size` x `size`, antialiased.
+    """
+    height = width = size
+    if channels == 0 or size == 0:
+        found = survey(files)
+        channels = channels or found.shape[0]
+        if size == 0 and found.mixed:
+            raise DataError(found.mixed)
+        if size == 0:
+            _, height, width = found.shape
+
+    def decode(file: Path) -> np.ndarray:
+        return _pixels(file, channels, size)
+
+    x = torch.empty((len(files), channels, height, width), dtype=torch.uint8)
+    into = x.numpy()  # shares memory
+    for i, image in enumerate(_each(decode, files)):
+        into[i] = image
+        if progress:
+            progress(i + 1, len(files))
+    return x
+
+
+def _each(function: Callable[[Path], _Result], files: Sequence[Path]) -> Iterator[_Result]:
+    with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
+        for start in range(0, len(files), _CHUNK):
+            yield from list(pool.map(function, files[start : start + _CHUNK]))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(file) as image:
+            if image.mode not in _GRAY | _COLOUR:
+                raise DataError(
+                    f"{file} has pixels of the kind {image.mode!r} and 8 bits per channel are "
+                    f"needed: convert it to an 8-bit grayscale or RGB image"
+                )
+            yield image
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+        raise DataError(
+            f"{file} cannot be read as an image ({error}): replace or remove it"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"{file} has too many pixels ({error}): replace it with a smaller version"
+        ) from error
+
+
+def _header(file: Path) -> Header:
+    with _opened(file) as image:
+        width, height = image.size
+        if image.format in ("JPEG", "MPO") and image.getexif().get(_ORIENTATION) in _TURNED:
+            width, height = height, width
+        return Header(width, height, 1 if image.mode in _GRAY else 3)
+
+
+def _pixels(file: Path, channels: int, size: int) -> np.ndarray:
+    """One file, upright, -> uint8 (channels, H, W)."""
+    with _opened(file) as image:
+        if image.format in ("JPEG", "MPO"):
+            image = ImageOps.exif_transpose(image)
+        if image.mode in ("P", "PA"):
+            image = image.convert("RGBA")  # a palette with transparency has no direct way to RGB
+        if channels == 1 and image.mode not in _GRAY:
+            image = image.convert("RGB")
+        image = image.convert("L" if channels == 1 else "RGB")
+        if size and image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        array = np.asarray(image)
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)

@@ -1,0 +1,126 @@
+"""What a site brings, in two types: a source's examples carry labels, a target's have none to give.
+
+Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedda.errors import ConfigError, DataError
+
+Role = Literal["source", "target"]
+Kind = Literal["image", "vector"]
+Progress = Callable[[int, int], None]  # images read so far, images in all
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Examples:
+    """N examples x: uint8 (N, channels, H, W) or float32 (N, d)."""
+
+    x: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        # Never the values: a repr ends up in logs.
+        return f"{type(self).__name__}({len(self)} x {self.shape})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example: (channels, H, W) or (d,)."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def kind(self) -> Kind:
+        return "image" if self.x.ndim == 4 else "vector"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Unlabelled(Examples):
+    """A target's training set."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Labelled(Examples):
+    """A source's training set, or the test set of any site: y int64 (N,) indexes `classes`."""
+
+    y: Tensor
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What was understood of a site's files, without decoding them.
+
+    Attributes:
+        path: the folder or .npz file that was read.
+        role: what the site would take part as.
+        kind: "image" or "vector".
+        shape: of one training example: (channels, H, W) or (d,); (channels, 0, 0) where the
+            images come in several sizes and a run has to set `input.size`.
+        train: number of training examples.
+        test: number of labelled test examples; 0 when the site has no test set.
+        classes: a source's class names; at a target those of its test set, which only
+            evaluation reads, or () without one.
+        counts: training examples per class, at a source; empty at a target.
+        warnings: whole sentences on what was passed over or looks odd.
+    """
+
+    path: Path
+    role: Role
+    kind: Kind
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    classes: tuple[str, ...]
+    counts: dict[str, int]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON types."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def align(labelled: Labelled, classes: Sequence[str]) -> Labelled:
+    """Renumber the labels so that they index `classes`, the class names of a run, by name."""
+    if labelled.classes == tuple(classes):
+        return labelled
+    present = labelled.y.unique().tolist()
+    unknown = [labelled.classes[i] for i in present if labelled.classes[i] not in classes]
+    if unknown:
+        raise DataError(
+            f"the class {unknown[0]!r} of this site is not among the run's classes "
+            f"({listed(classes)}): rename it, or remove its examples"
+        )
+    index = {name: i for i, name in enumerate(classes)}
+    new = torch.tensor([index.get(name, -1) for name in labelled.classes], dtype=torch.int64)
+    return replace(labelled, y=new[labelled.y], classes=tuple(classes))
+
+
+def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> Labelled:
+    """Flip exactly round(percent% of N) labels, each to a uniformly drawn other class."""
+    if not 0 <= percent <= 100:
+        raise ConfigError(f"{percent} percent of labels to flip: give a number from 0 to 100")
+    flips = round(len(labelled) * percent / 100)
+    if flips == 0:
+        return labelled
+    n_classes = len(labelled.classes)
+    if n_classes < 2:
+        raise DataError("labels cannot be flipped with one class only: two are needed")
+    chosen = torch.randperm(len(labelled), generator=generator)[:flips]
+    shift = torch.randint(1, n_classes, (flips,), generator=generator)  # never 0: always changes
+    y = labelled.y.clone()
+    y[chosen] = (y[chosen] + shift) % n_classes
+    return replace(labelled, y=y)
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first few of `names` for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,91 @@
+"""What can go wrong, and what may be said about it.
+
+    FeddaError
+    ├── ConfigError     a setting is unknown, has the wrong type or contradicts another
+    ├── DataError       a file or folder of a site cannot be used
+    ├── ModelError      a model or its weights cannot be built or read
+    ├── WireError       an array or number may not leave or enter a process
+    ├── NotFiniteError  training diverged
+    ├── RosterError     the sites that joined cannot form a run
+    ├── QuorumError     too few sites answered
+    ├── KeyFileError    a key or certificate is missing, expired or not registered
+    └── RunError        a run, a checkpoint or a server process cannot go on
+
+Every message says what was found, what is needed and what to do. Messages may quote a site's file
+names or data, so they stay at the site: across the wire goes only the error's `Code` with our own
+wording, `Code.public`.
+"""
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """All that a site says about a failure to anyone else; the numbers are Flower's error codes."""
+
+    INTERNAL = 1000
+    CONFIG = 1001
+    DATA = 1002
+    MODEL = 1003
+    WIRE = 1004
+    EXPIRED = 1005
+    MEMORY = 1006
+    NOT_FINITE = 1007
+
+    @property
+    def public(self) -> str:
+        """One sentence for the operator, the same whatever the site's data are."""
+        return _PUBLIC[self]
+
+
+_PUBLIC = {
+    Code.INTERNAL: "the site's program failed; the full text is in the site's own log",
+    Code.CONFIG: "the site refused the run's settings; the full text is in the site's own log",
+    Code.DATA: "the site could not use its data; the full text is in the site's own log",
+    Code.MODEL: "the site could not build the model; the full text is in the site's own log",
+    Code.WIRE: "the site refused to send or accept something the method's contract does not list",
+    Code.EXPIRED: "the request was too old when the site came to it",
+    Code.MEMORY: "the site ran out of memory",
+    Code.NOT_FINITE: "the site's training gave values that are not finite",
+}
+
+
+class FeddaError(Exception):
+    """Base of every error that a user of fedda can cause and mend."""
+
+    code = Code.INTERNAL
+
+
+class ConfigError(FeddaError):
+    code = Code.CONFIG
+
+
+class DataError(FeddaError):
+    code = Code.DATA
+
+
+class ModelError(FeddaError):
+    code = Code.MODEL
+
+
+class WireError(FeddaError):
+    code = Code.WIRE
+
+
+class NotFiniteError(FeddaError):
+    code = Code.NOT_FINITE
+
+
+class RosterError(FeddaError):
+    pass
+
+
+class QuorumError(FeddaError):
+    pass
+
+
+class KeyFileError(FeddaError):
+    pass
+
+
+class RunError(FeddaError):
+    pass

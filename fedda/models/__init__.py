@@ -1,0 +1,31 @@
+"""Classification models: an encoder and a linear head, built by name.
+
+build(config, shape, classes, seed)   a new model, pretrained where `model.weights` says so
+blank(config, shape, classes)         the same network for weights that arrive later
+to_arrays, load_arrays                its state as numpy arrays and back, for the wire
+save, load                            a finished model as a safetensors file that explains itself
+predict(model, x, batch)              class probabilities
+batchnorms, batch_statistics          what the BatchNorm methods need
+"""
+
+from .arrays import load_arrays, to_arrays
+from .files import Meta, load, save
+from .modes import BatchNorm, batch_statistics, batchnorms, evaluating
+from .networks import Model, blank, build, parameter_count, predict
+
+__all__ = [
+    "BatchNorm",
+    "Meta",
+    "Model",
+    "batch_statistics",
+    "batchnorms",
+    "blank",
+    "build",
+    "evaluating",
+    "load",
+    "load_arrays",
+    "parameter_count",
+    "predict",
+    "save",
+    "to_arrays",
+]

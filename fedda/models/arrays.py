@@ -1,0 +1,19 @@
+"""A model's state as named numpy arrays, the form it takes for the wire, and back."""
+
+import torch
+
+from fedda.wire import Arrays
+
+from .networks import Model
+
+
+def to_arrays(model: Model) -> Arrays:
+    """Parameters and buffers; of a model on the CPU they are views, to be packed before it trains on."""
+    return {name: t.detach().cpu().numpy() for name, t in model.state_dict().items()}
+
+
+@torch.no_grad()
+def load_arrays(model: Model, arrays: Arrays) -> None:
+    """Copy arrays of the same names and shapes into the model, on whatever device it is."""
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(torch.tensor(arrays[name]))

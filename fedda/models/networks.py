@@ -1,0 +1,242 @@
+"""The networks by name, each split into an encoder and a linear head.
+
+x   (N, channels, H, W) images or (N, D) vectors, float in [0, 1]
+z   (N, d) features, z = encoder(x)
+    (N, C) logits, head(z)
+
+digit-cnn   Feng et al., KD3A, ICML 2021, Table 4
+lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
+mlp         hidden layers of `model.sizes`; KD3A uses three linear layers in all for Amazon Review
+resnet18, resnet50, resnet101, alexnet   torchvision's, without their last linear layer
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from fedda.config import ModelConfig
+from fedda.errors import ModelError
+
+from .modes import evaluating
+from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
+
+# An image smaller than this has no pixel left at the end of the network.
+_SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
+
+# FADA trains newly initialised layers this many times faster than pretrained ones.
+_NEW_LAYERS = 10
+
+
+class Model(nn.Module):
+    """An encoder and a linear head; names in the state_dict start with `encoder.` or `head.`."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Linear, *, pretrained: bool = False, repeat: bool = False
+    ) -> None:
+        """Join the two halves.
+
+        Args:
+            encoder: From inputs to features (N, d).
+            head: From features to logits (N, C).
+            pretrained: The encoder expects inputs normalised as ImageNet's were.
+            repeat: The data have one channel and the encoder takes three.
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.pretrained = pretrained
+        self.repeat = repeat
+        # Constants, so they stay out of the state_dict: what travels is what was learnt.
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+
+    @property
+    def width(self) -> int:
+        """The number of features d."""
+        return self.head.in_features
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head sees, z = encoder(x) -> (N, d)."""
+        if self.repeat:
+            x = x.expand(-1, 3, -1, -1)
+        if self.pretrained:
+            x = (x - self.mean) / self.std
+        return self.encoder(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, head(encoder(x)) -> (N, C)."""
+        return self.head(self.features(x))
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Parameter groups of an optimizer; the head learns 10 x as fast if pretrained.
+
+        FADA's rule: ten times the learning rate for parameters that start from random values.
+        """
+        if not self.pretrained:
+            return [{"params": list(self.parameters()), "lr": lr}]
+        return [
+            {"params": list(self.encoder.parameters()), "lr": lr},
+            {"params": list(self.head.parameters()), "lr": _NEW_LAYERS * lr},
+        ]
+
+
+def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Model:
+    """A new model on the CPU; the same seed gives the same weights, and no global draw is used up.
+
+    Args:
+        config: Which network, and where pretrained weights come from.
+        shape: Of one input, (channels, H, W) or (D,).
+        classes: Number of outputs C.
+        seed: Of the weights that are not pretrained.
+    """
+    model = _assemble(config, shape, classes, seed)
+    if config.weights != "none":
+        load_pretrained(model, config)
+    return model
+
+
+def blank(config: ModelConfig, shape: tuple[int, ...], classes: int) -> Model:
+    """The network of `build` before any pretrained weights, to be filled from a file or a server.
+
+    It normalises inputs as the pretrained network does, so nobody else needs the weights file.
+    """
+    return _assemble(config, shape, classes, seed=0)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers training can change; BatchNorm's running statistics are not among them."""
+    return sum(p.numel() for p in model.parameters())
+
+
+@torch.no_grad()
+def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
+    """Class probabilities softmax(model(x)) in evaluation mode, on the CPU -> (N, C).
+
+    Args:
+        model: Left in the mode it came in. Inside `batch_statistics` each batch normalises itself.
+        x: Images as bytes (N, channels, H, W), or floats as the model takes them.
+        batch: Inputs per forward pass.
+    """
+    device = next(model.parameters()).device
+    with evaluating(model):
+        parts = []
+        for part in x.split(batch):
+            part = part.to(device)
+            part = part.float() / 255 if part.dtype == torch.uint8 else part.float()
+            parts.append(model(part).softmax(dim=1).cpu())
+    return torch.cat(parts)
+
+
+def _assemble(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Model:
+    _check(config, shape, classes)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would reseed the GPUs too, which the fork above does not restore.
+        torch.default_generator.manual_seed(seed)
+        encoder, width = _ENCODERS[config.name](config, shape)
+        return Model(
+            encoder,
+            nn.Linear(width, classes),
+            pretrained=config.weights != "none",
+            repeat=config.name in LAST and shape[0] == 1,
+        )
+
+
+def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse settings that no network could be built from."""
+    name = config.name
+    if classes < 2:
+        raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
+    if config.sizes and name != "mlp":
+        raise ModelError(
+            f"model.sizes is '{config.sizes}', but {name} has fixed sizes; leave it empty "
+            "or set model.name to mlp."
+        )
+    if config.weights != "none" and name not in LAST:
+        raise ModelError(
+            f"model.weights is '{config.weights}', but {name} has no pretrained weights; "
+            f"set model.weights to none or model.name to one of {', '.join(LAST)}."
+        )
+    if name == "mlp":
+        return
+    if len(shape) != 3:
+        raise ModelError(
+            f"{name} takes images of shape (channels, height, width), but the inputs have shape "
+            f"{shape}; set model.name to mlp for vectors."
+        )
+    if name in LAST and shape[0] not in (1, 3):
+        raise ModelError(
+            f"{name} takes images of 1 or 3 channels, but these have {shape[0]}; "
+            "set input.channels to 3."
+        )
+    smallest = _SMALLEST.get(name, 1)
+    if min(shape[1:]) < smallest:
+        raise ModelError(
+            f"{name} needs images of at least {smallest} x {smallest} pixels, but these are "
+            f"{shape[1]} x {shape[2]}; set input.size to {smallest} or more."
+        )
+
+
+def _digit_cnn(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """KD3A, Table 4; padding keeps the size, so that only the two poolings halve it."""
+    channels, height, width = shape
+    encoder = nn.Sequential(
+        *(nn.Conv2d(channels, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128), nn.ReLU()),
+        nn.Flatten(),
+    )
+    return encoder, 128 * (height // 4) * (width // 4)
+
+
+def _lenet(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """FRUDA, F.0.2: unpadded convolutions of 20 and 50 channels, each pooled, then 500 units."""
+    channels, height, width = shape
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    encoder = nn.Sequential(
+        *(nn.Conv2d(channels, 20, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(50 * left[0] * left[1], 500), nn.ReLU()),
+    )
+    return encoder, 500
+
+
+def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Linear, BatchNorm and ReLU per hidden layer; BatchNorm so that methods on it apply."""
+    try:
+        sizes = [int(size) for size in config.sizes.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ModelError(
+            f"model.sizes is '{config.sizes}', but mlp needs the sizes of its hidden layers; "
+            "set it to, for example, 1000,500,100."
+        )
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, size in zip([math.prod(shape), *sizes[:-1]], sizes, strict=True):
+        layers += [nn.Linear(before, size), nn.BatchNorm1d(size), nn.ReLU()]
+    return nn.Sequential(*layers), sizes[-1]
+
+
+def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Everything before the last linear layer of a torchvision network."""
+    encoder = torchvision.models.get_model(config.name, weights=None)
+    last = encoder.get_submodule(LAST[config.name])
+    assert isinstance(last, nn.Linear)
+    parent, _, name = LAST[config.name].rpartition(".")
+    setattr(encoder.get_submodule(parent), name, nn.Identity())
+    return encoder, last.in_features
+
+
+_ENCODERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], tuple[nn.Module, int]]] = {
+    "digit-cnn": _digit_cnn,
+    "lenet": _lenet,
+    "mlp": _mlp,
+    **dict.fromkeys(LAST, _torchvision),
+}

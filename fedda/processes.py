@@ -1,0 +1,235 @@
+"""Starting and stopping a whole federation as plain processes on this machine.
+
+For the demo and the tests: one server and one client per site, each its own process, all on
+127.0.0.1, all gone when the block ends, also if this process is killed.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedda import keys
+from fedda.errors import RunError
+from fedda.folders import ROOT, load
+from fedda.spawn import LOOPBACK, Process, free_port
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+PROGRAM = (sys.executable, "-m", "fedda.cli")
+
+
+class Deployment:
+    """A server and one client per site, as a context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sites: Mapping[str, tuple[str, Path]],
+        *,
+        insecure: bool = False,
+        threads: int = 1,
+        database: Path | None = None,
+        client_options: Mapping[str, Sequence[str]] | None = None,
+        env: Mapping[str, str] | None = None,
+        patience: float = 90.0,
+    ) -> None:
+        """Describe it; entering the block starts it.
+
+        Args:
+            directory: keys, logs and state go here.
+            sites: role and data per site name.
+            insecure: without TLS and keys.
+            threads: of torch, per site.
+            database: the server's, where a restart is to be survived.
+            client_options: further options of `fedda-client`, per site.
+            env: further environment variables of every process.
+            patience: seconds for everything to be up.
+        """
+        self.directory = Path(directory).absolute()
+        self.home = self.directory / "server"
+        self.logs = self.directory / "logs"
+        self.sites = dict(sites)
+        self.insecure = insecure
+        self.threads = threads
+        self.database = database
+        self.client_options = dict(client_options or {})
+        self.patience = patience
+        self.port, self.admin_port = free_port(), free_port()
+        self.processes: dict[str, Process] = {}
+        scripts = sysconfig.get_path("scripts")
+        self.env = {
+            **os.environ,
+            **OFFLINE,
+            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(self.home / "flwr"),
+            **(env or {}),
+        }
+
+    @property
+    def ca(self) -> Path | None:
+        return None if self.insecure else self.home / "ca.crt"
+
+    @property
+    def traffic(self) -> Path:
+        """Where the server writes requests and bytes per route."""
+        return self.directory / "traffic.json"
+
+    def __enter__(self) -> "Deployment":
+        try:
+            self._keys()
+            self.start_server()
+            for name in self.sites:
+                self.start_site(name)
+            self.wait_for_sites()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start_server(self) -> Process:
+        """Start the server and wait until it takes requests."""
+        options = ["--dir", self.home, "--host", LOOPBACK, "--port", self.port]
+        options += ["--admin-port", self.admin_port, "--traffic", self.traffic]
+        options += ["--insecure"] if self.insecure else []
+        options += ["--database", self.database] if self.database else []
+        process = self._start("superlink", ["superlink", *options])
+        process.wait_for("ready:", self.patience)
+        return process
+
+    def start_site(self, name: str) -> Process:
+        """Start one site's client."""
+        role, data = self.sites[name]
+        options = ["--role", role, "--data", Path(data).absolute(), "--name", name]
+        options += ["--superlink", f"{LOOPBACK}:{self.port}", "--threads", self.threads]
+        options += ["--state-dir", self.directory / "state" / name]
+        if self.insecure:
+            options += ["--insecure"]
+        else:
+            options += ["--ca", self.home / "ca.crt", "--key", self.home / "nodes" / name]
+        options += self.client_options.get(name, [])
+        return self._start(name, ["client", *options])
+
+    def wait_for_sites(self) -> None:
+        """Wait until every site counts as online at the server."""
+        ends = time.monotonic() + self.patience
+        wanted = len(self.sites)
+        with self.control() as control:
+            while sum(site.online for site in control.sites()) < wanted:
+                for process in self.processes.values():
+                    if not process.alive:
+                        process.wait_for("\0", 0)
+                if time.monotonic() > ends:
+                    tails = "\n".join(f"{p.name}: {p.tail(3)}" for p in self.processes.values())
+                    raise RunError(
+                        f"not all {wanted} sites joined within {self.patience:.0f} s; the ends of "
+                        f"the logs in {self.logs}:\n{tails}"
+                    )
+                time.sleep(0.2)
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[Any]:
+        """The operator's client of the server (`server.control.Control`)."""
+        client = load("server", "control").Control(f"{LOOPBACK}:{self.admin_port}", self.ca)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
+        """Start a run of a Flower app with `flwr run` and return its id.
+
+        Raises:
+            RunError: flwr refused; with what it said.
+        """
+        command = ["flwr", "run", str(app), "fedda", "--format", "json"]
+        for key, value in (run_config or {}).items():
+            command += ["--run-config", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+        done = subprocess.run(
+            command,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=self.patience,
+            check=False,
+        )
+        try:
+            return int(json.loads(done.stdout)["run-id"])
+        except (ValueError, KeyError, TypeError) as error:
+            said = (done.stdout + done.stderr).strip()[-1500:]
+            raise RunError(
+                f"`{' '.join(command)}` did not start a run; it said:\n{said}"
+            ) from error
+
+    def status(self, run_id: int) -> Any:
+        """How far a run is (`server.control.RunState`)."""
+        with self.control() as control:
+            return control.run_state(run_id)
+
+    def wait(self, run_id: int, seconds: float) -> Any:
+        """Wait for the end of a run.
+
+        Raises:
+            RunError: it did not end in time, or the server died; with the end of the server's log.
+        """
+        ends = time.monotonic() + seconds
+        server = self.processes["superlink"]
+        with self.control() as control:
+            while True:
+                state = control.run_state(run_id)
+                if state.ended:
+                    return state
+                if time.monotonic() > ends:
+                    raise RunError(
+                        f"run {run_id} is {state} after {seconds:.0f} s; the end of {server.log}:\n"
+                        f"{server.tail()}"
+                    )
+                time.sleep(0.3)
+
+    def stop(self) -> None:
+        """End every process that was started, clients first, so that they can take their leave."""
+        started = list(self.processes.values())
+        for process in started[1:]:
+            if process.alive:
+                process.popen.terminate()
+        for process in [*started[1:], *started[:1]]:
+            process.stop()
+
+    def _keys(self) -> None:
+        if self.insecure:
+            return
+        if not (self.home / "ca.crt").exists():
+            keys.init(self.home, [LOOPBACK])
+        for name in self.sites:
+            if name not in keys.names(self.home):
+                keys.add(self.home, name)
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        command = [*PROGRAM, *map(str, arguments)]
+        command += ["--parent-pid", str(os.getpid())]
+        process = Process(name, command, self.logs / f"{name}.log", self.env)
+        self.processes[name] = process
+        return process

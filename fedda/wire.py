@@ -1,0 +1,254 @@
+"""The wire contract: what may leave and enter a process, and how it is laid out.
+
+    Kind       model, atoms or gradient: the only arrays there are
+    Manifest   what lies in a packed array: kind, and per entry its name, dtype and shape
+    Packed     one flat array of bytes with its manifest
+    Rule       the arrays and numbers one direction may carry; everything else is refused
+    Contract   the rules of one method, per role and direction
+
+Each array of a Flower message is stored and fetched apart, so a model travels as one flat array:
+45 MB take seconds as one array and most of a minute as three hundred.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedda.errors import NotFiniteError, WireError
+
+Role = Literal["source", "target"]
+Arrays = dict[str, NDArray[Any]]
+
+ALIGN = 8  # bytes; entries start at multiples of this, so that they can be read in place
+MAX_ENTRIES = 100_000
+DTYPES = {"float16", "float32", "float64", "int64", "int32", "uint8", "bool"}
+
+
+class Kind(StrEnum):
+    """What an array is; nothing else crosses the wire."""
+
+    MODEL = "model"
+    ATOMS = "atoms"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array inside a packed one: `dtype` is what the receiver gets."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The layout of a packed array; `floats` is the dtype floating-point values travel in."""
+
+    kind: Kind
+    floats: str
+    entries: tuple[Entry, ...]
+
+    def travels(self, entry: Entry) -> np.dtype[Any]:
+        return np.dtype(self.floats if entry.dtype.startswith("float") else entry.dtype)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each entry starts, and last where the whole ends, in bytes."""
+        ends = [0]
+        for entry in self.entries:
+            size = entry.size * self.travels(entry).itemsize
+            ends.append(ends[-1] + -(-size // ALIGN) * ALIGN)
+        return tuple(ends)
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets[-1]
+
+    @cached_property
+    def text(self) -> str:
+        """JSON, the form that travels."""
+        entries = [[e.name, e.dtype, list(e.shape)] for e in self.entries]
+        return json.dumps([str(self.kind), self.floats, entries], separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> "Manifest":
+        """Read what `text` wrote, trusting nothing.
+
+        Raises:
+            WireError: the text is not a manifest.
+        """
+        try:
+            kind, floats, entries = json.loads(text)
+            manifest = cls(Kind(kind), floats, tuple(_entry(*e) for e in entries))
+            names = {e.name for e in manifest.entries}
+            if (
+                floats not in DTYPES
+                or not floats.startswith("float")
+                or len(names) != len(entries)
+                or len(entries) > MAX_ENTRIES
+            ):
+                raise ValueError
+        except (ValueError, TypeError, RecursionError):
+            raise WireError("A packed array came with a manifest that cannot be read.") from None
+        return manifest
+
+
+def _entry(name: Any, dtype: Any, shape: Any) -> Entry:
+    whole = all(type(n) is int and 0 <= n < 2**40 for n in shape)
+    if type(name) is not str or dtype not in DTYPES or not whole or len(shape) > 8:
+        raise ValueError
+    return Entry(name, dtype, tuple(shape))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A manifest and its bytes; messages to many sites share the one buffer."""
+
+    manifest: Manifest
+    buffer: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.buffer) != self.manifest.nbytes:
+            raise WireError(
+                f"A packed {self.manifest.kind} holds {len(self.buffer)} bytes, "
+                f"but its manifest describes {self.manifest.nbytes}."
+            )
+
+    def raw(self) -> Arrays:
+        """The entries in the dtype they travelled in, as views of the bytes."""
+        starts = self.manifest.offsets
+        out: Arrays = {}
+        for entry, start in zip(self.manifest.entries, starts[:-1], strict=True):
+            values = np.frombuffer(self.buffer, self.manifest.travels(entry), entry.size, start)
+            out[entry.name] = values.reshape(entry.shape)
+        return out
+
+    def unpack(self) -> Arrays:
+        """The entries as the receiver uses them; views of the bytes where no cast is needed."""
+        raw = self.raw()
+        return {e.name: raw[e.name].astype(e.dtype, copy=False) for e in self.manifest.entries}
+
+    def check_finite(self, who: str) -> None:
+        """Refuse NaN and infinity.
+
+        Raises:
+            NotFiniteError: naming the first entry that has one.
+        """
+        for name, values in self.raw().items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise NotFiniteError(f"{name} from {who} holds values that are not finite.")
+
+
+def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32") -> Packed:
+    """Lay arrays out one after the other; floating-point values are cast to `floats`.
+
+    Raises:
+        WireError: an array has a dtype that does not travel.
+    """
+    for name, array in arrays.items():
+        if str(array.dtype) not in DTYPES:
+            raise WireError(f"{name} is of type {array.dtype}, which does not travel.")
+    entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
+    manifest = Manifest(kind, floats, entries)
+    buffer = bytearray(manifest.nbytes)
+    with np.errstate(over="ignore"):  # an overflow to infinity is caught by check_finite
+        for entry, start in zip(entries, manifest.offsets[:-1], strict=True):
+            place = np.frombuffer(buffer, manifest.travels(entry), entry.size, start)
+            place[...] = arrays[entry.name].reshape(-1)
+    return Packed(manifest, bytes(buffer))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one direction of one role may carry; names are patterns such as `teacher/*`.
+
+    A number whose pattern has a `*` may come once per site, so never more often than there are
+    sites in the run: per-image numbers do not fit.
+    """
+
+    arrays: Mapping[str, Kind] = field(default_factory=dict)
+    numbers: frozenset[str] = frozenset()
+
+    def check(
+        self,
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, Any],
+        *,
+        model: Manifest | None,
+        sites: int,
+        where: str,
+    ) -> None:
+        """Refuse whatever is not listed.
+
+        Args:
+            arrays: packed arrays by record name.
+            numbers: scalars by name.
+            model: the run's model; every array of kind model must have exactly its entries.
+            sites: how many sites take part, the most a per-site pattern may match.
+            where: who sends or receives, for the message.
+
+        Raises:
+            WireError: naming the array or number.
+        """
+        for name, packed in arrays.items():
+            kind = next((k for p, k in self.arrays.items() if fnmatchcase(name, p)), None)
+            if kind is None:
+                raise WireError(f"{where}: the contract has no array '{name}'.")
+            if packed.manifest.kind != kind:
+                raise WireError(
+                    f"{where}: '{name}' is of kind {packed.manifest.kind}, the contract has {kind}."
+                )
+            if kind is Kind.MODEL and model is not None:
+                _same_entries(packed.manifest, model, f"{where}: '{name}'")
+        for name, value in numbers.items():
+            if not any(fnmatchcase(name, p) for p in self.numbers):
+                raise WireError(f"{where}: the contract has no number '{name}'.")
+            if type(value) not in (int, float):
+                raise WireError(f"{where}: '{name}' must be a single number.")
+        for pattern in (*self.arrays, *self.numbers):
+            found = sum(fnmatchcase(n, pattern) for n in (*arrays, *numbers))
+            if "*" in pattern and found > sites:
+                raise WireError(
+                    f"{where}: {found} times '{pattern}', but the run has {sites} sites."
+                )
+
+
+def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
+    if found.entries == needed.entries:
+        return
+    have, want = set(found.entries), set(needed.entries)
+    odd = sorted(e.name for e in have ^ want)
+    what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
+    raise WireError(f"{where} is not this run's model: it {what}.")
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a method's training requests carry into each role, and what its replies carry out."""
+
+    enters: Mapping[Role, Rule]
+    leaves: Mapping[Role, Rule]
+
+
+MODEL = {"model": Kind.MODEL}
+
+# Every method's model is tested the same way, by the target alone.
+EVALUATION = Contract(
+    enters={"target": Rule(MODEL)},
+    leaves={
+        "target": Rule(numbers=frozenset({"accuracy", "loss", "tested", "infomax", "seconds"}))
+    },
+)

@@ -1,0 +1,32 @@
+"""The ServerApp that Flower starts: reads the run's configuration and composes the run."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedda.config import RunConfig
+from fedda.errors import FeddaError
+
+from . import run
+from .journal import Journal
+
+JOURNAL = "journal.jsonl"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what `fedda run` or `flwr run` asked for; an error ends the Flower run as failed."""
+    config = RunConfig.parse(context.run_config)
+    journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
+    journal.write("started", run=context.run_id)
+    try:
+        run.execute(config, grid, journal)
+    except FeddaError as error:
+        journal.write("failed", error=type(error).__name__, text=str(error))
+        raise
+    except BaseException as error:
+        journal.write("failed", error=type(error).__name__, text="the server's program failed")
+        raise

@@ -1,0 +1,115 @@
+"""A training's state on disk: written every round, whole or not at all.
+
+    DIR/checkpoint.safetensors   the model, and arrays the strategy remembers
+    DIR/checkpoint.json          round, strategy's memory, rounds so far, bytes, digest of the arrays
+
+Every random draw of fedda is a function of (seed, site, round), so a round number is all the
+generator state there is.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedda.errors import RunError
+from fedda.wire import Arrays
+
+ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
+
+
+@dataclass
+class State:
+    """Everything a training needs to go on after its last finished round."""
+
+    round: int
+    model: Arrays
+    kept: dict[str, Arrays] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    ledger: list[list] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
+
+
+def write(folder: Path, state: State) -> None:
+    """Replace the folder's checkpoint; if anything fails the one before stays.
+
+    Raises:
+        RunError: the disk is full or cannot be written.
+    """
+    flat = {f"model/{n}": a for n, a in state.model.items()}
+    for site, arrays in state.kept.items():
+        flat |= {f"kept/{site}/{n}": a for n, a in arrays.items()}
+    data = save({n: np.ascontiguousarray(a) for n, a in flat.items()})
+    facts = {k: v for k, v in asdict(_without_arrays(state)).items() if k not in ("model", "kept")}
+    facts["digest"] = hashlib.sha256(data).hexdigest()
+    # The arrays go under a name of their own round first; the facts, replaced last, name them.
+    facts["arrays"] = f"{state.round}.{ARRAYS}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / facts["arrays"], data)
+        replace(folder / FACTS, json.dumps(facts, indent=1).encode())
+    except OSError as error:
+        raise RunError(
+            f"The checkpoint of round {state.round} cannot be written to {folder} ({error}); the "
+            "one before it is intact. Make room and resume the run."
+        ) from error
+    for old in folder.glob(f"*.{ARRAYS}"):
+        if old.name != facts["arrays"]:
+            old.unlink(missing_ok=True)
+
+
+def read(folder: Path) -> State | None:
+    """The folder's checkpoint, or None if there is none.
+
+    Raises:
+        RunError: there is one and it is damaged.
+    """
+    if not (folder / FACTS).is_file():
+        return None
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        data = (folder / facts.pop("arrays")).read_bytes()
+        if hashlib.sha256(data).hexdigest() != facts.pop("digest"):
+            raise ValueError("the digest does not match")
+        flat = load(data)
+        model: Arrays = {}
+        kept: dict[str, Arrays] = {}
+        for name, array in flat.items():
+            part, rest = name.split("/", 1)
+            if part == "model":
+                model[rest] = array
+            else:
+                site, rest = rest.split("/", 1)
+                kept.setdefault(site, {})[rest] = array
+        return State(model=model, kept=kept, **facts)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(
+            f"The checkpoint in {folder} cannot be read ({error}); delete the folder to train "
+            "afresh, or restore it."
+        ) from error
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _without_arrays(state: State) -> State:
+    return State(state.round, {}, {}, state.memory, state.history, state.ledger, state.best)

@@ -1,0 +1,171 @@
+"""What sites may ask of the server, and how much they did: a filter in front of the SuperLink.
+
+A SuperLink serves sites, operators and its own run-time on one port, and only the sites' part asks
+for a key. The public listener therefore passes an exact list of paths and refuses everything else
+before the SuperLink sees it. Paths are compared as bytes, as sent, so no spelling of another path
+(doubled slashes, dots, percent-encoding) can pass.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FLEET = (
+    "register-node",
+    "activate-node",
+    "deactivate-node",
+    "unregister-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+ALLOWED = {("POST", f"/v1/fleet/{name}") for name in FLEET} | {
+    ("GET", "/health"),
+    ("HEAD", "/health"),
+}
+# flwr cuts arrays into pieces of a few MB; without a limit an unknown caller could fill the memory.
+MAX_BODY = 64 * 2**20
+
+
+@dataclass
+class Route:
+    """Requests and body bytes of one path."""
+
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    errors: int = 0
+
+
+class Traffic:
+    """Counts per path since the start."""
+
+    def __init__(self) -> None:
+        self.since = time.time()
+        self.routes: dict[str, Route] = defaultdict(Route)
+        self.refused = 0
+
+    def write(self, path: Path) -> None:
+        """Write the counts as JSON; a reader never sees half a file."""
+        routes = {
+            name: {key.replace("_", "-"): value for key, value in asdict(route).items()}
+            for name, route in sorted(self.routes.items())
+        }
+        total = {
+            key: sum(route[key] for route in routes.values())
+            for key in ("requests", "bytes-in", "bytes-out")
+        }
+        content = {
+            "since": self.since,
+            "written": time.time(),
+            "refused": self.refused,
+            "total": total,
+            "routes": routes,
+        }
+        half = path.with_name(path.name + ".part")
+        half.write_text(json.dumps(content, indent=2) + "\n")
+        half.replace(path)
+
+
+class FleetOnly:
+    """Passes the Fleet API and /health to a SuperLink, and answers 403 to everything else."""
+
+    def __init__(self, app: App, traffic: Traffic, max_body: int = MAX_BODY) -> None:
+        self.app = app
+        self.traffic = traffic
+        self.max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            self.traffic.refused += 1
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"the public listener got a {scope['type']} scope")
+        if not allowed(scope):
+            await self._refuse(send, 403, b"only the Fleet API is served here\n")
+            return
+        if _length(scope) > self.max_body:
+            await self._refuse(send, 413, b"body too large\n")
+            return
+        await self._pass(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.traffic.routes[scope["path"]]
+        route.requests += 1
+        taken = 0
+        started = False
+
+        async def counted_receive() -> Event:
+            nonlocal taken
+            event = await receive()
+            size = len(event.get("body", b""))
+            taken += size
+            route.bytes_in += size
+            if taken > self.max_body:
+                # Looks to the application as if the caller had hung up; nothing more is read.
+                return {"type": "http.disconnect"}
+            return event
+
+        async def counted_send(event: Event) -> None:
+            nonlocal started
+            if taken > self.max_body and not started:
+                return
+            if event["type"] == "http.response.start":
+                started = True
+                route.errors += event["status"] >= 400
+            route.bytes_out += len(event.get("body", b""))
+            await send(event)
+
+        try:
+            await self.app(scope, counted_receive, counted_send)
+        except Exception:
+            if taken <= self.max_body:
+                raise
+        if taken > self.max_body and not started:
+            started = True
+            await self._refuse(send, 413, b"body too large\n")
+
+    async def _refuse(self, send: Send, status: int, text: bytes) -> None:
+        self.traffic.refused += 1
+        headers = [
+            (b"content-type", b"text/plain"),
+            (b"content-length", str(len(text)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+
+def allowed(scope: Scope) -> bool:
+    """Whether a request is one of the list, spelled exactly as in the list."""
+    path = scope["path"]
+    raw = scope.get("raw_path")
+    return (
+        (scope["method"], path) in ALLOWED
+        and (raw is None or raw.split(b"?")[0] == path.encode())
+        and not scope.get("root_path")
+    )
+
+
+def _length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,46 @@
+"""Bytes by kind, role, direction and round: what really crossed."""
+
+from collections import Counter
+from typing import Literal
+
+from flwr.app import Message
+
+from fedda import records
+
+Direction = Literal["to", "from"]
+
+
+class Ledger:
+    """Counts every message that goes to or comes from a site, as sent."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[tuple[int, str, str, str]] = Counter()
+        self._messages: Counter[tuple[int, str, str]] = Counter()
+
+    def count(self, message: Message, server_round: int, role: str, direction: Direction) -> None:
+        """Add one message."""
+        self._messages[server_round, role, direction] += 1
+        if message.has_error():
+            return
+        for kind, size in records.size(message.content).items():
+            self._bytes[server_round, role, direction, kind] += size
+
+    def round(self, server_round: int) -> dict[str, int]:
+        """Bytes of one round, as `direction role kind` -> bytes."""
+        found = {k[1:]: n for k, n in self._bytes.items() if k[0] == server_round}
+        return {f"{way} {role} {kind}": n for (role, way, kind), n in sorted(found.items())}
+
+    def total(self) -> dict[str, int]:
+        """Bytes of all rounds, as `direction role kind` -> bytes."""
+        total: Counter[str] = Counter()
+        for (_, role, way, kind), n in self._bytes.items():
+            total[f"{way} {role} {kind}"] += n
+        return dict(sorted(total.items()))
+
+    def state(self) -> list[list]:
+        """For a checkpoint."""
+        return [[*key, n] for key, n in self._bytes.items()]
+
+    def restore(self, state: list[list]) -> None:
+        """From a checkpoint."""
+        self._bytes = Counter({(int(r), a, b, c): n for r, a, b, c, n in state})

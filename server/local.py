@@ -1,0 +1,150 @@
+"""A run over folders of this machine, without any server: in this process, or on Ray."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedda.config import RunConfig
+from fedda.errors import RunError
+from fedda.folders import load
+
+from . import run
+from .journal import Journal
+
+Engine = Literal["process", "ray"]
+
+
+class LocalGrid(Grid):
+    """A Grid whose nodes are calls of a ClientApp in this process.
+
+    A site works when its reply is fetched, so that one reply at a time is held.
+    """
+
+    def __init__(self, app: ClientApp, nodes: Sequence[Mapping[str, Any]]) -> None:
+        self.app = app
+        self.contexts = {
+            number: Context(1, number, dict(node), RecordDict(), {})
+            for number, node in zip(count(1), nodes, strict=False)
+        }
+        self._open: dict[str, Message] = {}
+        # Messages note which task made them; outside a Flower process there is none to note.
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+    def set_run(self, run: Run) -> None:
+        """Nothing to set: there is one run."""
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError("a local grid has no Flower run")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            ids.append(str(uuid4()))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._open[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for message_id in list(message_ids):
+            message = self._open.pop(message_id, None)
+            if message is not None:
+                yield self._call(message)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return list(self.pull_messages(self.push_messages(messages)))
+
+    def _call(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        return self.app(message=message, context=context)
+
+
+def simulate(
+    config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal, engine: Engine
+) -> dict[str, Any]:
+    """Run over sites of this machine -> results.json's content, the same whatever the engine.
+
+    Args:
+        config: the run.
+        sites: node configurations: role, name, data, and what else a client may be given.
+        journal: told what happens.
+        engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
+    """
+    journal.write("started", engine=engine)
+    make_app = load("clients", "app").make_app
+    if engine == "process":
+        nodes = [{"partition-id": i} for i in range(len(sites))]
+        return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
+    return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:
+    from flwr.simulation import run_simulation  # imports Ray, which takes seconds
+
+    results: dict[str, Any] = {}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        while len(list(grid.get_node_ids())) < nodes:  # the engine registers them after the start
+            time.sleep(0.1)
+        results.update(run.execute(config, grid, journal))
+
+    run_simulation(server, client, num_supernodes=nodes)
+    if not results:
+        raise RunError("The simulation ended without results; its own messages above say why.")
+    return results
+
+
+def folders(root: Path, target: str, poison: Mapping[str, float]) -> list[dict[str, Any]]:
+    """One site per folder (or .npz file) of `root` -> node configurations, by name.
+
+    Raises:
+        RunError: `root` or the target is not there, or a poisoned site is not a source.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
+    found = {
+        path.stem if path.suffix == ".npz" else path.name: path
+        for path in sorted(root.iterdir())
+        if path.suffix == ".npz" or (path.is_dir() and not path.name.startswith("."))
+    }
+    if target not in found:
+        names = ", ".join(found) or "nothing"
+        raise RunError(f"{root} has no domain '{target}', it has {names}; choose one as --target.")
+    odd = sorted(set(poison) - (set(found) - {target}))
+    if odd:
+        raise RunError(f"'{odd[0]}' is not a source in {root}, so it cannot be poisoned.")
+    return [
+        {
+            "role": "target" if name == target else "source",
+            "name": name,
+            "data": str(path.resolve()),
+            "poison": float(poison.get(name, 0)),
+        }
+        for name, path in found.items()
+    ]

@@ -1,0 +1,131 @@
+"""A run: the method and its baseline, each with every seed, and the results in one file."""
+
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import flwr
+import torch
+from flwr.serverapp import Grid
+
+from fedda import __version__
+from fedda.config import RunConfig
+from fedda.errors import RunError
+
+from . import checkpoint
+from .folders import roster
+from .journal import Journal
+from .sites import Sites
+from .training import Training
+
+RESULTS = "results.json"
+
+
+def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
+    """Run everything the configuration names, resuming what was begun -> results.json's content.
+
+    Raises:
+        RosterError: the sites that joined make no run.
+        QuorumError: too few sites, for too long.
+        RunError: the run's folder holds a run of other settings, or cannot be written.
+    """
+    folder = Path(config.run.dir) / config.run.name
+    claim(folder, config)
+    start = time.time()
+    sites = Sites(grid, config, journal)
+    who = sites.gather()
+    journal.write(
+        "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
+    )
+    trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
+    for seed in config.seeds:
+        for method in config.trainings:
+            training = Training(
+                config,
+                method,
+                seed,
+                grid=grid,
+                sites=sites,
+                who=who,
+                folder=folder / f"{method}-{seed}",
+                journal=journal,
+            )
+            trainings[method].append(training.run())
+            who = training.roster  # a site may have come back under another node id
+    results = summarise(config, who, trainings, journal, time.time() - start)
+    checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
+    model = Path(trainings[config.method][0]["model"])
+    checkpoint.replace(folder / "model.safetensors", model.read_bytes())
+    journal.write("done", results=str(folder / RESULTS))
+    return results
+
+
+def claim(folder: Path, config: RunConfig) -> None:
+    """Make the run's folder, or check that it holds the beginning of this very run.
+
+    Raises:
+        RunError: it holds a run with other settings.
+    """
+    path = folder / "config.json"
+    mine = {k: v for k, v in config.flat().items() if not k.startswith(("run.dir", "wait."))}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            theirs = json.loads(path.read_text())
+            odd = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
+            if odd:
+                raise RunError(
+                    f"{folder} holds a run with another {odd[0]} ({theirs.get(odd[0])}, now "
+                    f"{mine.get(odd[0])}); choose another name with --name, or delete it."
+                )
+        checkpoint.replace(path, json.dumps(mine, indent=1).encode())
+    except OSError as error:
+        raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
+
+
+def summarise(
+    config: RunConfig,
+    who: roster.Roster,
+    trainings: dict[str, list[dict[str, Any]]],
+    journal: Journal,
+    seconds: float,
+) -> dict[str, Any]:
+    """What results.json says; accuracies are means over the seeds, None if nothing was tested."""
+
+    def mean(method: str, key: str, statistic: Any = statistics.fmean) -> float | None:
+        found = [t[key] for t in trainings.get(method, []) if t[key] is not None]
+        return statistic(found) if found else None
+
+    def spread(values: list[float]) -> float:
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    return {
+        "name": config.run.name,
+        "method": config.method,
+        "config": config.flat(),
+        "seeds": config.seeds,
+        "versions": {
+            "fedda": __version__,
+            "flwr": flwr.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "sites": [
+            {"name": n.name, "role": n.role, "examples": n.examples, "tested": n.tested}
+            for n in who.nodes
+        ],
+        "shape": list(who.shape),
+        "classes": list(who.classes),
+        "final_accuracy": mean(config.method, "final_accuracy"),
+        "final_accuracy_std": mean(config.method, "final_accuracy", spread),
+        "selected_accuracy": mean(config.method, "selected_accuracy"),
+        "selected_by": "highest infomax on the target's unlabelled training images",
+        "fedavg_accuracy": mean("fedavg", "final_accuracy"),
+        "fedavg_accuracy_std": mean("fedavg", "final_accuracy", spread),
+        "seconds": round(seconds, 3),
+        "trainings": trainings,
+        "events": journal.troubles,
+    }

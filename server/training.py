@@ -1,0 +1,193 @@
+"""One training: one method and one seed, round by round, until it is done or cannot go on.
+
+Flower's own loop has no start round, waits for ever for sites that left and calls a run completed
+in which every site failed. This one keeps a quorum and a deadline, pauses while too few sites are
+there, repeats a round that did not come about, and can be stopped after any round and resumed.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedda import models, records, wire
+from fedda.config import RunConfig
+from fedda.errors import QuorumError
+from fedda.folders import load_half
+from fedda.wire import Arrays, Kind
+
+from . import checkpoint
+from .folders import base, mail, roster
+from .journal import Journal
+from .ledger import Ledger
+from .sites import Sites
+
+
+class Training:
+    """Trains one method with one seed over the sites of a roster."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        method: str,
+        seed: int,
+        *,
+        grid: Grid,
+        sites: Sites,
+        who: roster.Roster,
+        folder: Path,
+        journal: Journal,
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.seed = seed
+        self.grid = grid
+        self.sites = sites
+        self.roster = who
+        self.folder = folder
+        self.journal = journal
+        self.ledger = Ledger()
+        self.mail = mail.Mail(grid, self._sent, self._received)
+        self.round = 0
+        self.task = config.task(method, seed, who.shape, len(who.classes), len(who.nodes))
+
+    def run(self) -> dict[str, Any]:
+        """Train, or go on training -> what results.json says of it.
+
+        Raises:
+            QuorumError: too few sites, for longer than `wait.sites`.
+            RunError: a checkpoint cannot be written or read.
+        """
+        state = checkpoint.read(self.folder)
+        if state is None:
+            state = checkpoint.State(0, self._initial())
+        self.ledger.restore(state.ledger)
+        strategy = self._strategy(state)
+        self.journal.write(
+            "training",
+            method=self.method,
+            seed=self.seed,
+            round=state.round,
+            rounds=self.config.rounds,
+        )
+        while state.round < self.config.rounds:
+            start = time.perf_counter()
+            self.round = state.round + 1
+            arrays, numbers = self._train_round(strategy, state.model)
+            model = records.from_arrays(arrays, {"model": self._layout.text})["model"].unpack()
+            found = self._test(strategy, arrays) if self.config.run.evaluate else {}
+            entry = {
+                "round": self.round,
+                **numbers,
+                **found,
+                "weights": dict(strategy.weights),
+                "bytes": self.ledger.round(self.round),
+                "seconds": round(time.perf_counter() - start, 3),
+            }
+            state = checkpoint.State(
+                self.round,
+                model,
+                {name: packed.unpack() for name, packed in strategy.kept.items()},
+                strategy.memory,
+                [*state.history, entry],
+                self.ledger.state(),
+                self._select(state.best, found),
+            )
+            checkpoint.write(self.folder, state)
+            self.journal.write("round", method=self.method, seed=self.seed, **entry)
+        return self._finish(state)
+
+    def _strategy(self, state: checkpoint.State) -> base.FedDA:
+        self._layout = wire.pack(state.model, Kind.MODEL).manifest
+        made: base.FedDA = load_half("strategies", self.method).STRATEGY(
+            self.task,
+            self.roster,
+            self._layout,
+            wait=self.config.wait,
+            guard=self.config.guard,
+            mail=self.mail,
+            notice=self._notice,
+        )
+        made.memory = dict(state.memory)
+        made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
+        return made
+
+    def _train_round(
+        self, strategy: base.FedDA, model: Arrays
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """One round, tried again when too few sites took part."""
+        for left in reversed(range(self.config.wait.tries)):
+            sent = strategy.packed(model)
+            memory, kept = dict(strategy.memory), dict(strategy.kept)
+            try:
+                requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
+                replies = self.mail.deliver(requests, self.config.wait.train)
+                arrays, numbers = strategy.aggregate_train(self.round, replies)
+                assert arrays is not None and numbers is not None
+                return arrays, dict(numbers)
+            except QuorumError as error:
+                strategy.memory, strategy.kept = memory, kept
+                if not left:
+                    raise
+                self._pause(strategy, str(error))
+        raise AssertionError("wait.tries is at least 1")
+
+    def _pause(self, strategy: base.FedDA, why: str) -> None:
+        self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
+        needed = {n.name for n in self.roster.nodes if n.role in strategy.roles} - {
+            n.name for n in self.roster.sources
+        }
+        self.roster = self.sites.back(self.roster, needed, self.config.wait.min_sources)
+        strategy.roster = self.roster
+        self.journal.trouble("resumed", "", "enough sites are there again", round=self.round)
+
+    def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:
+        """The target's test of the new model; a round without it is no reason to stop."""
+        requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
+        replies = self.mail.deliver(requests, self.config.wait.evaluate)
+        found = dict(strategy.aggregate_evaluate(self.round, replies) or {})
+        found.pop("seconds", None)
+        if "loss" in found:
+            found["test_loss"] = found.pop("loss")
+        return found
+
+    def _select(self, best: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """The round with the highest infomax so far: chosen without any label."""
+        if "infomax" not in found or found["infomax"] <= best.get("infomax", float("-inf")):
+            return best
+        return {k: found[k] for k in ("infomax", "accuracy") if k in found} | {"round": self.round}
+
+    def _finish(self, state: checkpoint.State) -> dict[str, Any]:
+        model = models.blank(self.config.model, self.task.dims, self.task.classes)
+        models.load_arrays(model, state.model)
+        classes = self.roster.classes
+        path = self.folder / "model.safetensors"
+        models.save(path, model, config=self.config.model, shape=self.task.dims, classes=classes)
+        return {
+            "seed": self.seed,
+            "final_accuracy": state.history[-1].get("accuracy"),
+            "selected_accuracy": state.best.get("accuracy"),
+            "selected_round": state.best.get("round"),
+            "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
+            "bytes": self.ledger.total(),
+            "model": str(path),
+            "rounds": state.history,
+        }
+
+    def _initial(self) -> Arrays:
+        """The model all sites start from; pretrained weights are read here and nowhere else."""
+        task = self.task
+        return models.to_arrays(models.build(task.model, task.dims, task.classes, task.seed))
+
+    def _sent(self, message: Message) -> None:
+        node = self.roster.by_id(message.metadata.dst_node_id)
+        self.ledger.count(message, self.round, node.role if node else "unknown", "to")
+
+    def _received(self, message: Message) -> None:
+        node = self.roster.by_id(message.metadata.src_node_id)
+        self.ledger.count(message, self.round, node.role if node else "unknown", "from")
+
+    def _notice(self, what: str, site: str, text: str) -> None:
+        self.journal.trouble(what, site, text, round=self.round, method=self.method, seed=self.seed)

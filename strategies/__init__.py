@@ -1,0 +1,1 @@
+"""The rounds: one Flower strategy per method."""

@@ -1,0 +1,245 @@
+"""What all strategies share: requests out, checked replies in, the target's test.
+
+A method's strategy says what goes to whom in a round and how the replies become the next model.
+It holds no torch module and touches no disk; what it must remember from round to round is in
+`memory`, plain JSON, and `kept`, packed arrays, so that a run can be stopped and resumed.
+Strategies implement Flower's hooks and so also run under Flower's own `Strategy.start`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedda import records
+from fedda.config import GuardConfig, Task, WaitConfig, method_module
+from fedda.errors import FeddaError, QuorumError, WireError
+from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack
+
+from .mail import Mail
+from .roster import Node, Roster
+
+Notice = Callable[[str, str, str], None]  # what happened, to which site, in words
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that passed every check."""
+
+    node: Node
+    arrays: Mapping[str, Packed]
+    numbers: Mapping[str, Any]
+
+
+class FedDA(Strategy):
+    """Base of the methods' strategies.
+
+    `roles` are those that train in this method; a round cannot do without them.
+
+    Args:
+        task: what the sites are told of the run.
+        roster: the sites, with the counts that weigh averages.
+        model: the layout of the run's model.
+        wait: deadlines and the quorum.
+        guard: bounds on replies.
+        mail: how messages travel; by default Flower's grid, polled quickly.
+        notice: told of every site that failed or was refused.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = ("source",)
+
+    def __init__(
+        self,
+        task: Task,
+        roster: Roster,
+        model: Manifest,
+        *,
+        wait: WaitConfig | None = None,
+        guard: GuardConfig | None = None,
+        mail: Mail | None = None,
+        notice: Notice = lambda what, site, text: None,
+    ) -> None:
+        self.task = task
+        self.roster = roster
+        self.layout = model
+        self.wait = wait or WaitConfig()
+        self.guard = guard or GuardConfig()
+        self.mail = mail
+        self.notice = notice
+        self.contract: Contract = method_module(task.method).CONTRACT
+        self.memory: dict[str, Any] = {}
+        self.kept: dict[str, Packed] = {}
+        self.weights: dict[str, float] = {}
+        self._asked: set[str] = set()
+
+    # ---- Flower's hooks -------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model, to every source that is there."""
+        self._begin(server_round, arrays, grid)
+        return [self.request(n, self.source_arrays(n)) for n in self._present(grid)]
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model, to the target, which tests it on the labelled files it may have."""
+        self._begin(server_round, arrays, grid)
+        return [self.request(self.roster.target, {"model": self.model}, kind="evaluate")]
+
+    def source_arrays(self, node: Node) -> dict[str, Packed]:
+        """What a source gets at the start of a round."""
+        return {"model": self.model}
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The target's numbers as they are."""
+        for reply in self.accept(replies, EVALUATION):
+            return MetricRecord(dict(reply.numbers))
+        return None
+
+    def summary(self) -> None:
+        """Nothing: the server reports what it does."""
+
+    # ---- what methods are written with ----------------------------------------------------
+
+    def request(
+        self,
+        node: Node,
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, float] | None = None,
+        kind: str = "train",
+    ) -> Message:
+        """A message for one site, with a record of its own, valid until the deadline."""
+        self._asked.add(node.name)
+        step = {"round": self.round, **(numbers or {})}
+        content = records.write(arrays, task=self.task.flat(), step=step)
+        ttl = self.wait.evaluate if kind == "evaluate" else self.wait.train
+        return Message(content, node.id, kind, ttl=ttl, group_id=str(self.round))
+
+    def ask(self, node: Node, arrays: Mapping[str, Packed], **numbers: float) -> Reply:
+        """Send one site a training request of its own in mid-round and wait for the reply.
+
+        Raises:
+            QuorumError: no acceptable reply came.
+        """
+        assert self.mail is not None
+        replies = self.mail.deliver([self.request(node, arrays, numbers)], self.wait.train)
+        for reply in self.accept(replies):
+            return reply
+        raise QuorumError(f"{node.name} ({node.role}) gave no usable reply in this round.")
+
+    def accept(
+        self, replies: Iterable[Message], contract: Contract | None = None
+    ) -> Iterator[Reply]:
+        """Yield the replies that pass every check, as they arrive; report the others."""
+        for message in replies:
+            node = self.roster.by_id(message.metadata.src_node_id)
+            if node is None or node.name not in self._asked:
+                self.notice("stale", node.name if node else "", "a reply nobody asked for; dropped")
+                continue
+            self._asked.remove(node.name)
+            if message.has_error():
+                self.notice("failed", node.name, message.error.reason or "no reason given")
+                continue
+            try:
+                yield self._checked(node, message, contract or self.contract)
+            except FeddaError as error:
+                self.notice("refused", node.name, str(error))
+        for name in sorted(self._asked):
+            self.notice("silent", name, "no reply before the deadline; left out of this round")
+        self._asked.clear()
+
+    def enough(self, count: int) -> None:
+        """Check the quorum of sources.
+
+        Raises:
+            QuorumError: fewer than `wait.min-sources` gave a usable reply.
+        """
+        if count < self.wait.min_sources:
+            raise QuorumError(
+                f"{count} sources are left in this round, but wait.min-sources is "
+                f"{self.wait.min_sources}."
+            )
+
+    def as_sent(self, packed: Packed) -> Packed:
+        """A model in the precision of the wire."""
+        floats = self.task.wire.dtype
+        if packed.manifest.floats == floats:
+            return packed
+        return pack(packed.unpack(), Kind.MODEL, floats)
+
+    def packed(self, arrays: Arrays) -> ArrayRecord:
+        """The next model as Flower carries it; at the server always in full precision."""
+        return records.to_arrays({"model": pack(arrays, Kind.MODEL)})
+
+    # ---- checks -----------------------------------------------------------------------------
+
+    def _begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        self.round = server_round
+        self.mail = self.mail or Mail(grid)
+        text = Manifest(Kind.MODEL, "float32", self.layout.entries).text
+        self.global_model = records.from_arrays(arrays, {"model": text})["model"]
+        self.model = self.as_sent(self.global_model)
+        self._norm = _norm(self.global_model.unpack(), None)
+        self._asked.clear()
+
+    def _present(self, grid: Grid) -> list[Node]:
+        """The sources that Flower sees now; waiting for others would only cost the deadline."""
+        online = set(grid.get_node_ids())
+        found = [n for n in self.roster.sources if n.id in online]
+        for node in self.roster.sources:
+            if node not in found:
+                self.notice("absent", node.name, "not connected; left out of this round")
+        self.enough(len(found))
+        return found
+
+    def _checked(self, node: Node, message: Message, contract: Contract) -> Reply:
+        arrays, tables = records.read(message.content)
+        if set(tables) != {"metrics"}:
+            raise WireError(f"{node.name} sent tables {sorted(tables)}, the contract has metrics.")
+        numbers = tables["metrics"]
+        contract.leaves[node.role].check(
+            arrays,
+            numbers,
+            model=self.layout,
+            sites=len(self.roster.nodes),
+            where=f"{node.name} ({node.role})",
+        )
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise WireError(f"{name} from {node.name} is not finite.")
+        for name, packed in arrays.items():
+            packed.check_finite(node.name)
+            if packed.manifest.kind is Kind.MODEL:
+                self._check_change(node, name, packed)
+        return Reply(node, arrays, numbers)
+
+    def _check_change(self, node: Node, name: str, packed: Packed) -> None:
+        most = self.guard.max_change
+        change = _norm(packed.unpack(), self.global_model.unpack()) / max(self._norm, 1e-12)
+        if most and change > most:
+            raise WireError(
+                f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "
+                f"guard.max-change allows {most:g}."
+            )
+
+
+def _norm(arrays: Arrays, minus: Arrays | None) -> float:
+    """Euclidean norm of a model's weights, or of its difference from another's.
+
+    BatchNorm's running statistics are left out: they follow the data, not the training.
+    """
+    total = 0.0
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and "running_" not in name:
+            moved = values if minus is None else values - minus[name]
+            total += float(np.vdot(moved, moved).real)
+    return math.sqrt(total)

@@ -1,0 +1,158 @@
+"""Who takes part: every site's offer, and whether the offers make a run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fedda import __version__
+from fedda.config import InputConfig
+from fedda.errors import RosterError
+from fedda.wire import Role
+
+OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One site's offer, with the id Flower gave it."""
+
+    id: int
+    role: Role
+    name: str
+    examples: int
+    tested: int
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    version: str
+
+    @classmethod
+    def read(cls, node_id: int, offer: Mapping[str, Any]) -> "Node":
+        """From the reply to a query.
+
+        Raises:
+            RosterError: the reply is not an offer.
+        """
+        if set(offer) != OFFER or offer["role"] not in ("source", "target"):
+            raise RosterError(
+                f"Node {node_id} answered the roster's question with {sorted(offer)}, not with an "
+                f"offer of {sorted(OFFER)}; is its fedda of version {__version__}?"
+            )
+        return cls(
+            node_id,
+            cast(Role, offer["role"]),
+            str(offer["name"]),
+            int(offer["examples"]),
+            int(offer["tested"]),
+            tuple(map(str, offer["classes"])),
+            tuple(int(n) for n in offer["shape"]),
+            str(offer["version"]),
+        )
+
+    def same_offer(self, other: "Node") -> bool:
+        """Whether two offers differ in the node id at most."""
+        return self == Node(self.id, *(v for k, v in vars(other).items() if k != "id"))
+
+    def __str__(self) -> str:
+        classes = f", {len(self.classes)} classes" if self.classes else ""
+        shape = "x".join(map(str, self.shape)) or "mixed sizes"
+        return (
+            f"{self.name}: {self.role}, {self.examples} examples of {shape}{classes}, "
+            f"{self.tested} labelled tests, fedda {self.version}"
+        )
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The sites of a run, sources by name and then the target.
+
+    Examples are counted here once; no later message can change what weighs an average.
+    """
+
+    nodes: tuple[Node, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.role == "source")
+
+    @property
+    def target(self) -> Node:
+        return next(n for n in self.nodes if n.role == "target")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.sources[0].classes
+
+    def by_id(self, node_id: int) -> Node | None:
+        """The node with this id, if it takes part."""
+        return next((n for n in self.nodes if n.id == node_id), None)
+
+    def updated(self, joined: Iterable[Node]) -> "Roster":
+        """The roster with sites that came back under another node id.
+
+        Raises:
+            RosterError: a site came back with another offer than it was counted with.
+        """
+        nodes = {n.name: n for n in self.nodes}
+        for node in joined:
+            known = nodes.get(node.name)
+            if known is None:
+                continue
+            if not known.same_offer(node):
+                raise RosterError(f"A site came back with another offer: {known}; now {node}.")
+            nodes[node.name] = node
+        return Roster(tuple(nodes[n.name] for n in self.nodes), self.shape)
+
+
+def form(offers: Iterable[Node], unified: InputConfig | None = None) -> Roster:
+    """Make a roster of offers.
+
+    Args:
+        offers: one per node.
+        unified: the shape that images are brought to, if the run sets one.
+
+    Raises:
+        RosterError: listing every offer, and what keeps them from making a run.
+    """
+    unified = unified or InputConfig()
+    nodes = sorted(offers, key=lambda n: (n.role, n.name))
+    sources = [n for n in nodes if n.role == "source"]
+    targets = [n for n in nodes if n.role == "target"]
+    names = [n.name for n in nodes]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        _refuse(nodes, f"'{twice[0]}' is the name of two sites; give each its own with --name")
+    if not sources:
+        _refuse(nodes, "there is no source; start fedda-client --role source where labels are")
+    if len(targets) != 1:
+        found = "no target" if not targets else f"{len(targets)} targets"
+        _refuse(nodes, f"there are {found}, but a run needs one; start or stop clients")
+    if len({n.version for n in nodes}) > 1:
+        _refuse(nodes, "the sites run different versions of fedda; install the same everywhere")
+    if len({n.classes for n in sources}) > 1:
+        _refuse(nodes, "the sources' classes differ; all need the same class names")
+    return Roster(tuple(sources + targets), _common_shape(nodes, unified))
+
+
+def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
+    shapes = {n.shape for n in nodes}
+    images = all(len(s) != 1 for s in shapes)
+    if not images and len(shapes) > 1:
+        _refuse(nodes, "the sites' data have different shapes; vectors must be equally long")
+    if not images:
+        return next(iter(shapes))
+    channels = {unified.channels} if unified.channels else {s[0] for s in shapes if s}
+    sizes = {(unified.size,) * 2} if unified.size else {s[1:] for s in shapes}
+    if len(channels) != 1:
+        _refuse(nodes, "some images are grayscale and some RGB; set input.channels to 1 or 3")
+    if len(sizes) != 1 or sizes == {()}:
+        _refuse(nodes, "the images have different sizes; set input.size")
+    height, width = next(iter(sizes))
+    if height != width:
+        _refuse(nodes, f"the images are {height}x{width}, not square; set input.size")
+    return (channels.pop(), height, width)
+
+
+def _refuse(nodes: list[Node], why: str) -> None:
+    offers = "".join(f"\n  {n}" for n in nodes) or "\n  (no site has joined)"
+    raise RosterError(f"These sites make no run: {why}.{offers}")

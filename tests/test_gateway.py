@@ -1,0 +1,405 @@
+"""The server's two listeners: what sites may ask, what is counted, and that nothing is left."""
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fedda import keys
+from fedda.errors import KeyFileError, RunError
+from fedda.processes import Deployment
+from fedda.spawn import LOOPBACK
+from server import control, gateway
+from server.filter import ALLOWED, FLEET, FleetOnly, Traffic, allowed
+from tests.federation import Echo
+
+TRICKS = [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/v1/control/list-nodes",
+    "/v1/runtime/acquire-task",
+    "//v1/control/list-nodes",
+    "/v1//control/list-nodes",
+    "/v1/fleet/../control/list-nodes",
+    "/v1/fleet/..%2fcontrol/list-nodes",
+    "/v1/fleet/%2e%2e/control/list-nodes",
+    "/v1/fleet/.%2e/control/list-nodes",
+    "/v1/fleet/..;/control/list-nodes",
+    "/v1/%66leet/pull-messages",
+    "/%761/control/list-nodes",
+    "/v1/fleet/pull-messages/",
+    "/v1/fleet/pull-messages/../../control/list-nodes",
+    "/v1/fleet/pull-messages%3f/../../control/list-nodes",
+    "/v1/fleet/pull-messages%00",
+    "/v1/fleet\\..\\control/list-nodes",
+    "/V1/fleet/pull-messages",
+    "/v1/fleet/",
+    "/v1/fleet/unknown",
+    "/health/../v1/control/list-nodes",
+    "http://127.0.0.1/v1/control/list-nodes",
+    "/v1/responses",
+]
+
+
+def scope(path: str, method: str = "POST", raw: bytes | None = None, **more: Any) -> dict[str, Any]:
+    raw = path.encode() if raw is None else raw
+    basis = {"type": "http", "method": method, "path": path, "raw_path": raw, "headers": []}
+    return basis | {"root_path": ""} | more
+
+
+def call(
+    filtered: FleetOnly, request: dict[str, Any], body: list[bytes] | None = None
+) -> tuple[int, bytes]:
+    """Send one request through the filter as a server would."""
+    pieces = list(body or [b""])
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        piece = pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    asyncio.run(filtered(request, receive, send))
+    status = [event["status"] for event in sent if event["type"] == "http.response.start"]
+    assert len(status) == 1
+    return status[0], b"".join(event.get("body", b"") for event in sent)
+
+
+async def echo(request: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+    """An application that answers with what it got."""
+    body, more = b"", True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return
+        body += event["body"]
+        more = event["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body + body})
+
+
+@pytest.mark.parametrize("name", FLEET)
+def test_the_fleet_api_passes(name: str) -> None:
+    assert allowed(scope(f"/v1/fleet/{name}"))
+    assert not allowed(scope(f"/v1/fleet/{name}", "GET"))
+
+
+def test_health_passes_for_reading() -> None:
+    assert allowed(scope("/health", "GET"))
+    assert not allowed(scope("/health", "POST"))
+
+
+@pytest.mark.parametrize("path", TRICKS)
+def test_everything_else_is_refused(path: str) -> None:
+    assert not allowed(scope(path))
+    assert not allowed(scope(path, "GET"))
+
+
+@pytest.mark.parametrize("raw", [b"/v1/fleet/%70ull-messages", b"//v1/fleet/pull-messages"])
+def test_a_path_must_also_be_spelled_as_in_the_list(raw: bytes) -> None:
+    assert not allowed(scope("/v1/fleet/pull-messages", raw=raw))
+
+
+def test_a_mounted_root_is_refused() -> None:
+    assert not allowed(scope("/v1/fleet/pull-messages", root_path="/v1/control"))
+
+
+def test_the_list_is_flwrs_fleet_api() -> None:
+    from flwr.superlink.routers.fleet.router import router
+
+    paths = {getattr(route, "path", "") for route in router.routes}
+    assert paths == {path for method, path in ALLOWED if method == "POST"}
+
+
+def test_refused_requests_do_not_reach_the_server() -> None:
+    async def never(*_: Any) -> None:
+        raise AssertionError("reached")
+
+    traffic = Traffic()
+    assert call(FleetOnly(never, traffic), scope("/v1/control/list-nodes"))[0] == 403
+    assert (traffic.refused, len(traffic.routes)) == (1, 0)
+
+
+def test_traffic_is_counted_in_bytes_of_bodies(tmp_path: Path) -> None:
+    traffic = Traffic()
+    filtered = FleetOnly(echo, traffic)
+    assert call(filtered, scope("/v1/fleet/push-object"), [b"abc", b"de"]) == (200, b"abcdeabcde")
+    call(filtered, scope("/v1/fleet/push-object"), [b"x"])
+    call(filtered, scope("/v1/control/list-nodes"))
+    traffic.write(tmp_path / "traffic.json")
+    read = json.loads((tmp_path / "traffic.json").read_text())
+    assert read["routes"] == {
+        "/v1/fleet/push-object": {"requests": 2, "bytes-in": 6, "bytes-out": 12, "errors": 0}
+    }
+    assert read["total"] == {"requests": 2, "bytes-in": 6, "bytes-out": 12}
+    assert read["refused"] == 1
+
+
+def test_a_body_too_large_is_refused_by_its_announced_length() -> None:
+    traffic = Traffic()
+    request = scope("/v1/fleet/push-object", headers=[(b"content-length", b"11")])
+    assert call(FleetOnly(echo, traffic, max_body=10), request)[0] == 413
+    assert traffic.routes == {}
+
+
+def test_a_body_too_large_is_cut_off_without_an_announced_length() -> None:
+    filtered = FleetOnly(echo, Traffic(), max_body=10)
+    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 6, b"x" * 6, b"x"])[0] == 413
+    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 6, b"x" * 4])[0] == 200
+
+
+def test_an_application_that_fails_on_the_cut_still_gives_413() -> None:
+    async def fragile(request: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise RuntimeError("client disconnected")
+
+    filtered = FleetOnly(fragile, Traffic(), max_body=10)
+    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 11, b""])[0] == 413
+
+
+@pytest.fixture(scope="module")
+def superlink() -> Any:
+    return gateway.superlink(gateway.Settings())
+
+
+def test_the_real_superlink_answers_control_calls_without_the_filter_only(superlink: Any) -> None:
+    async def ask(application: Any) -> list[int]:
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+            head = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+            tried = [
+                await client.post("/v1/control/list-nodes", headers=head),
+                await client.post("/v1/control/list-runs", headers=head),
+                await client.get("/health"),
+            ]
+            return [answer.status_code for answer in tried]
+
+    assert asyncio.run(ask(superlink)) == [200, 200, 200]
+    assert asyncio.run(ask(FleetOnly(superlink, Traffic()))) == [403, 403, 200]
+
+
+def test_flwr_still_has_what_the_server_uses() -> None:
+    used = {
+        "flwr.common.constant": ("ISOLATION_MODE_SUBPROCESS", "TRANSPORT_TYPE_GRPC_RERE"),
+        "flwr.supercore.constant": ("FLWR_IN_MEMORY_DB_NAME",),
+        "flwr.superlink.cli.flower_superlink": ("SuperLinkLifespan",),
+        "flwr.superlink.config_loader": ("SuperLinkLifespanConfig", "load_control_authn_plugin"),
+        "flwr.superlink.main": ("create_app",),
+        "flwr.supercore.control": ("ControlHttpClient",),
+        "flwr.supercore.interceptors": ("RuntimeVersionHttpInterceptor",),
+        "flwr.supercore.primitives.asymmetric": ("public_key_to_bytes",),
+    }
+    missing = []
+    for module, names in used.items():
+        found = importlib.import_module(module)
+        missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+    from flwr.supercore.control import ControlHttpClient
+
+    calls = ("ListNodes", "RegisterNode", "UnregisterNode", "ListRuns", "StopRun")
+    missing += [
+        f"ControlHttpClient.{name}" for name in calls if not hasattr(ControlHttpClient, name)
+    ]
+    assert not missing, f"flwr changed: {missing}; server/gateway.py and control.py must follow"
+
+
+def test_flwrs_server_configuration_has_the_fields_that_we_fill() -> None:
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+
+    fields = {field.name for field in dataclasses.fields(SuperLinkLifespanConfig)}
+    source = inspect.getsource(gateway.superlink)
+    unset = {name for name in fields if f"        {name}=" not in source}
+    assert not unset, f"flwr's SuperLink has new settings: {unset}; decide on them in gateway.py"
+
+
+def test_the_superexec_is_found_where_we_look_for_it(superlink: Any) -> None:
+    assert gateway._superexec(superlink) is None
+    superlink.state.superlink_lifespan.superexec_process = subprocess.Popen(["true"])
+    try:
+        assert gateway._superexec(superlink) is not None
+    finally:
+        superlink.state.superlink_lifespan.superexec_process.wait()
+        superlink.state.superlink_lifespan.superexec_process = None
+
+
+def test_a_process_group_ends_with_members_that_ignore_a_polite_request() -> None:
+    script = "trap '' TERM; sleep 61.25 & echo ready; wait; sleep 61.25"
+    shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert shell.stdout is not None
+    with shell.stdout as out:
+        out.readline()
+        assert processes_with("sleep 61.25")
+        gateway._end_group(shell.pid, patience=0.3)
+    assert processes_with("sleep 61.25") == []
+    shell.wait()
+
+
+def test_a_taken_port_is_a_clear_error() -> None:
+    taken = gateway._listen(LOOPBACK, 0)
+    with taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RunError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
+            gateway._listen(LOOPBACK, port)
+
+
+class FakeControl:
+    """A server's registrations in memory."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, control.Site] = {}
+
+    def sites(self) -> list[control.Site]:
+        return list(self.there.values())
+
+    def register(self, key: Any, name: str) -> int:
+        node = len(self.there) + 1
+        self.there[node] = control.Site(node, name, False, control._pem(key))
+        return node
+
+    def unregister(self, node_id: int) -> None:
+        del self.there[node_id]
+
+
+def test_a_folder_of_keys_is_followed(tmp_path: Path) -> None:
+    fake = FakeControl()
+    folder = control.Folder(tmp_path, fake)  # type: ignore[arg-type]
+    for name in ("b", "a"):
+        keys.add(tmp_path, name)
+    assert folder.sync() == ["admitted a", "admitted b"]
+    assert folder.sync() == []
+    other = tmp_path / "other"
+    keys.add(other, "guest")
+    fake.register(keys.public_keys(other)["guest"], "guest")
+    keys.revoke(tmp_path, "a")
+    assert folder.sync() == ["turned away a"]
+    assert sorted(site.name for site in fake.sites()) == ["b", "guest"]
+    keys.add(tmp_path, "a")
+    assert folder.sync() == ["admitted a"]
+
+
+def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> int:
+    """Send a request line exactly as written and return the status, 0 if the server hung up."""
+    context = ssl.create_default_context(cafile=str(hub.ca))
+    request = (
+        f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        "Content-Type: application/protobuf\r\nAccept: application/protobuf\r\n"
+        "Content-Length: 0\r\n\r\n"
+    )
+    with (
+        socket_to(port) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+    ):
+        stream.sendall(request.encode())
+        answer = stream.recv(200)
+    return int(answer.split()[1]) if answer else 0
+
+
+def socket_to(port: int) -> Any:
+    import socket
+
+    return socket.create_connection((LOOPBACK, port), timeout=10)
+
+
+def processes_with(text: str) -> list[int]:
+    """Ids of the running processes whose command line contains text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if text in line:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, what
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_sites_reach_the_fleet_api_only_and_operators_everything(tmp_path: Path) -> None:
+    with Echo(tmp_path) as hub:
+        # The same calls on the operator's listener are served: the refusals are the filter's.
+        assert ask_raw(hub, hub.admin_port, "/v1/control/list-nodes") == 200
+        for target in TRICKS:
+            assert ask_raw(hub, hub.port, target) in (400, 403), target
+            assert ask_raw(hub, hub.port, target, "GET") in (400, 403), target
+        assert ask_raw(hub, hub.port, "/v1/fleet/pull-messages") == 401
+        assert ask_raw(hub, hub.port, "/health", "GET") == 200
+
+        listed = subprocess.run(
+            ["flwr", "supernode", "list", "fedda", "--format", "json"],
+            env=hub.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert json.loads(listed.stdout)["success"] is True
+        keys.add(hub.home, "late")
+        with hub.control() as client:
+            wait_until(lambda: len(client.sites()) == 1, 15, "the new key was not admitted")
+        with pytest.raises(KeyFileError, match=r"ca\.crt"):
+            keys.init(tmp_path / "other")
+            control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
+
+        server = hub.processes["superlink"]
+        helpers = processes_with(f"--parent-pid {server.popen.pid}")
+        assert helpers, "no SuperExec was started"
+        assert server.stop() == 0
+        assert processes_with(f"--parent-pid {server.popen.pid}") == []
+        counted = json.loads(hub.traffic.read_text())
+        assert counted["routes"].keys() == {"/v1/fleet/pull-messages", "/health"}
+        assert counted["routes"]["/v1/fleet/pull-messages"]["errors"] == 1
+        assert counted["refused"] >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Echo\n"
+        "with Echo(Path(sys.argv[1]), ['a']) as hub:\n"
+        "    print('up', flush=True)\n    time.sleep(600)\n"
+    )
+    # Its folder's name is in every command line that belongs to it.
+    mark = str(tmp_path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, mark], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+    )
+    try:
+        assert parent.stdout is not None
+        with parent.stdout as out:
+            assert out.readline() == b"up\n"
+            assert len(processes_with(mark)) >= 4  # itself, server, SuperExec, site
+            parent.send_signal(signal.SIGKILL)
+            parent.wait()
+        wait_until(lambda: processes_with(mark) == [], 30, f"left: {processes_with(mark)}")
+    finally:
+        parent.kill()
+        parent.wait()
+        for left in processes_with(mark):
+            os.kill(left, signal.SIGKILL)

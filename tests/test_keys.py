@@ -1,0 +1,198 @@
+"""Certificates and keys: what is made, who may read it, and what is refused."""
+
+import ipaddress
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
+
+from fedda import keys
+from fedda.cli.keys import app
+from fedda.errors import KeyFileError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("keys") / "hub"
+    keys.init(directory, ["hub.example.org", "10.1.2.3"])
+    keys.add(directory, "clinic-a")
+    return directory
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def self_signed(path: Path, starts: datetime, ends: datetime) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "old")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    builder = builder.public_key(key.public_key()).serial_number(7)
+    signed = builder.not_valid_before(starts).not_valid_after(ends).sign(key, hashes.SHA384())
+    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+
+def test_server_certificate_names_the_hosts_and_the_loopback(made: Path) -> None:
+    server = certificate(made / "server.pem")
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["hub.example.org", "localhost"]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address("10.1.2.3"),
+        ipaddress.ip_address("127.0.0.1"),
+    ]
+
+
+def test_server_certificate_is_signed_by_the_authority_on_p384(made: Path) -> None:
+    ca, server = certificate(made / "ca.crt"), certificate(made / "server.pem")
+    server.verify_directly_issued_by(ca)
+    for each in (ca, server):
+        key = each.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        assert key.curve.name == "secp384r1"
+    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_python_accepts_the_pair_for_tls(made: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made / "server.pem", made / "server.key")
+    trusting = ssl.create_default_context(cafile=str(made / "ca.crt"))
+    assert trusting.cert_store_stats()["x509_ca"] == 1
+
+
+@pytest.mark.parametrize("name", ["ca.key", "server.key", "nodes/clinic-a"])
+def test_private_files_are_the_owners_alone(made: Path, name: str) -> None:
+    assert stat.S_IMODE((made / name).stat().st_mode) == 0o600
+
+
+def test_a_second_authority_is_refused_and_the_first_is_kept(made: Path) -> None:
+    before = (made / "ca.key").read_bytes()
+    with pytest.raises(KeyFileError, match="exists already"):
+        keys.init(made)
+    assert (made / "ca.key").read_bytes() == before
+
+
+def test_node_key_is_openssh_p384_and_matches_its_public_half(made: Path) -> None:
+    assert (made / "nodes" / "clinic-a").read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY")
+    assert (made / "nodes" / "clinic-a.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    private = keys.load_node_key(made / "nodes" / "clinic-a")
+    assert private.public_key() == keys.public_keys(made)["clinic-a"]
+
+
+def test_a_name_gets_one_key_only(made: Path) -> None:
+    with pytest.raises(KeyFileError, match="exists already"):
+        keys.add(made, "clinic-a")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "revoked", "a.pub", "x" * 80])
+def test_a_name_must_be_a_plain_file_name(made: Path, name: str) -> None:
+    with pytest.raises(KeyFileError, match="cannot name a site"):
+        keys.add(made, name)
+
+
+def test_revoked_keys_move_away_and_the_name_is_free_again(tmp_path: Path) -> None:
+    keys.add(tmp_path, "clinic-b")
+    old = keys.public_keys(tmp_path)["clinic-b"]
+    keys.revoke(tmp_path, "clinic-b")
+    assert keys.names(tmp_path) == []
+    assert keys.revoked_keys(tmp_path) == [old]
+    keys.add(tmp_path, "clinic-b")
+    assert keys.public_keys(tmp_path)["clinic-b"] != old
+    with pytest.raises(KeyFileError, match=r"known: clinic-b"):
+        keys.revoke(tmp_path, "clinic-c")
+
+
+def test_a_site_may_keep_its_private_key_to_itself(made: Path, tmp_path: Path) -> None:
+    keys.admit(tmp_path, "clinic-a", made / "nodes" / "clinic-a.pub")
+    assert keys.public_keys(tmp_path) == keys.public_keys(made)
+    assert not (tmp_path / "nodes" / "clinic-a").exists()
+    with pytest.raises(KeyFileError, match="not an OpenSSH public key"):
+        keys.admit(tmp_path, "clinic-b", made / "ca.crt")
+
+
+def test_a_valid_certificate_passes_with_its_key(made: Path) -> None:
+    keys.check_certificate(made / "ca.crt", made / "ca.key")
+    keys.check_certificate(made / "server.pem", made / "server.key")
+
+
+def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    self_signed(tmp_path / "old.pem", now - timedelta(days=30), now - timedelta(days=1))
+    with pytest.raises(KeyFileError, match=rf"expired on {now - timedelta(days=1):%Y-%m-%d}"):
+        keys.check_certificate(tmp_path / "old.pem")
+
+
+def test_a_certificate_of_the_future_is_refused(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    self_signed(tmp_path / "new.pem", now + timedelta(days=2), now + timedelta(days=9))
+    with pytest.raises(KeyFileError, match=r"valid from .*clock"):
+        keys.check_certificate(tmp_path / "new.pem")
+
+
+def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
+    with pytest.raises(KeyFileError, match="not the private key of"):
+        keys.check_certificate(made / "server.pem", made / "ca.key")
+
+
+def test_what_is_no_certificate_or_missing_is_refused(made: Path) -> None:
+    with pytest.raises(KeyFileError, match="not a PEM certificate"):
+        keys.check_certificate(made / "nodes" / "clinic-a.pub")
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        keys.check_certificate(made / "nothing.pem")
+
+
+def test_renewing_keeps_the_authority(tmp_path: Path) -> None:
+    keys.init(tmp_path)
+    before = certificate(tmp_path / "server.pem")
+    keys.renew(tmp_path, ["new.example.org"])
+    after = certificate(tmp_path / "server.pem")
+    after.verify_directly_issued_by(certificate(tmp_path / "ca.crt"))
+    assert after.serial_number != before.serial_number
+    keys.check_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+
+
+@pytest.mark.parametrize("host", ["https://hub", "hub:8443", "a b"])
+def test_a_host_is_a_bare_name(tmp_path: Path, host: str) -> None:
+    with pytest.raises(KeyFileError, match="neither a host name nor an IP address"):
+        keys.init(tmp_path, [host])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_kinds_of_keys_are_refused(tmp_path: Path, made: Path) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    path = tmp_path / "rsa"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
+    )
+    with pytest.raises(KeyFileError, match="not elliptic-curve"):
+        keys.load_node_key(path)
+    with pytest.raises(KeyFileError, match="not an OpenSSH private key"):
+        keys.load_node_key(made / "nodes" / "clinic-a.pub")
+
+
+def test_the_commands_make_list_and_revoke(tmp_path: Path) -> None:
+    run, hub = CliRunner(), str(tmp_path / "hub")
+    assert run.invoke(app, ["init", "--dir", hub, "--host", "hub.example.org"]).exit_code == 0
+    assert run.invoke(app, ["add", "clinic-a", "--dir", hub]).exit_code == 0
+    assert "clinic-a" in run.invoke(app, ["list", "--dir", hub]).output
+    assert run.invoke(app, ["revoke", "clinic-a", "--dir", hub]).exit_code == 0
+    assert run.invoke(app, ["list", "--dir", hub]).output.strip() == "1 revoked"
+
+
+def test_the_commands_end_with_exit_code_3_and_a_sentence(tmp_path: Path) -> None:
+    run, hub = CliRunner(), str(tmp_path / "hub")
+    run.invoke(app, ["init", "--dir", hub])
+    again = run.invoke(app, ["init", "--dir", hub])
+    assert again.exit_code == 3
+    assert "exists already" in again.output

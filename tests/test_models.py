@@ -1,0 +1,441 @@
+"""Models: shapes and names of each network, weights from files, BatchNorm modes, files on disk."""
+
+import json
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from fedda.config import ModelConfig
+from fedda.errors import ModelError
+from fedda.models import (
+    Meta,
+    Model,
+    batch_statistics,
+    batchnorms,
+    blank,
+    build,
+    evaluating,
+    load,
+    parameter_count,
+    predict,
+    save,
+)
+
+
+def net(name: str = "digit-cnn", **leaves: str) -> ModelConfig:
+    return ModelConfig.model_validate({"name": name, **leaves})
+
+
+GRAY, RGB = (1, 28, 28), (3, 32, 32)
+DIGIT = net()
+LENET = net("lenet")
+MLP = net("mlp", sizes="6,5,4")
+RESNET = net("resnet18")
+
+CASES = [
+    (DIGIT, (1, 8, 8), 128 * 2 * 2),
+    (DIGIT, (3, 9, 14), 128 * 2 * 3),
+    (LENET, (1, 16, 16), 500),
+    (LENET, (3, 20, 18), 500),
+    (MLP, (7,), 4),
+    (MLP, (1, 2, 3), 4),
+    (RESNET, (1, 32, 32), 512),
+    (net("resnet50"), RGB, 2048),
+    (net("resnet101"), RGB, 2048),
+    (net("alexnet"), (1, 63, 63), 4096),
+]
+
+
+def images(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="module")
+def resnet_state() -> dict[str, Tensor]:
+    """A torchvision state_dict for 5 classes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        return torchvision.models.resnet18(weights=None, num_classes=5).state_dict()
+
+
+@pytest.fixture
+def weights(tmp_path: Path, resnet_state: dict[str, Tensor]) -> ModelConfig:
+    path = tmp_path / "resnet18.pth"
+    torch.save(resnet_state, path)
+    return net("resnet18", weights=str(path))
+
+
+@pytest.mark.parametrize(("config", "shape", "width"), CASES, ids=lambda v: getattr(v, "name", ""))
+def test_every_network(config: ModelConfig, shape: tuple[int, ...], width: int) -> None:
+    model = build(config, shape, classes=5, seed=0).eval()
+    x = images(2, *shape)
+    with torch.no_grad():
+        z = model.features(x)
+        assert torch.equal(model(x), model.head(z))
+    assert z.shape == (2, width) and model.width == width
+    assert model(x).shape == (2, 5)
+    assert {name.split(".")[0] for name in model.state_dict()} == {"encoder", "head"}
+
+
+def test_every_name_has_a_case() -> None:
+    assert {c.name for c, *_ in CASES} == set(get_args(ModelConfig.model_fields["name"].annotation))
+
+
+def test_counts_by_hand() -> None:
+    table4 = [
+        64 * 1 * 25 + 64 + 2 * 64,  # convolution and BatchNorm, then 28 -> 14
+        64 * 64 * 25 + 64 + 2 * 64,  # 14 -> 7
+        128 * 64 * 25 + 128 + 2 * 128,
+        128 * 7 * 7 * 10 + 10,
+    ]
+    assert parameter_count(build(DIGIT, GRAY, 10, 0)) == sum(table4) == 372_298
+    # The original LeNet of Caffe, 28 -> 24 -> 12 -> 8 -> 4.
+    assert parameter_count(build(LENET, GRAY, 10, 0)) == 520 + 25_050 + 400_500 + 5_010
+    # 7 -> 6 -> 5 -> 4 -> 2 with a BatchNorm after each hidden layer.
+    assert parameter_count(build(MLP, (7,), 2, 0)) == (48 + 12) + (35 + 10) + (24 + 8) + 10
+
+
+def test_order_of_layers() -> None:
+    kinds = [type(m).__name__ for m in build(DIGIT, GRAY, 10, 0).encoder]  # type: ignore[arg-type]
+    block = ["Conv2d", "BatchNorm2d", "ReLU"]
+    assert kinds == [*block, "MaxPool2d", *block, "MaxPool2d", *block, "Flatten"]
+
+
+def test_seed_decides() -> None:
+    one, other = (build(DIGIT, GRAY, 10, seed).state_dict() for seed in (3, 4))
+    torch.rand(1)
+    same = build(DIGIT, GRAY, 10, 3).state_dict()
+    assert all(torch.equal(one[k], same[k]) for k in one)
+    assert not torch.equal(one["encoder.0.weight"], other["encoder.0.weight"])
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+
+
+def test_global_draws_are_untouched() -> None:
+    # A state that no build leaves behind, or a leak could go unnoticed.
+    torch.rand(3)
+    before = torch.get_rng_state()
+    build(DIGIT, GRAY, 10, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    blank(RESNET, RGB, 10)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "says"),
+    [
+        (net("alexnet"), (3, 62, 80), "input.size to 63"),
+        (LENET, (1, 15, 28), "input.size to 16"),
+        (DIGIT, (1, 3, 8), "input.size to 4"),
+        (DIGIT, (400,), r"\(400,\); set model.name to mlp"),
+        (RESNET, (4, 32, 32), "these have 4"),
+        (net("mlp"), (7,), "set it to, for example, 1000,500,100"),
+        (net("mlp", sizes="10,x"), (7,), "'10,x'"),
+        (net("mlp", sizes="10,0"), (7,), "'10,0'"),
+        (net("lenet", sizes="10"), GRAY, "lenet has fixed sizes"),
+        (net(weights="DEFAULT"), GRAY, "digit-cnn has no pretrained weights"),
+    ],
+)
+def test_refuses(config: ModelConfig, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        build(config, shape, 10, 0)
+
+
+@pytest.mark.parametrize("config", [DIGIT, LENET, net("alexnet")])
+def test_smallest_size_is_the_true_one(config: ModelConfig) -> None:
+    size = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}[config.name]
+    encoder = build(config, (3, size, size), 2, 0).eval().encoder
+    encoder(images(1, 3, size, size))
+    with pytest.raises(RuntimeError):
+        encoder(images(1, 3, size - 1, size))
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(ModelError, match="There are 1 classes"):
+        build(DIGIT, GRAY, 1, 0)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_from_a_file(tmp_path: Path, resnet_state: dict[str, Tensor], suffix: str) -> None:
+    path = tmp_path / f"w{suffix}"
+    if suffix == ".pth":
+        torch.save(resnet_state, path)
+    else:
+        safetensors.torch.save_file(resnet_state, path)
+    config = net("resnet18", weights=str(path))
+
+    own = torchvision.models.resnet18(weights=None, num_classes=5)
+    own.load_state_dict(resnet_state)
+    x = images(2, *RGB)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    expected = own.eval()((x - mean) / std)
+    assert torch.equal(build(config, RGB, 5, 0).eval()(x), expected)
+
+    # Another number of classes: the encoder comes from the file, the head from the seed.
+    seven = build(config, RGB, 7, seed=1).state_dict()
+    assert torch.equal(seven["encoder.conv1.weight"], resnet_state["conv1.weight"])
+    assert torch.equal(seven["head.weight"], build(RESNET, RGB, 7, 1).head.weight)
+
+
+def test_weights_without_batch_counters(weights: ModelConfig) -> None:
+    state = torch.load(weights.weights, weights_only=True)
+    state = {k: t for k, t in state.items() if not k.endswith("num_batches_tracked")}
+    torch.save(state, weights.weights)
+    model = build(weights, RGB, 5, 0)
+    assert torch.equal(model.head.weight, state["fc.weight"])
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Tensor]], list[str]]:
+    """Put weights where torchvision downloads them from; returns the addresses asked for."""
+
+    def publish(state: dict[str, Tensor]) -> list[str]:
+        asked = []
+
+        def fetch(url: str, **_: object) -> dict[str, Tensor]:
+            asked.append(url)
+            return state
+
+        monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+        return asked
+
+    return publish
+
+
+def test_weights_by_name(published: Callable, resnet_state: dict[str, Tensor]) -> None:
+    asked = published(resnet_state)
+    for name in ("DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"):
+        model = build(net("resnet18", weights=name), RGB, 5, 0)
+        assert torch.equal(model.head.weight, resnet_state["fc.weight"])
+    assert asked == [torchvision.models.ResNet18_Weights.DEFAULT.url] * 3
+
+
+def test_alexnet_head_is_its_last_layer(published: Callable) -> None:
+    own = torchvision.models.alexnet(weights=None, num_classes=3).state_dict()
+    published(own)
+    state = build(net("alexnet", weights="DEFAULT"), (3, 63, 63), 3, 0).state_dict()
+    head = {"classifier.6.weight": "head.weight", "classifier.6.bias": "head.bias"}
+    assert len(state) == len(own)
+    assert all(torch.equal(t, state[head.get(n, f"encoder.{n}")]) for n, t in own.items())
+
+
+def test_weights_that_do_not_fit(published: Callable, resnet_state: dict[str, Tensor]) -> None:
+    def refuses(state: dict[str, Tensor], says: str) -> None:
+        published(state)
+        with pytest.raises(ModelError, match=says):
+            build(net("resnet18", weights="DEFAULT"), RGB, 5, 0)
+
+    refuses({k: t for k, t in resnet_state.items() if k != "bn1.weight"}, "missing: bn1.weight")
+    refuses({k: t for k, t in resnet_state.items() if "fc" not in k}, "missing: fc.weight, fc.bias")
+    refuses(resnet_state | {"extra": torch.ones(1)}, "unexpected: extra")
+    refuses(resnet_state | {"bn1.bias": torch.ones(3)}, "of another shape: bn1.bias")
+    refuses({}, r"missing: conv1.weight, bn1.weight, bn1.bias and \d+ more")
+
+
+def test_files_without_weights(tmp_path: Path) -> None:
+    def refuses(content: object, says: str, name: str = "w.pth") -> None:
+        path = tmp_path / name
+        torch.save(content, path) if not isinstance(content, bytes) else path.write_bytes(content)
+        with pytest.raises(ModelError, match=says):
+            build(net("resnet18", weights=str(path)), RGB, 5, 0)
+
+    refuses({"model": {}, "epoch": 3}, "holds model, epoch, not a plain state_dict")
+    refuses(torch.ones(3), "holds Tensor")
+    refuses(Path("x"), "Cannot read weights")  # needs code to run, which no weights file may
+    for garbage in (b"not a pickle", b"", b"PK\x03\x04 cut off", bytes(range(256))):
+        refuses(garbage, "Cannot read weights")
+        refuses(garbage, "Cannot read weights", "w.safetensors")
+
+
+def test_unknown_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such file"):
+        build(net("resnet18", weights=str(tmp_path / "none.pth")), RGB, 5, 0)
+    with pytest.raises(ModelError, match="one of IMAGENET1K_V1, DEFAULT, or a file ending in"):
+        build(net("resnet18", weights="IMAGENET1K_V9"), RGB, 5, 0)
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.urlopen", unreachable)
+    with pytest.raises(ModelError, match=r"no route to host.*set model.weights to the path"):
+        build(net("resnet18", weights="DEFAULT"), RGB, 5, 0)
+
+
+def test_normalises_only_when_pretrained(weights: ModelConfig) -> None:
+    pretrained, fresh = build(weights, (1, 32, 32), 5, 0).eval(), build(RESNET, (1, 32, 32), 5, 0)
+    fresh.load_state_dict(pretrained.state_dict())
+    fresh.eval()
+    gray = torch.full((1, 1, 32, 32), 0.5)
+    by_hand = torch.stack(
+        [
+            torch.full((32, 32), (0.5 - m) / s)
+            for m, s in [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)]
+        ]
+    )[None]
+    assert torch.allclose(pretrained.features(gray), fresh.encoder(by_hand), atol=1e-5)
+    assert torch.equal(fresh.features(gray), fresh.encoder(gray.repeat(1, 3, 1, 1)))
+    assert not torch.allclose(pretrained.features(gray), fresh.features(gray), atol=1e-3)
+
+
+def test_blank_needs_no_weights_file(weights: ModelConfig) -> None:
+    model = build(weights, RGB, 5, 0).eval()
+    Path(weights.weights).unlink()
+    other = blank(weights, RGB, 5).eval()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(images(2, *RGB)), model(images(2, *RGB)))
+
+
+def test_groups(weights: ModelConfig) -> None:
+    (one,) = build(RESNET, RGB, 5, 0).groups(0.02)
+    assert one["lr"] == 0.02
+    model = build(weights, RGB, 5, 0)
+    encoder, head = model.groups(0.02)
+    assert (encoder["lr"], head["lr"]) == pytest.approx((0.02, 0.2))
+    assert {id(p) for p in head["params"]} == {id(model.head.weight), id(model.head.bias)}
+    assert len(encoder["params"]) + 2 == len(list(model.parameters())) == len(one["params"])
+    torch.optim.SGD(model.groups(0.1))
+
+
+def test_batchnorms_in_order() -> None:
+    assert list(batchnorms(build(DIGIT, GRAY, 10, 0))) == ["encoder.1", "encoder.5", "encoder.9"]
+    layers = batchnorms(build(MLP, (7,), 2, 0))
+    assert [m.num_features for m in layers.values()] == [6, 5, 4]
+    assert not batchnorms(build(LENET, GRAY, 10, 0))
+
+
+def tiny() -> Model:
+    """One BatchNorm with statistics far from any batch's, and a dropout that must stay quiet."""
+    norm = nn.BatchNorm1d(2)
+    norm.running_mean, norm.running_var = torch.tensor([50.0, -50.0]), torch.tensor([9.0, 4.0])
+    head = nn.Linear(2, 2)
+    nn.init.eye_(head.weight)
+    nn.init.zeros_(head.bias)
+    return Model(nn.Sequential(norm, nn.Dropout(0.9)), head)
+
+
+@pytest.mark.parametrize("inside", ["as is", "train", "eval"])
+def test_batch_statistics(inside: str) -> None:
+    model = tiny().train()
+    model.encoder[1].eval()  # type: ignore[index]  # a layer frozen by hand stays so
+    modes = [m.training for m in model.modules()]
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    x = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
+    with batch_statistics(model):
+        assert not model.training
+        if inside != "as is":
+            model.encoder[0].train(inside == "train")  # type: ignore[index]
+        z = model.features(x)
+    # Means 1 and 3, biased variances 1 and 4: every value is one standard deviation away.
+    assert torch.allclose(z, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-4)
+    assert [m.training for m in model.modules()] == modes
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+    # Afterwards the running statistics count again.
+    model.eval()
+    assert torch.allclose(model.features(x)[0], torch.tensor([-50 / 3, 51 / 2]), atol=1e-3)
+
+
+def test_batch_statistics_ends_after_an_error() -> None:
+    model = tiny()
+    with pytest.raises(KeyError), batch_statistics(model):
+        raise KeyError
+    assert model.training and len(model.state_dict()) == 7
+
+
+def test_batch_statistics_equals_training_mode() -> None:
+    model = build(DIGIT, (1, 8, 8), 3, 0)
+    x = images(6, 1, 8, 8)
+    with torch.no_grad():
+        with batch_statistics(model):
+            z = model(x)
+        running = model.eval()(x)
+        assert torch.equal(z, model.train()(x))
+        assert not torch.allclose(z, running, atol=1e-3)
+
+
+def test_evaluating_restores_each_layer() -> None:
+    model = tiny().train()
+    model.head.eval()
+    with evaluating(model):
+        assert not any(m.training for m in model.modules())
+    assert model.encoder.training and not model.head.training
+
+
+def test_predict() -> None:
+    model = build(DIGIT, (1, 8, 8), 3, 0).train()
+    pixels = torch.randint(256, (5, 1, 8, 8), generator=torch.Generator().manual_seed(1)).byte()
+    p = predict(model, pixels, batch=2)
+    assert model.training and not p.requires_grad
+    with torch.no_grad():
+        expected = model.eval()(pixels / 255).softmax(dim=1)
+    assert torch.allclose(p, expected, atol=1e-6)
+    assert torch.allclose(predict(model, pixels / 255), p, atol=1e-6)
+    assert predict(model, pixels[:0]).shape == (0, 3)
+    with batch_statistics(model):
+        assert not torch.allclose(predict(model, pixels), p, atol=1e-3)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    model = build(MLP, (7,), 3, seed=5)
+    model(images(9, 7))  # so that BatchNorm's buffers are not the initial ones
+    path = tmp_path / "deep" / "model.safetensors"
+    for _ in range(2):
+        save(path, model, config=MLP, shape=(7,), classes=["cat", "dog", "Ünïcode"])
+    again, meta = load(path)
+    assert meta == Meta(MLP, (7,), ("cat", "dog", "Ünïcode"), meta.version) and meta.version
+    assert not again.training
+    state, expected = again.state_dict(), model.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[k], expected[k]) for k in state)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_saved_pretrained_model_stands_alone(tmp_path: Path, weights: ModelConfig) -> None:
+    model = build(weights, (1, 32, 32), 2, 0)
+    save(tmp_path / "m.safetensors", model, config=weights, shape=(1, 32, 32), classes="ab")
+    Path(weights.weights).unlink()
+    again, _ = load(tmp_path / "m.safetensors")
+    x = images(2, 1, 32, 32)
+    assert torch.equal(predict(again, x), predict(model, x))
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with pytest.raises(ModelError, match="Cannot read"):
+        load(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(ModelError, match="Cannot read"):
+        load(path)
+    safetensors.torch.save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(ModelError, match="not a model saved by fedda"):
+        load(path)
+    about = {"config": {"name": "mlp", "sizes": "4"}, "shape": [7], "classes": ["a", "b"]}
+    for text in (
+        "no json",
+        "[]",
+        json.dumps(about),
+        json.dumps(about | {"version": "1"}),
+        json.dumps(about | {"version": "1", "config": {"name": "vgg"}}),
+    ):
+        safetensors.torch.save_file({"a": torch.ones(1)}, path, metadata={"fedda": text})
+        with pytest.raises(ModelError, match="is damaged or from another version"):
+            load(path)
+
+
+def test_cannot_save(tmp_path: Path) -> None:
+    model = build(MLP, (7,), 3, 0)
+    with pytest.raises(ModelError, match="2 class names for a model of 3"):
+        save(tmp_path / "m.safetensors", model, config=MLP, shape=(7,), classes="ab")
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="Cannot write"):
+        save(tmp_path / "file" / "m.safetensors", model, config=MLP, shape=(7,), classes="abc")
