@@ -133,6 +133,7 @@ class RunSection(Section):
     baseline: str = Field(
         default="", description="a method to run beside it on the same seeds: fedavg"
     )
+    resume: bool = Field(default=False, description="go on with the run that DIR/NAME holds")
     expect: int = Field(
         default=0, ge=0, description="wait for this many sites, 0: the least a run needs"
     )

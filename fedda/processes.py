@@ -5,9 +5,7 @@ For the demo and the tests: one server and one client per site, each its own pro
 """
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import sysconfig
 import time
@@ -20,13 +18,8 @@ from fedda import keys
 from fedda.errors import RunError
 from fedda.folders import ROOT, load
 from fedda.spawn import LOOPBACK, Process, free_port
+from fedda.submit import OFFLINE, submit
 
-OFFLINE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 PROGRAM = (sys.executable, "-m", "fedda.cli")
 
 
@@ -165,24 +158,7 @@ class Deployment:
         Raises:
             RunError: flwr refused; with what it said.
         """
-        command = ["flwr", "run", str(app), "fedda", "--format", "json"]
-        for key, value in (run_config or {}).items():
-            command += ["--run-config", f"{key}={json.dumps(value, ensure_ascii=False)}"]
-        done = subprocess.run(
-            command,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=self.patience,
-            check=False,
-        )
-        try:
-            return int(json.loads(done.stdout)["run-id"])
-        except (ValueError, KeyError, TypeError) as error:
-            said = (done.stdout + done.stderr).strip()[-1500:]
-            raise RunError(
-                f"`{' '.join(command)}` did not start a run; it said:\n{said}"
-            ) from error
+        return submit(app, run_config or {}, self.home / "flwr", self.patience)
 
     def status(self, run_id: int) -> Any:
         """How far a run is (`server.control.RunState`)."""

@@ -21,7 +21,7 @@ from .journal import Journal
 from .sites import Sites
 from .training import Training
 
-RESULTS = "results.json"
+RESULTS, CONFIG = "results.json", "config.json"
 
 
 def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
@@ -64,22 +64,29 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
 
 
 def claim(folder: Path, config: RunConfig) -> None:
-    """Make the run's folder, or check that it holds the beginning of this very run.
+    """Make the run's folder, or with `run.resume` check that it holds the beginning of this run.
 
     Raises:
-        RunError: it holds a run with other settings.
+        RunError: it holds another run, or none to go on with.
     """
-    path = folder / "config.json"
-    mine = {k: v for k, v in config.flat().items() if not k.startswith(("run.dir", "wait."))}
+    path = folder / CONFIG
+    free = ("run.dir", "run.name", "run.resume", "run.expect", "wait.")
+    mine = {k: v for k, v in config.flat().items() if not k.startswith(free)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
+        if path.is_file() != config.run.resume:
+            found = "holds a run already" if path.is_file() else "holds no run to go on with"
+            raise RunError(
+                f"{folder} {found}; choose another --name for a new run, or --resume a run that "
+                "is there."
+            )
+        if config.run.resume:
             theirs = json.loads(path.read_text())
             odd = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
             if odd:
                 raise RunError(
-                    f"{folder} holds a run with another {odd[0]} ({theirs.get(odd[0])}, now "
-                    f"{mine.get(odd[0])}); choose another name with --name, or delete it."
+                    f"The run in {folder} began with {odd[0]} {theirs.get(odd[0])!r}, not "
+                    f"{mine.get(odd[0])!r}; resume it with the settings it began with."
                 )
         checkpoint.replace(path, json.dumps(mine, indent=1).encode())
     except OSError as error:

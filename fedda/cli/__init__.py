@@ -1,0 +1,38 @@
+"""The command line: `fedda` for whoever runs a federation, `fedda-client` for a site."""
+
+import typer
+
+from fedda.cli import client as client_command
+from fedda.cli import data, demo, keys, predict, report, run, settings, superlink
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="""Federated unsupervised domain adaptation: labelled sites and an unlabelled one adapt a
+    model together, and only models cross the wire.
+
+    Start with `fedda demo`. A real federation: `fedda keys`, `fedda superlink`, `fedda-client` at
+    every site, `fedda run`.""",
+)
+app.command()(demo.demo)
+app.command()(run.run)
+app.command()(settings.methods)
+app.command()(settings.settings)
+app.add_typer(data.app, name="data")
+app.command()(predict.predict)
+app.command()(report.report)
+app.command()(superlink.superlink)
+app.add_typer(keys.app, name="keys")
+app.command(hidden=True)(client_command.client)
+
+
+def main() -> None:
+    """Entry point of `fedda`."""
+    with client_command.clear_exit():
+        app()
+
+
+def client() -> None:
+    """Entry point of `fedda-client`."""
+    client_command.app()

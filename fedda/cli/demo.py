@@ -1,0 +1,85 @@
+"""`fedda demo`: a whole federation on this machine, from certificates to results."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.config import RunConfig
+
+TARGET = "fonts"
+
+# Chosen on seeds 100 to 103, for the embedded domains; README says how.
+SETTINGS: dict[str, Any] = {
+    "method": "kd3a",
+    "rounds": 8,
+    "run.baseline": "fedavg",
+    "input.channels": 1,
+    "input.size": 16,
+    "train.batch-size": 25,
+    "train.lr": 0.02,
+    "train.lr-end": 0.001,
+    "train.rounds-per-epoch": 0.5,
+    "wait.min-sources": 3,
+}
+SECONDS = 1800.0
+
+
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--dir", file_okay=False, help="Results go to DIR/demo.")
+    ] = Path("runs"),
+    seeds: Annotated[str, typer.Option(help="One training of each method per seed.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+) -> None:
+    """Run KD3A over three labelled sites and an unlabelled one, each its own process.
+
+    Makes four small domains of digits, a certificate authority and a key per site; starts a
+    server and four clients on this machine, talking TLS; trains FedAvg and KD3A from the same
+    seeds with the same steps; stops everything it started; and prints the target's accuracy, the
+    sources' weights and every byte that crossed. Nothing is downloaded and nothing leaves this
+    machine. Takes a few minutes on two cores.
+    """
+    from fedda.cli.report import present
+    from fedda.cli.run import INTERRUPTED, on_terminate, watch
+    from fedda.data.digits import build
+    from fedda.fab import stage
+    from fedda.processes import Deployment
+    from fedda.progress import Display
+
+    on_terminate()
+    folder = directory.absolute() / "demo"
+    with clear_exit():
+        if folder.exists():
+            shutil.rmtree(folder)
+        made = build(folder / "digits")
+        domains = {path.parent.name: path.parent for path in made}
+        roles = {name: "target" if name == TARGET else "source" for name in domains}
+        typer.echo(f"made {len(domains)} domains of digits in {folder / 'digits'}")
+        flat = SETTINGS | {
+            "rounds": rounds,
+            "run.seeds": seeds,
+            "run.name": "demo",
+            "run.dir": str(folder.parent),
+            "run.expect": len(domains),
+        }
+        config = RunConfig.parse(flat)
+        sites = {name: (roles[name], path) for name, path in domains.items()}
+        try:
+            typer.echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
+            with Deployment(folder, sites, insecure=insecure) as deployment, Display() as display:
+                run_id = deployment.submit(stage(folder / "app"), config.flat())
+                journal = folder / "journal.jsonl"
+                watch(journal, 0, lambda: deployment.status(run_id).ended, display)
+                deployment.wait(run_id, SECONDS)
+        except KeyboardInterrupt:
+            typer.echo("\nstopped, with everything that was started", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        present(folder)
+        traffic = json.loads((folder / "traffic.json").read_text())
+        typer.echo(f"what the server saw on its public port: {folder / 'traffic.json'}")
+        assert traffic

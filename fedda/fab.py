@@ -1,0 +1,75 @@
+"""The Flower app that `fedda run` submits: this installation, laid out as in the repository.
+
+Flower imports an app's parts by the names in its pyproject.toml, with the app's folder first on the
+path. In the wheel clients/, strategies/ and server/ lie inside the package, so they are copied out
+beside it; from there on the app is the same whatever fedda was installed from.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedda import __version__
+from fedda.config import defaults
+from fedda.errors import RunError
+from fedda.folders import HERE, ROOT
+
+FOLDERS = ("clients", "strategies", "server")
+PYPROJECT = """\
+[project]
+name = "fedda"
+version = "{version}"
+description = "Federated unsupervised domain adaptation"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "fedda"
+fab-include = ["fedda/**/*.py", "clients/**/*.py", "strategies/**/*.py", "server/**/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "server.app:app"
+clientapp = "clients.app:app"
+
+[tool.flwr.app.config]
+{config}
+"""
+
+
+def stage(folder: Path) -> Path:
+    """Write the app into a folder and return it.
+
+    Raises:
+        RunError: the folder holds something already.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(
+            f"{folder} holds files already, and all of a folder becomes part of the Flower app: "
+            "give an empty or a new one"
+        )
+    for source, name in _modules():
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+    (folder / "pyproject.toml").write_text(
+        PYPROJECT.format(version=__version__, config=config_table()), encoding="utf-8"
+    )
+    return folder
+
+
+def config_table() -> str:
+    """Every setting with its default, as the lines of `[tool.flwr.app.config]`."""
+    # A text, number or truth value is written the same way in JSON and TOML.
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in defaults().items())
+    return "\n".join(lines)
+
+
+def _modules() -> Iterator[tuple[Path, Path]]:
+    """Every module with its place in the app."""
+    for path in sorted(HERE.rglob("*.py")):
+        inside = path.relative_to(HERE)
+        if inside.parts[0] not in FOLDERS:  # in the wheel they are here as well
+            yield path, "fedda" / inside
+    for name in FOLDERS:
+        for path in sorted((ROOT / name).rglob("*.py")):
+            yield path, path.relative_to(ROOT)

@@ -1,0 +1,92 @@
+"""The embedded digits: the same every time, balanced, and no pen digit in two places."""
+
+from itertools import chain, combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedda.data import digits
+
+TRAIN, TEST = 30, 20
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digits.build(tmp_path_factory.mktemp("digits"), train=TRAIN, test=TEST)
+
+
+def test_one_file_per_domain(files: list[Path]):
+    assert [(f.parent.name, f.name) for f in files] == [(d, "data.npz") for d in digits.DOMAINS]
+
+
+@pytest.mark.parametrize("d", range(len(digits.DOMAINS)), ids=digits.DOMAINS)
+def test_shapes_types_and_balance(files: list[Path], d: int):
+    colour = (3,) if digits.DOMAINS[d] in ("blended", "street") else ()
+    with np.load(files[d]) as arrays:
+        assert set(arrays) == {"x_train", "y_train", "x_test", "y_test"}
+        for split, count in (("train", TRAIN), ("test", TEST)):
+            x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+            assert (x.dtype, y.dtype) == (np.uint8, np.int64)
+            assert x.shape == (count, digits.SIDE, digits.SIDE, *colour)
+            assert np.bincount(y).tolist() == [count // digits.CLASSES] * digits.CLASSES
+            # Every image shows something, and no two are the same.
+            assert x.reshape(count, -1).std(axis=1).min() > 5
+            assert len({image.tobytes() for image in x}) == count
+
+
+def test_domains_may_differ_in_size(tmp_path: Path):
+    sizes = {"handwritten": 10, "blended": 20, "fonts": 40, "street": 10}
+    for file in digits.build(tmp_path, train=sizes, test=10):
+        with np.load(file) as arrays:
+            assert len(arrays["x_train"]) == len(arrays["y_train"]) == sizes[file.parent.name]
+
+
+def test_the_same_seed_gives_the_same_bytes(files: list[Path], tmp_path: Path):
+    again = digits.build(tmp_path, train=TRAIN, test=TEST)
+    assert [f.read_bytes() for f in again] == [f.read_bytes() for f in files]
+
+
+def test_another_seed_gives_other_images(files: list[Path], tmp_path: Path):
+    for old, new in zip(files, digits.build(tmp_path, seed=1, train=TRAIN, test=TEST), strict=True):
+        with np.load(old) as a, np.load(new) as b:
+            assert not np.array_equal(a["x_train"], b["x_train"])
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_no_pen_digit_is_dealt_twice(seed: int):
+    dealt = digits.handwritten_ids(seed)
+    assert set(dealt) == {(d, s) for d in ("handwritten", "blended") for s in ("train", "test")}
+    rows = {pot: np.concatenate(pieces).tolist() for pot, pieces in dealt.items()}
+    for one, other in combinations(rows, 2):
+        assert not set(rows[one]) & set(rows[other]), f"{one} and {other} share pen digits"
+    assert sorted(chain.from_iterable(rows.values())) == list(range(1797))
+    _, target = load_digits(return_X_y=True)
+    for pieces in dealt.values():
+        for c, piece in enumerate(pieces):
+            assert len(piece) >= 30
+            assert set(target[piece]) == {c}
+
+
+def test_no_font_draws_two_domains():
+    assert not set(digits.SERIF) & set(digits.SANS)
+
+
+def test_only_dealt_digits_are_drawn(monkeypatch: pytest.MonkeyPatch):
+    pen, _ = digits.pen_digits()
+    allowed = {
+        pen[i].tobytes() for i in np.concatenate(digits.handwritten_ids(0)["blended", "test"])
+    }
+    drawn: list[bytes] = []
+    enlarge = digits._enlarge
+
+    def spy(image: digits.Unit):
+        drawn.append(image.tobytes())
+        return enlarge(image)
+
+    monkeypatch.setattr(digits, "_enlarge", spy)
+    labels = np.arange(40) % digits.CLASSES
+    digits.draw("blended", "test", labels, np.random.default_rng(0), seed=0)
+    assert len(drawn) == 40
+    assert set(drawn) <= allowed
