@@ -24,7 +24,7 @@ class Site:
     """One site: its role, its folder of data and the device it trains on.
 
     Args:
-        node: role, name, data (path), and optionally device, state-dir, poison (percent).
+        node: role, name, data (path), and optionally device, threads, state-dir, poison (percent).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -34,6 +34,9 @@ class Site:
         self.device = pick_device(str(node.get("device", "auto")))
         self.poison = float(node.get("poison", 0))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        if node.get("threads"):
+            # How sums are split over threads decides their last bits, so engines must agree on it.
+            torch.set_num_threads(int(node["threads"]))
         self._sets: dict[tuple[int, ...], Any] = {}
         self._tests: dict[tuple[int, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}

@@ -120,6 +120,11 @@ class GuardConfig(Section):
         ge=0,
         description="largest change of a model, in norms of the model sent; 0: any",
     )
+    max_examples: float = Field(
+        default=5.0,
+        ge=0,
+        description="a site counts at most so many times the sources' median; 0: any",
+    )
 
 
 class RunSection(Section):

@@ -60,8 +60,7 @@ def stage(folder: Path) -> Path:
 def config_table() -> str:
     """Every setting with its default, as the lines of `[tool.flwr.app.config]`."""
     # A text, number or truth value is written the same way in JSON and TOML.
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in defaults().items())
-    return "\n".join(lines)
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in defaults().items())
 
 
 def _modules() -> Iterator[tuple[Path, Path]]:

@@ -141,7 +141,7 @@ class Deployment:
                         f"not all {wanted} sites joined within {self.patience:.0f} s; the ends of "
                         f"the logs in {self.logs}:\n{tails}"
                     )
-                time.sleep(0.2)
+                time.sleep(0.5)
 
     @contextlib.contextmanager
     def control(self) -> Iterator[Any]:

@@ -10,6 +10,7 @@ A message holds at most these records, and any other is refused:
     offer       what a site brings                        (replies to a query)
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -78,13 +79,17 @@ def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, 
 
 
 def size(content: RecordDict) -> dict[str, int]:
-    """Bytes of a message as sent, by kind; what is not an array counts as `scalars`."""
-    found: dict[str, int] = {}
-    if "arrays" in content and "manifests" in content:
-        arrays, manifests = content["arrays"], content["manifests"]
-        for packed in from_arrays(arrays, manifests).values():  # type: ignore[arg-type]
-            kind = str(packed.manifest.kind)
-            found[kind] = found.get(kind, 0) + len(packed.buffer)
-    rest = (record for name, record in content.items() if name != "arrays")
+    """Bytes of a message as sent, by kind; what is not an array counts as `scalars`.
+
+    Arrays of a message that `read` refuses count as `unreadable`.
+    """
+    found: Counter[str] = Counter()
+    try:
+        for packed in read(content)[0].values():
+            found[str(packed.manifest.kind)] += len(packed.buffer)
+    except WireError:
+        arrays = (a for record in content.array_records.values() for a in record.values())
+        found["unreadable"] = sum(len(a.data) for a in arrays)
+    rest = (r for r in content.values() if not isinstance(r, ArrayRecord))
     found["scalars"] = sum(len(record.deflate()) for record in rest)
-    return found
+    return dict(found)

@@ -1,7 +1,7 @@
 """A training's state on disk: written every round, whole or not at all.
 
     DIR/checkpoint.safetensors   the model, and arrays the strategy remembers
-    DIR/checkpoint.json          round, strategy's memory, rounds so far, bytes, digest of the arrays
+    DIR/checkpoint.json          round, the strategy's memory, rounds so far, bytes, digest
 
 Every random draw of fedda is a function of (seed, site, round), so a round number is all the
 generator state there is.

@@ -19,15 +19,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedda.errors import RunError
+from fedda.submit import OFFLINE
 
 from .filter import FleetOnly, Traffic
 
-OFFLINE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 LOOPBACK = "127.0.0.1"
 TRAFFIC_EVERY_S = 2.0
 

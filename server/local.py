@@ -114,14 +114,19 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
             time.sleep(0.1)
         results.update(run.execute(config, grid, journal))
 
-    run_simulation(server, client, num_supernodes=nodes)
+    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
     if not results:
         raise RunError("The simulation ended without results; its own messages above say why.")
     return results
 
 
-def folders(root: Path, target: str, poison: Mapping[str, float]) -> list[dict[str, Any]]:
+def folders(
+    root: Path, target: str, poison: Mapping[str, float], threads: int = 1
+) -> list[dict[str, Any]]:
     """One site per folder (or .npz file) of `root` -> node configurations, by name.
+
+    The same number of threads gives the same bits, whichever engine runs the sites.
 
     Raises:
         RunError: `root` or the target is not there, or a poisoned site is not a source.
@@ -145,6 +150,7 @@ def folders(root: Path, target: str, poison: Mapping[str, float]) -> list[dict[s
             "name": name,
             "data": str(path.resolve()),
             "poison": float(poison.get(name, 0)),
+            "threads": threads,
         }
         for name, path in found.items()
     ]

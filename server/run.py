@@ -36,7 +36,11 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     claim(folder, config)
     start = time.time()
     sites = Sites(grid, config, journal)
-    who = sites.gather()
+    joined = sites.gather()
+    who = joined.bounded(config.guard.max_examples)
+    for name in (n for n, count in joined.counts.items() if who.counts[n] < count):
+        text = f"claims {joined.counts[name]} examples and counts as {who.counts[name]}"
+        journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
     journal.write(
         "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
     )
@@ -121,7 +125,7 @@ def summarise(
             "python": platform.python_version(),
         },
         "sites": [
-            {"name": n.name, "role": n.role, "examples": n.examples, "tested": n.tested}
+            {"name": n.name, "role": n.role, "examples": who.counts[n.name], "tested": n.tested}
             for n in who.nodes
         ],
         "shape": list(who.shape),

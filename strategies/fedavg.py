@@ -23,7 +23,7 @@ class FedAvg(FedDA):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
         sources = self.roster.sources
-        counts = torch.tensor([n.examples for n in sources])
+        counts = torch.tensor([self.roster.counts[n.name] for n in sources])
         shares = fedavg.weights(counts, self.task.options.weighting).tolist()
         weight = {n.name: w for n, w in zip(sources, shares, strict=True)}
         mean = RunningMean(self.global_model.unpack())

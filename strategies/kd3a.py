@@ -63,7 +63,9 @@ class KD3A(FedDA):
         """The weights of this round by site, the target's first."""
         options, numbers = self.task.options, target.numbers
         names = [r.node.name for r in sources]
-        examples = torch.tensor([r.node.examples for r in sources])
+        counts = self.roster.counts
+        examples = torch.tensor([counts[n] for n in names])
+        target_examples = counts[target.node.name]
         kept = float(numbers["kept"]) if options.target_weight == "kept" else None
 
         def each(what: str) -> torch.Tensor:
@@ -71,9 +73,9 @@ class KD3A(FedDA):
 
         if options.weighting == "focus":
             focus, by_examples = each("focus"), options.focus_by_examples
-            weights = kd3a.domain_weights(focus, examples, target.node.examples, by_examples, kept)
+            weights = kd3a.domain_weights(focus, examples, target_examples, by_examples, kept)
         else:
-            by_data = target.node.examples / (int(examples.sum()) + target.node.examples)
+            by_data = target_examples / (int(examples.sum()) + target_examples)
             share = by_data if kept is None else kept / (len(sources) + 1)
             among = {
                 "examples": lambda: examples.double(),
@@ -96,8 +98,9 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
             mixed[name] = first
         elif name.endswith("running_var"):
             mean = name.replace("running_var", "running_mean")
-            means, variances = (torch.tensor(np.stack([m[n] for m in models])) for n in (mean, name))
-            mu, var = kd3a.mix_moments(means, variances, torch.tensor(alpha), form)
+            means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
+            moments = torch.tensor(means), torch.tensor(variances)
+            mu, var = kd3a.mix_moments(*moments, torch.tensor(alpha), form)
             mixed[mean], mixed[name] = mu.numpy(), var.numpy()
         elif not name.endswith("running_mean"):
             terms = (a * m[name].astype(np.float64) for a, m in zip(alpha, models, strict=True))

@@ -1,7 +1,8 @@
 """Who takes part: every site's offer, and whether the offers make a run."""
 
+import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fedda import __version__
@@ -65,11 +66,13 @@ class Node:
 class Roster:
     """The sites of a run, sources by name and then the target.
 
-    Examples are counted here once; no later message can change what weighs an average.
+    `counts` are the examples by which sites weigh in averages. They are fixed here, once; no later
+    message can change them.
     """
 
     nodes: tuple[Node, ...]
     shape: tuple[int, ...]
+    counts: Mapping[str, int]
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -101,7 +104,18 @@ class Roster:
             if not known.same_offer(node):
                 raise RosterError(f"A site came back with another offer: {known}; now {node}.")
             nodes[node.name] = node
-        return Roster(tuple(nodes[n.name] for n in self.nodes), self.shape)
+        return replace(self, nodes=tuple(nodes[n.name] for n in self.nodes))
+
+    def bounded(self, most: float) -> "Roster":
+        """The roster in which no site counts more than `most` times the sources' median.
+
+        Nobody can verify what a site claims, but the harm of a false claim can be limited.
+        """
+        if not most:
+            return self
+        median = statistics.median(n.examples for n in self.sources)
+        bound = max(1, int(most * median))
+        return replace(self, counts={n: min(c, bound) for n, c in self.counts.items()})
 
 
 def form(offers: Iterable[Node], unified: InputConfig | None = None) -> Roster:
@@ -131,7 +145,8 @@ def form(offers: Iterable[Node], unified: InputConfig | None = None) -> Roster:
         _refuse(nodes, "the sites run different versions of fedda; install the same everywhere")
     if len({n.classes for n in sources}) > 1:
         _refuse(nodes, "the sources' classes differ; all need the same class names")
-    return Roster(tuple(sources + targets), _common_shape(nodes, unified))
+    counts = {n.name: n.examples for n in nodes}
+    return Roster(tuple(sources + targets), _common_shape(nodes, unified), counts)
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -14,10 +14,13 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.proto.message_pb2 import ObjectTree
+from typer.testing import CliRunner
 
 from clients import patience, resident
 from clients.failures import Refused, RunOver, SessionLost, Unreachable, ask
 from fedda import keys
+from fedda.cli.client import _exec_stock, _lock
+from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
 from tests import federation
 
@@ -54,7 +57,7 @@ class FakeConnection:
         self.inbox = list(inbox)
         self.replies: list[Message] = []
         self.fetched = 0
-        self.send_failures: list[Exception] = []
+        self.send_failures: Sequence[Exception] = []
         self.fetch_failure: Exception | None = None
 
     def receive(self) -> tuple[Message, ObjectTree] | None:
@@ -73,7 +76,8 @@ class FakeConnection:
 
     def send(self, reply: Message, seconds: float) -> None:
         if self.send_failures:
-            raise self.send_failures.pop(0)
+            failure, *self.send_failures = self.send_failures
+            raise failure
         self.replies.append(reply)
 
 
@@ -247,7 +251,7 @@ def test_a_reply_is_pushed_again_when_the_server_comes_back(clock: Clock) -> Non
 
 def test_a_reply_that_nobody_waits_for_any_more_is_dropped(clock: Clock) -> None:
     connection = FakeConnection(message(ttl=10.0), message(), message())
-    connection.send_failures = [Unreachable("x")] * 6 + [RunOver()]
+    connection.send_failures = [*[Unreachable("x")] * 6, RunOver()]
     events = answer_all(echo, connection)
     assert len(connection.replies) == 1
     assert [kind for kind, _ in events].count("dropped") == 2
@@ -416,6 +420,53 @@ def test_a_session_that_was_lost_is_opened_again_with_the_remembered_id(
     assert known == [None, 41, 42]
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--superlink", "https://hub:1", "--insecure"], 1, "not HOST:PORT"),
+        (["--superlink", "hub", "--insecure"], 1, "not HOST:PORT"),
+        (["--superlink", "hub:1"], 3, "no --key was given"),
+        (["--superlink", "hub:1", "--key", "/nothing"], 3, "cannot be read"),
+        (["--superlink", "hub:1", "--ca", "/nothing"], 3, "cannot be read"),
+        (["--superlink", "hub:1", "--insecure", "--key", "k"], 1, "contradicts"),
+        (["--superlink", "hub:1", "--insecure", "--data", "/nothing"], 1, "/nothing"),
+    ],
+)
+def test_the_command_says_what_is_wrong_and_ends(
+    tmp_path: Path, options: list[str], code: int, text: str
+) -> None:
+    basis = ["--role", "source", "--data", str(tmp_path), "--state-dir", str(tmp_path / "s")]
+    done = CliRunner().invoke(client_command, basis + options)
+    assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def test_two_clients_do_not_share_a_state_folder(tmp_path: Path) -> None:
+    with _lock(tmp_path), pytest.raises(ConfigError, match="--state-dir"):
+        _lock(tmp_path)
+    _lock(tmp_path).close()
+
+
+def test_flowers_own_node_gets_the_same_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What flwr reads back from the file is what the resident node would have been given."""
+    from flwr.common.config import parse_config_args
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
+    for name in ("FLWR_HOME", "PATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    config = {"role": "source", "name": """an 'odd' "näme""", "data": "/a b/c=d", "poison": 0.5}
+    with _lock(tmp_path) as lock:
+        _exec_stock(config, "hub:1", tmp_path / "ca.crt", tmp_path / "key", tmp_path, lock)
+    (command,) = started
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert parse_config_args([options["--node-config"]]) == config
+    assert options["--superlink"] == "hub:1"
+    assert options["--root-certificates"] == str(tmp_path / "ca.crt")
+    assert options["--auth-supernode-private-key"] == str(tmp_path / "key")
+
+
 USED = {
     "flwr.app": {"Message": (), "Context": (), "Error": (), "RecordDict": ()},
     "flwr.app.message": {"remove_content_from_message": ("message",)},
@@ -494,7 +545,8 @@ def test_flwrs_message_keeps_its_id_where_we_set_it() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[federation.Echo]:
-    with federation.Echo(tmp_path, sites=("a", "b")) as made:
+    made = federation.Echo(tmp_path, sites=("a", "b"))
+    with made:
         yield made
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -16,8 +17,8 @@ from fedda import keys
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
 from fedda.folders import load
-from fedda.processes import OFFLINE
 from fedda.spawn import die_with_parent, free_port, watch_parent
+from fedda.submit import OFFLINE
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -126,7 +127,7 @@ def client(
         # Held until the process ends: two clients of one folder would fight over one session.
         lock = _lock(state)
         if stock:
-            _exec_stock(config, superlink, ca, key, insecure, state)
+            _exec_stock(config, superlink, ca, key, state, lock)
         if threads is not None:
             import torch
 
@@ -223,12 +224,12 @@ def _lock(state: Path) -> TextIO:
 
 
 def _exec_stock(
-    config: dict[str, bool | int | float | str],
+    config: Mapping[str, bool | int | float | str],
     superlink: str,
     ca: Path | None,
     key: Path | None,
-    insecure: bool,
     state: Path,
+    lock: TextIO,
 ) -> None:
     """Become Flower's own SuperNode with the same configuration."""
     program = shutil.which("flower-supernode", path=sysconfig.get_path("scripts"))
@@ -246,8 +247,9 @@ def _exec_stock(
     os.environ["PATH"] = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")])
     command = [program, "--superlink", superlink, "--node-config", str(node)]
     command += ["--port", str(free_port())]
-    command += ["--insecure"] if insecure else []
+    # Without a key the connection is insecure: _check_options has seen to it.
+    command += ["--auth-supernode-private-key", str(key.absolute())] if key else ["--insecure"]
     command += ["--root-certificates", str(ca.absolute())] if ca else []
-    command += ["--auth-supernode-private-key", str(key.absolute())] if key else []
+    os.set_inheritable(lock.fileno(), True)
     sys.stdout.flush()
     os.execv(program, command)

@@ -1,1 +1,109 @@
-def predict() -> None: ...
+"""`fedda predict`: what a finished model says of a site's data."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.errors import ModelError, RunError
+from fedda.folders import load
+
+MODEL = "model.safetensors"
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help=f"A {MODEL}, or a run's folder with one.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A folder of images, an .npz file, or a folder with one .npz file."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", dir_okay=False, help="Write here and not to stdout."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+) -> None:
+    """Predict the class of everything in DIR, as CSV.
+
+    A row for each image in DIR and the folders in it: its path within DIR, or the row's number in
+    an .npz file; the likeliest class and its probability; then the probability of every class, as
+    p_CLASS. Images are brought to the size and colours that the model was trained with.
+
+      fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
+
+      fedda predict model.safetensors ./scans | head
+    """
+    with clear_exit():
+        rows = table(_found(model), data, batch, device)
+        if out is None:
+            csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+            return
+        with _replacing(out) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(next(rows))
+            count = sum(1 for row in rows if writer.writerow(row))
+        typer.echo(f"{out}: {count} predictions")
+
+
+def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str]]:
+    """The rows of the CSV, its heading first.
+
+    Raises:
+        ModelError: the model cannot be read.
+        DataError: the data cannot be read, or do not fit the model.
+        ConfigError: the device is not there.
+    """
+    from fedda import models
+    from fedda.data import stream  # torch takes seconds to import, and --help should not
+
+    network, about = models.load(model)
+    network.to(load("clients", "site").pick_device(device))
+    # Read before the heading is written, so that an error leaves an empty output.
+    batches = stream(data, about.shape, batch)
+    first = next(batches)
+    yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
+    for names, examples in chain([first], batches):
+        p = models.predict(network, examples.x, batch)  # (N, C)
+        best, label = p.max(dim=1)
+        answers = zip(names, label.tolist(), best.tolist(), p.tolist(), strict=True)
+        for name, c, top, each in answers:
+            yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
+
+
+def _found(model: Path) -> Path:
+    if not model.is_dir():
+        return model
+    if not (model / MODEL).is_file():
+        raise ModelError(
+            f"{model} holds no {MODEL}, which a run writes when it has finished; give the folder "
+            "of a finished run, or the file of a model."
+        )
+    return model / MODEL
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    """A file that takes its place when it is complete, so that an error never leaves half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); give another file by --out."
+        ) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -29,6 +29,7 @@ class Launch:
     target: str = ""
     engine: str = "process"
     poison: str = ""
+    threads: int = 1
     server: str = ""
     superlink: str = ""
     ca: str = ""
@@ -64,6 +65,9 @@ def run(
     poison: Annotated[
         str, typer.Option(metavar="NAME=PERCENT", help="Flip labels of a simulated source.")
     ] = "",
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of a simulated site; 0: all, 1 for ray.")
+    ] = 0,
     server: Annotated[
         Path,
         typer.Option(metavar="DIR", help="The folder `fedda superlink --dir` runs from."),
@@ -109,6 +113,7 @@ def run(
                 target,
                 engine,
                 poison,
+                threads or (os.cpu_count() or 1 if engine == "process" else 1),
                 str(server.absolute()),
                 superlink,
                 str(ca.absolute()) if ca else "",
@@ -134,7 +139,7 @@ def perform(config: RunConfig, launch: Launch) -> None:
 
     folder = Path(config.run.dir) / config.run.name
     try:
-        with Display() as display:
+        with Display(config) as display:
             if launch.simulate:
                 _simulate(config, launch, folder, display)
             else:
@@ -171,7 +176,7 @@ def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
             poison[who] = float(percent)
         except ValueError:
             raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
-    sites = local.folders(Path(launch.simulate), launch.target, poison)
+    sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     for site in sites:
         site["state-dir"] = str(folder / "state")
     journal = journals.Journal(folder / "journal.jsonl", display)

@@ -13,6 +13,7 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
 from fedda.folders import load
 from fedda.spawn import watch_parent
+from fedda.submit import write_connection
 
 if TYPE_CHECKING:
     from server.gateway import Settings
@@ -79,9 +80,11 @@ def superlink(
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
         )
-        about = write_home(directory, settings)
-        os.environ["FLWR_HOME"] = str(directory / "flwr")
-
+        ca = None if insecure else directory / "ca.crt"
+        admin = f"127.0.0.1:{admin_port}"
+        home = directory / "flwr"
+        write_connection(home, admin, ca)
+        os.environ["FLWR_HOME"] = str(home)
         seen: list[str] = []
 
         def every() -> None:
@@ -90,7 +93,7 @@ def superlink(
             if insecure or there == seen:
                 return
             try:
-                client = control.Control(about["admin"], directory / "ca.crt")
+                client = control.Control(admin, ca)
                 try:
                     for line in control.Folder(directory, client).sync():
                         typer.echo(line)
@@ -102,28 +105,16 @@ def superlink(
                 log.warning("the keys in %s could not be followed: %s", directory / "nodes", error)
 
         def ready() -> None:
+            about = {"public": f"{host}:{port}", "admin": admin, "ca": ca and str(ca)}
             (directory / "server.json").write_text(json.dumps(about | {"pid": os.getpid()}))
-            trust = "no TLS, no keys" if insecure else f"sites need {directory / 'ca.crt'}"
-            typer.echo(f"ready: sites dial {about['public']}, operators {about['admin']} ({trust})")
+            trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
+            typer.echo(f"ready: sites dial {host}:{port}, operators {admin} ({trust})")
 
         try:
             gateway.run(settings, every, ready)
         finally:
             (directory / "server.json").unlink(missing_ok=True)
     typer.echo("stopped")
-
-
-def write_home(directory: Path, settings: "Settings") -> dict[str, str | None]:
-    """Write the FLWR_HOME with which flwr's own commands reach this server."""
-    ca = None if settings.tls is None else str(directory / "ca.crt")
-    admin = f"127.0.0.1:{settings.admin_port}"
-    trust = "insecure = true" if ca is None else f"root-certificates = {json.dumps(ca)}"
-    home = directory / "flwr"
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "fedda"\n\n[superlink.fedda]\naddress = "{admin}"\n{trust}\n'
-    )
-    return {"public": f"{settings.host}:{settings.port}", "admin": admin, "ca": ca}
 
 
 def _certificates(directory: Path) -> tuple[Path, Path, Path]:

@@ -10,6 +10,7 @@ from fedda.data.sets import (
     poison,
 )
 from fedda.data.site import describe, load_evaluation, load_source, load_target, verify
+from fedda.data.stream import stream
 from fedda.data.unify import conform
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "load_source",
     "load_target",
     "poison",
+    "stream",
     "verify",
 ]

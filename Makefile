@@ -1,0 +1,46 @@
+# Everything happens in a virtual environment here; nothing else on the machine is touched.
+
+VENV ?= .venv
+# The first of these that is new enough, unless PYTHON is given.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed ## install fedda and run a federation of four sites on this machine
+	$(BIN)/fedda demo
+
+test: $(VENV)/.installed-dev ## install what the tests need and run them, the fast ones first
+	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.installed-dev ## style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "fedda needs Python 3.11 or newer, and none was found: install one, or name it by make PYTHON=/path/to/python"; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu: python3-venv)"; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing fedda into $(VENV); the first time this downloads PyTorch and takes a few minutes"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "installing fedda and its test tools into $(VENV); the first time this takes a few minutes"
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

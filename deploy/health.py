@@ -1,0 +1,18 @@
+"""Exit 0 if a server's public listener answers: python health.py https://HOST:PORT CA_FILE."""
+
+import ssl
+import sys
+import urllib.request
+
+
+def main() -> None:
+    """Ask once; whatever goes wrong ends in an exception and so in another exit code."""
+    address, ca = sys.argv[1:]
+    context = ssl.create_default_context(cafile=ca)
+    with urllib.request.urlopen(f"{address}/health", timeout=5, context=context) as reply:
+        if reply.status != 200:
+            sys.exit(f"{address} answered {reply.status}")
+
+
+if __name__ == "__main__":
+    main()

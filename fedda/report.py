@@ -1,0 +1,155 @@
+"""What a run found, as tables for a terminal; fedda/plot.py draws the picture."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fedda.results import RESULTS, Results, counted, human, printable, spans, summary, title
+
+NOTHING = "–"
+
+# What to show, the best there is first: the name of a round's number, its heading, its format.
+_MEASURES = {
+    "accuracy": ("accuracy in %", lambda value: f"{100 * value:.1f}"),
+    "infomax": ("infomax in nats", lambda value: f"{value:.3f}"),
+    "loss": ("training loss", lambda value: f"{value:.3f}"),
+}
+_MOST_EVENTS = 20
+
+
+def table(results: Results) -> RenderableType:
+    """Everything worth reading of a run, for a rich console."""
+    found = summary(results)
+    parts: list[RenderableType] = [_scores(found), *map(Text, _notes(found, results))]
+    if any(m["weights"] for m in found["methods"].values()):
+        parts += ["", _weights(found, results["sites"])]
+    parts += ["", _bytes(found), "", *_events(found["events"])]
+    return Group(*parts)
+
+
+def _scores(found: dict[str, Any]) -> Table:
+    heading, number = _MEASURES[found["measure"]]
+
+    def text(value: float | None) -> str:
+        return NOTHING if value is None else number(value)
+
+    def mean(stat: dict[str, Any]) -> str:
+        spread = "" if stat["std"] is None else f" ± {number(stat['std'])}"
+        return text(stat["mean"]) + spread
+
+    def chosen(value: str, numbers: list[int | None]) -> str:
+        return value if numbers[0] is None else f"{value} (round {numbers[0]})"
+
+    where = "over the sources" if found["measure"] == "loss" else f"on {found['target']}"
+    shown = _table(f"{heading} {where}")
+    shown.add_column("method")
+    shown.add_column("last round", justify="right")
+    shown.add_column("selected round", justify="right")
+    shown.add_column("time", justify="right")
+    many = len(found["seeds"]) > 1
+    for method, m in found["methods"].items():
+        selected = mean(m["selected"])
+        if not many:
+            selected = chosen(selected, m["selected_rounds"])
+        row = (title(method), mean(m["last"]), selected, f"{sum(m['seconds']):.1f} s")
+        shown.add_row(*row, style="bold" if method == found["method"] else "")
+        for i, seed in enumerate(found["seeds"] if many else ()):
+            last, best = (text(m[which]["values"][i]) for which in ("last", "selected"))
+            best = chosen(best, m["selected_rounds"][i : i + 1])
+            shown.add_row(f"  seed {seed}", last, best, f"{m['seconds'][i]:.1f} s", style="dim")
+        shown.add_section()
+    return shown
+
+
+def _notes(found: dict[str, Any], results: Results) -> list[str]:
+    notes, where = [_over(found)], printable(found["target"])
+    if len(found["seeds"]) > 1:
+        notes[0] += ": mean ± standard deviation"
+    tested = next((s["tested"] for s in results["sites"] if s["role"] == "target"), 0)
+    if found["measure"] == "accuracy":
+        notes.append(f"{counted(tested, 'labelled test')} at {where}, which no training sees")
+    else:
+        why = "gave no test results" if tested else "brought no labelled tests"
+        off = results.get("config", {}).get("run.evaluate", True) is False
+        notes.append(f"no accuracy: {where} {'was not asked for it (run.evaluate)' * off or why}")
+    if any(n is not None for m in found["methods"].values() for n in m["selected_rounds"]):
+        notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
+    return notes
+
+
+def _over(found: dict[str, Any]) -> str:
+    seeds = len(found["seeds"])
+    return counted(found["rounds"], "round") + (f", {seeds} seeds" if seeds > 1 else "")
+
+
+def _table(heading: str) -> Table:
+    return Table(
+        title=Text(printable(heading), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
+    )
+
+
+def _weights(found: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
+    methods = found["methods"].items()
+    weighed = {title(m).partition(" (")[0]: f["weights"] for m, f in methods if f["weights"]}
+    over = f", mean of {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
+    shown = _table(f"weights in the last round{over}")
+    for column in ("site", "role"):
+        shown.add_column(column)
+    for column in ("examples", *weighed):
+        shown.add_column(column, justify="right")
+    for site in sites:
+        name = site["name"]
+        alphas = [f"{w[name]:.3f}" if name in w else NOTHING for w in weighed.values()]
+        shown.add_row(escape(printable(name)), site["role"], f"{site['examples']:,}", *alphas)
+    return shown
+
+
+def _bytes(found: dict[str, Any]) -> Table:
+    """Exact, as counted where messages are sent, and to three digits."""
+    counts = {method: m["bytes"] for method, m in found["methods"].items()}
+    seeds = len(found["seeds"])
+    shown = _table(f"bytes that crossed, {_over(found)}")
+    shown.add_column("what")
+    for method in counts:
+        shown.add_column(title(method).partition(" (")[0], justify="right")
+        shown.add_column("", justify="right")
+
+    def add(what: str, values: list[int], style: str = "") -> None:
+        pairs = ((f"{v:,}", human(v)) if v else (NOTHING, "") for v in values)
+        shown.add_row(what, *(cell for pair in pairs for cell in pair), style=style)
+
+    # `to source model`: models first, then what is small; to the sites before back from them.
+    keys = {key: key.split(" ", 2) for c in counts.values() for key in c}
+    for key in sorted(keys, key=lambda k: (keys[k][2] == "scalars", keys[k][0] == "from", k)):
+        way, role, kind = keys[key]
+        add(f"{kind} {way} {role}", [c.get(key, 0) for c in counts.values()])
+    shown.add_section()
+    totals = [sum(c.values()) for c in counts.values()]
+    add("in all", totals, style="bold")
+    rounds = found["rounds"] * seeds
+    add("a round", [round(t / rounds) for t in totals])
+    return shown
+
+
+def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
+    """One line per kind of trouble, with the rounds it happened in."""
+    if not events:
+        return [Text("no troubles")]
+    rounds: dict[tuple[str, ...], list[int]] = {}
+    for event in events:
+        training = f"{title(event['method'])}, seed {event['seed']}" if "seed" in event else ""
+        key = (training, event["site"], event["text"])
+        rounds.setdefault(key, []).extend([event["round"]] if "round" in event else [])
+    lines = [f"troubles ({len(events)})"]
+    for (training, site, text), numbers in list(rounds.items())[:_MOST_EVENTS]:
+        when = f"round{'s' * (len(numbers) > 1)} {spans(numbers)}" if numbers else ""
+        who = ", ".join(filter(None, (training, when)))
+        lines.append("  " + printable(": ".join(filter(None, (who, site, text)))))
+    if len(rounds) > _MOST_EVENTS:
+        lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {RESULTS}")
+    return [Text(line) for line in lines]

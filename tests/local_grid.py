@@ -1,0 +1,253 @@
+"""A tiny federation in this process: its data, a grid whose sites can be told to misbehave, runs.
+
+    make_domains   three sources and a target as .npz files
+    ScriptedGrid   server.local's grid, with a record of what crossed and a script of what goes wrong
+    Bench          one strategy with its grid and roster, to drive a round by hand
+    run            a whole run, with the events it wrote
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from clients.app import make_app
+from clients.site import resident
+from fedda import models, records, wire
+from fedda.config import RunConfig
+from fedda.folders import load_half
+from fedda.wire import Arrays, Kind, Packed
+from server import run as server_run
+from server.journal import Event, Journal, Listener
+from server.local import LocalGrid
+from server.sites import Sites
+from strategies.base import FedDA, Reply
+from strategies.mail import Mail
+from strategies.roster import Roster
+
+Node = dict[str, Any]
+Script = Callable[[Message, Message], Sequence[Message]]  # a request and its reply -> what arrives
+
+EXAMPLES = {"anna": 40, "bert": 50, "carl": 60, "town": 48}  # the last is the target
+TESTED, SIDE, CLASSES = 24, 8, 4
+
+FAST: dict[str, Any] = {
+    "rounds": 2,
+    "model.name": "mlp",
+    "model.sizes": "16",
+    "train.batch-size": 16,
+    "run.expect": len(EXAMPLES),
+    "wait.sites": 0.3,
+    "wait.settle": 0.0,
+    "wait.train": 5.0,
+    "wait.evaluate": 5.0,
+}
+
+
+def make_domains(root: Path) -> list[Node]:
+    """Each class lights one quarter of the image; domains differ in contrast, background, noise."""
+    nodes = []
+    for place, (name, examples) in enumerate(EXAMPLES.items()):
+        rng = np.random.default_rng(place)
+        arrays = {}
+        for part, n in (("train", examples), ("test", TESTED)):
+            y = np.arange(n) % CLASSES
+            x = rng.normal(20 + 10 * place, 12, (n, SIDE, SIDE))
+            half = SIDE // 2
+            for image, label in zip(x, y, strict=True):
+                top, left = half * (label // 2), half * (label % 2)
+                image[top : top + half, left : left + half] += 120 - 15 * place
+            arrays |= {f"x_{part}": x.clip(0, 255).astype(np.uint8), f"y_{part}": y}
+        role = "target" if name == "town" else "source"
+        if role == "target":
+            del arrays["y_train"]
+        np.savez(root / f"{name}.npz", **arrays)
+        nodes.append({"role": role, "name": name, "data": str(root / f"{name}.npz")})
+    return nodes
+
+
+@dataclass
+class Crossing:
+    """One message that crossed, in the words of the contract."""
+
+    way: str
+    role: str
+    site: str
+    kind: str
+    arrays: dict[str, str] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
+    error: int = 0
+
+
+class ScriptedGrid(LocalGrid):
+    """A LocalGrid that remembers what crossed and whose sites can be made to fail.
+
+    Args:
+        nodes: node configurations.
+        script: by site, what arrives instead of its replies to training requests; nothing: the
+            site never replies.
+    """
+
+    def __init__(self, nodes: Sequence[Node], script: Mapping[str, Script] | None = None) -> None:
+        super().__init__(make_app(nodes), [{"partition-id": i} for i in range(len(nodes))])
+        self.nodes = {number: node for number, node in enumerate(nodes, start=1)}
+        self.script = dict(script or {})
+        self.offline: set[str] = set()
+        self.crossed: list[Crossing] = []
+        self.requests: list[Message] = []
+        self.replies: list[Message] = []
+
+    def id_of(self, name: str) -> int:
+        return next(number for number, node in self.nodes.items() if node["name"] == name)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [i for i, node in self.nodes.items() if node["name"] not in self.offline]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            self.requests.append(message)
+            self._note("to", self.nodes[message.metadata.dst_node_id], message)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for message_id in list(message_ids):
+            request = self._open.pop(message_id, None)
+            if request is None:
+                continue
+            node = self.nodes[request.metadata.dst_node_id]
+            reply = self._call(request)
+            script = self.script.get(node["name"])
+            scripted = script is not None and request.metadata.message_type == "train"
+            for arrived in script(request, reply) if scripted else [reply]:
+                self.replies.append(arrived)
+                self._note("from", node, arrived)
+                yield arrived
+
+    def call(self, request: Message) -> Message:
+        """What a site answers to a request, past the script and the record."""
+        return self._call(request)
+
+    def _note(self, way: str, node: Node, message: Message) -> None:
+        kind = message.metadata.message_type.split(".")[0]
+        crossing = Crossing(way, node["role"], node["name"], kind)
+        self.crossed.append(crossing)
+        if message.has_error():
+            crossing.error = message.error.code
+            return
+        for name, record in message.content.items():
+            if name == "manifests":
+                kinds = {n: str(wire.Manifest.parse(str(t)).kind) for n, t in record.items()}
+                crossing.arrays |= kinds
+            elif name in ("step", "metrics"):
+                crossing.numbers |= set(record)
+            elif name not in ("arrays", "task"):
+                crossing.numbers |= {f"{name}: {key}" for key in record}
+
+
+# ---- scripts ----------------------------------------------------------------------------------
+
+
+def never(request: Message, reply: Message) -> list[Message]:
+    return []
+
+
+def changed(
+    request: Message,
+    reply: Message,
+    *,
+    arrays: Mapping[str, Packed] | None = None,
+    numbers: Mapping[str, Any] | None = None,
+    without: Sequence[str] = (),
+) -> Message:
+    """A reply with more, other or fewer arrays and numbers than the site gave."""
+    packed, tables = records.read(reply.content)
+    packed = {n: p for n, p in {**packed, **(arrays or {})}.items() if n not in without}
+    table = {n: v for n, v in {**tables["metrics"], **(numbers or {})}.items() if n not in without}
+    return Message(records.write(packed, metrics=table), reply_to=request)
+
+
+def reshaped(change: Callable[[Arrays], Arrays]) -> Script:
+    """A site whose model passes through `change` before it is sent."""
+
+    def script(request: Message, reply: Message) -> list[Message]:
+        model = records.read(reply.content)[0]["model"].unpack()
+        sent = wire.pack(change({n: a.copy() for n, a in model.items()}), Kind.MODEL)
+        return [changed(request, reply, arrays={"model": sent})]
+
+    return script
+
+
+def raw(request: Message, **content: ConfigRecord | MetricRecord) -> Message:
+    """A reply that does not even have the form of ours."""
+    return Message(RecordDict(dict(content)), reply_to=request)
+
+
+# ---- driving ----------------------------------------------------------------------------------
+
+
+class Bench:
+    """One strategy over a grid, as server.training would have made it."""
+
+    def __init__(
+        self, nodes: Sequence[Node], method: str, script: Mapping[str, Script] | None = None, **s: Any
+    ) -> None:
+        self.config = RunConfig.parse(FAST | {"method": method} | dotted(s))
+        self.grid = ScriptedGrid(nodes, script)
+        self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
+        who, sites = self.roster, len(self.roster.nodes)
+        self.task = self.config.task(method, 0, who.shape, len(who.classes), sites)
+        network = models.build(self.task.model, self.task.dims, self.task.classes, 0)
+        self.model: Arrays = {n: a.copy() for n, a in models.to_arrays(network).items()}
+        self.notices: list[tuple[str, str, str]] = []
+        self.strategy: FedDA = load_half("strategies", method).STRATEGY(
+            self.task,
+            self.roster,
+            wire.pack(self.model, Kind.MODEL).manifest,
+            wait=self.config.wait,
+            guard=self.config.guard,
+            notice=lambda *notice: self.notices.append(notice),
+        )
+
+    def begin(self, server_round: int = 1) -> list[Message]:
+        """The requests of a round."""
+        sent = self.strategy.packed(self.model)
+        return list(self.strategy.configure_train(server_round, sent, ConfigRecord(), self.grid))
+
+    def round(self, server_round: int = 1) -> tuple[Arrays, dict[str, Any]]:
+        """One round -> the next model, its numbers."""
+        replies = Mail(self.grid).deliver(self.begin(server_round), self.config.wait.train)
+        arrays, numbers = self.strategy.aggregate_train(server_round, replies)
+        assert arrays is not None and numbers is not None
+        self.model = self.unpack(arrays)
+        return self.model, dict(numbers)
+
+    def unpack(self, arrays: Any) -> Arrays:
+        text = self.strategy.layout.text
+        return records.from_arrays(arrays, {"model": text})["model"].unpack()
+
+    def accept(self, *replies: Message) -> list[Reply]:
+        return list(self.strategy.accept(iter(replies)))
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments as settings: kd3a__batchnorm -> kd3a.batchnorm."""
+    return {k.replace("__", ".").replace("_", "-"): v for k, v in settings.items()}
+
+
+def run(
+    nodes: Sequence[Node],
+    settings: Mapping[str, Any],
+    *listeners: Listener,
+    script: Mapping[str, Script] | None = None,
+    grid: ScriptedGrid | None = None,
+) -> tuple[dict[str, Any], list[Event]]:
+    """A whole run with fresh sites -> results.json's content, and the events in order."""
+    resident.cache_clear()
+    events: list[Event] = []
+    journal = Journal(None, events.append, *listeners)
+    config = RunConfig.parse(FAST | dict(settings))
+    return server_run.execute(config, grid or ScriptedGrid(nodes, script), journal), events

@@ -1,0 +1,126 @@
+"""The running mean: the weighted mean, bit for bit the same in whatever order models come."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedda.average import RunningMean
+from fedda.wire import Arrays
+
+
+def some_models(count: int, seed: int = 0, scale: float = 1.0) -> list[Arrays]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "w": (scale * rng.normal(size=(3, 4))).astype(np.float32),
+            "tiny": (1e-6 * rng.normal(size=5)).astype(np.float32),
+            "half": rng.normal(size=2).astype(np.float16),
+            "n": np.array(rng.integers(100)),
+        }
+        for _ in range(count)
+    ]
+
+
+def mean(models: list[Arrays], weights: list[float]) -> Arrays:
+    running = RunningMean(models[0])
+    for model, weight in zip(models, weights, strict=True):
+        running.add(model, weight)
+    return running.result()
+
+
+def naive(values: list[np.ndarray], weights: list[float]) -> np.ndarray:
+    """One number at a time."""
+    flat = [[float(x) for x in v.ravel()] for v in values]
+    total = math.fsum(weights)
+    return np.array(
+        [
+            math.fsum(w * v[i] for w, v in zip(weights, flat, strict=True)) / total
+            for i in range(len(flat[0]))
+        ]
+    ).reshape(values[0].shape)
+
+
+def bits(model: Arrays) -> dict[str, tuple[bytes, np.dtype]]:
+    return {name: (a.tobytes(), a.dtype) for name, a in model.items()}
+
+
+def test_a_mean_by_hand() -> None:
+    models = [{"w": np.array([0, 4], np.float32)}, {"w": np.array([8, 4], np.float32)}]
+    np.testing.assert_array_equal(mean(models, [0.75, 0.25])["w"], np.array([2, 4], np.float32))
+    np.testing.assert_array_equal(mean(models, [0.3, 0.3])["w"], np.array([4, 4], np.float32))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(0, 99))
+def test_it_is_the_naive_mean(weights: list[float], seed: int) -> None:
+    models = some_models(len(weights), seed)
+    found = mean(models, weights)
+    for name in ("w", "tiny", "half"):
+        wanted = naive([m[name] for m in models], weights)
+        assert found[name].dtype == models[0][name].dtype
+        rounding = np.abs(wanted) * np.finfo(found[name].dtype).eps + 1e-13
+        assert (np.abs(found[name] - wanted) <= rounding).all()
+
+
+@given(st.permutations(range(7)), st.integers(0, 30), st.sampled_from([1e-3, 1.0, 37.0, 1e4]))
+@example([6, 5, 4, 3, 2, 1, 0], 0, 1.0)
+def test_any_order_gives_the_same_bits(order: list[int], seed: int, scale: float) -> None:
+    models = some_models(7, seed, scale)
+    weights = np.random.default_rng(seed).dirichlet(np.ones(7)).tolist()
+    like = models[0]
+
+    def add_in(order: list[int]) -> Arrays:
+        running = RunningMean(like)
+        for k in order:
+            running.add(models[k], weights[k])
+        return running.result()
+
+    assert bits(add_in(order)) == bits(add_in(list(range(7))))
+
+
+def test_plain_sums_would_depend_on_the_order() -> None:
+    """Without this the test above could not fail."""
+    models, weights = some_models(7), np.random.default_rng(0).dirichlet(np.ones(7))
+    sums = {
+        sum(weights[k] * models[k]["w"].astype(np.float64) for k in order).tobytes()
+        for order in ([0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [3, 1, 6, 0, 2, 5, 4])
+    }
+    assert len(sums) > 1
+
+
+def test_some_of_the_sites_weigh_among_themselves() -> None:
+    """Shares of three sites, of which two came: 1/4 and 1/2 become 1/3 and 2/3."""
+    models = [{"w": np.array([3], np.float32)}, {"w": np.array([6], np.float32)}]
+    assert mean(models, [0.25, 0.5])["w"] == np.float32(5)
+
+
+def test_counters_are_the_largest_seen() -> None:
+    models = [{"n": np.array(k), "w": np.ones(1, np.float32)} for k in (3, 9, 5)]
+    found = mean(models, [0.2, 0.2, 0.6])["n"]
+    assert found == 9 and found.dtype == np.int64 and found.shape == ()
+
+
+def test_equal_models_are_their_own_mean() -> None:
+    model = some_models(1, scale=5)[0]
+    assert bits({"w": mean([model] * 3, [0.2, 0.5, 0.3])["w"]}) == bits({"w": model["w"]})
+
+
+def test_nothing_with_a_weight_is_no_mean() -> None:
+    running = RunningMean(some_models(1)[0])
+    with pytest.raises(ValueError, match="no model with a positive weight"):
+        running.result()
+
+
+def test_memory_does_not_grow_with_the_models() -> None:
+    like = {"w": np.zeros(100_000, np.float32)}
+    tracemalloc.start()
+    running = RunningMean(like)
+    for k in range(20):
+        running.add({"w": np.full(100_000, k, np.float32)}, 0.05)
+    assert running.result()["w"][0] == np.float32(9.5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3.5 * 800_000  # sum, one term and one arriving model in float64

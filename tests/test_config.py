@@ -1,0 +1,189 @@
+"""Settings: typed, frozen, refused when unknown, and the same in pyproject.toml."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fedda import config
+from fedda.config import RunConfig, Task, defaults, flatten, methods, overrides, unflatten
+from fedda.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_methods_that_are_there() -> None:
+    assert {"fedavg", "fedprox", "kd3a"} <= set(methods())
+    with pytest.raises(ConfigError, match="no method 'fedsgd'; choose one of .*kd3a"):
+        config.method_module("fedsgd")
+    with pytest.raises(ConfigError, match="no method '../kd3a'"):
+        Task.parse({"method": "../kd3a"})
+
+
+def test_pyproject_repeats_the_defaults() -> None:
+    app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert flatten(app["config"]) == defaults()
+    assert list(flatten(app["config"])) == list(defaults())
+    for key, value in defaults().items():  # 1 and 1.0 are equal and true is 1, but not to Flower
+        assert type(flatten(app["config"])[key]) is type(value), key
+    assert app["components"] == {"serverapp": "server.app:app", "clientapp": "clients.app:app"}
+    assert {pattern.split("/")[0] for pattern in app["fab-include"]} == {
+        "fedda",
+        "clients",
+        "strategies",
+        "server",
+    }
+
+
+def test_every_setting_says_what_it_means() -> None:
+    def sections(section: Any) -> list[Any]:
+        inner = [f.default for f in section.model_fields.values() if hasattr(f.default, "flat")]
+        return [section, *(s for part in inner for s in sections(type(part)))]
+
+    for top in (RunConfig, *(config.method_module(m).Config for m in methods())):
+        for section in sections(top):
+            for name, fact in section.model_fields.items():
+                told = fact.description or hasattr(fact.default, "flat") or fact.exclude
+                assert told, f"{section.__name__}.{name}"
+
+
+@pytest.mark.parametrize("preset", [(m, p) for m in methods() for p in ("paper", "official")])
+def test_presets_are_settings(preset: tuple[str, str]) -> None:
+    method, name = preset
+    chosen = config.method_module(method).PRESETS.get(name, {})
+    parsed = RunConfig.parse({f"{method}.{k}": v for k, v in chosen.items()})
+    assert {k: parsed.flat()[f"{method}.{k}"] for k in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"round": 3}, "no setting 'round'"),
+        ({"train.learning-rate": 0.1}, "no setting 'train.learning-rate'"),
+        ({"kd3a.gate.middle": 0.1}, "no setting 'kd3a.gate.middle'"),
+        ({"options.mixup": 0.1}, "no setting 'options"),
+        ({"fedsgd.lr": 0.1}, "no setting 'fedsgd'"),
+        ({"method": "fedsgd"}, "no method 'fedsgd'"),
+        ({"run.baseline": "fedsgd"}, "no method 'fedsgd'"),
+        ({"rounds": "many"}, "rounds is 'many'"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"rounds": 2.5}, "rounds is 2.5"),
+        ({"train.batch-size": 1}, "train.batch-size is 1"),
+        ({"train.lr": float("nan")}, "train.lr is nan"),
+        ({"train.lr": float("inf")}, "train.lr is inf"),
+        ({"train.momentum": 1}, "train.momentum is 1"),
+        ({"kd3a.gate.low": 1.0}, "kd3a.gate.low is 1.0"),
+        ({"kd3a.vote": "loud"}, "kd3a.vote is 'loud'"),
+        ({"input.channels": 2}, "input.channels is 2"),
+        ({"run.name": "../else"}, "run.name is '../else'"),
+        ({"run.name": "a/b"}, "run.name is 'a/b'"),
+        ({"run.seeds": "1;2"}, "run.seeds is '1;2'"),
+        ({"train": 3}, "train is 3"),
+        ({"rounds.extra": 3, "rounds": 3}, "rounds"),
+        ({"rounds": 3, "rounds.extra": 3}, "'rounds.extra' is given beside a value for 'rounds'"),
+    ],
+)
+def test_what_is_wrong_is_named(flat: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig.parse(flat)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "..."])
+def test_a_run_cannot_leave_its_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        RunConfig.parse({"run.name": name})
+
+
+def test_a_config_is_frozen() -> None:
+    parsed = RunConfig.parse({})
+    with pytest.raises(ValidationError, match="frozen"):
+        parsed.rounds = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        parsed.train.lr = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        parsed.options["kd3a"].gate.low = 0.1
+
+
+def test_overrides_take_the_type_of_the_default() -> None:
+    given = ["rounds=3", "train.lr=1e-3", "wait.sites=5", "kd3a.heads=local", "gate.low=0.5"]
+    found = overrides("kd3a", [*given, "focus-by-examples=FALSE", "run.evaluate=true", "model.sizes="])
+    assert found == {
+        "rounds": 3,
+        "train.lr": 0.001,
+        "wait.sites": 5.0,
+        "kd3a.heads": "local",
+        "kd3a.gate.low": 0.5,
+        "kd3a.focus-by-examples": False,
+        "run.evaluate": True,
+        "model.sizes": "",
+    }
+    assert {k: type(v) for k, v in found.items()} == {k: type(defaults()[k]) for k in found}
+    assert overrides("kd3a", ["run.baseline=a=b"]) == {"run.baseline": "a=b"}
+    assert overrides("fedprox", ["mu=1"]) == {"fedprox.mu": 1.0}
+    assert overrides("fedavg", ["kd3a.mixup=2"]) == {"kd3a.mixup": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("rounds", "'rounds' is not a setting; write it as key=value"),
+        ("rounds=3.0", "rounds is '3.0', but must be a whole number"),
+        ("train.lr=fast", "train.lr is 'fast', but must be a number"),
+        ("run.evaluate=1", "run.evaluate is '1', but must be true or false"),
+        ("round=3", "no setting 'round'; did you mean rounds"),
+        ("mix-up=3", "no setting 'mix-up'; did you mean mixup"),
+        ("train.rate=3", "no setting 'train.rate'; did you mean train"),
+        ("zzzzzz=3", "no setting 'zzzzzz'; see fedda settings"),
+        ("mu=3", "no setting 'mu'"),
+    ],
+)
+def test_overrides_that_cannot_be(pair: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        overrides("kd3a", [pair])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_task_survives_the_wire(method: str) -> None:
+    given = {"train.lr-end": 0.5, "train.carry-momentum": True, "kd3a.gate.low": 0.25}
+    task = RunConfig.parse(given).task(method, 7, (3, 32, 32), 10, 5)
+    assert Task.parse(task.flat()) == task
+    assert task.dims == (3, 32, 32)
+    assert RunConfig.parse({}).task(method, 7, (400,), 10, 5).dims == (400,)
+    assert all(type(value) in (bool, int, float, str) for value in task.flat().values())
+    if method == "kd3a":
+        assert Task.parse(task.flat()).options.gate.low == 0.25
+
+
+def test_a_task_says_nothing_of_the_server() -> None:
+    flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), 4, 4).flat()
+    assert {key.split(".")[0] for key in flat} == {
+        *("method", "seed", "rounds", "shape", "classes", "sites"),
+        *("model", "train", "wire", "options"),
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run.dir": "/"}, {"options.secret": 1}, {"classes": -1}, {"sites": 10**6}, {"shape": "a"}],
+)
+def test_a_task_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), 4, 4).flat()
+    with pytest.raises(ConfigError):
+        Task.parse(flat | change)
+
+
+def test_flat_and_nested_tables() -> None:
+    tree = {"a": 1, "b": {"c": 2, "d": {"e": "x"}}}
+    assert flatten(tree) == {"a": 1, "b.c": 2, "b.d.e": "x"}
+    assert unflatten(flatten(tree)) == tree
+
+
+def test_the_baseline_trains_first_and_only_once() -> None:
+    assert RunConfig.parse({"run.baseline": "fedavg"}).trainings == ["fedavg", "kd3a"]
+    assert RunConfig.parse({"run.baseline": "kd3a"}).trainings == ["kd3a"]
+    assert RunConfig.parse({"run.seeds": "3,1"}).seeds == [3, 1]

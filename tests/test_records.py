@@ -1,0 +1,108 @@
+"""Packed arrays and numbers as Flower's records, and back."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedda import records
+from fedda.errors import WireError
+from fedda.wire import Kind, pack
+
+MODEL = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
+ATOMS = pack({"x": np.ones((4, 5), np.float32)}, Kind.ATOMS)
+
+
+@given(
+    st.dictionaries(st.text(min_size=1), st.sampled_from([MODEL, ATOMS]), max_size=4),
+    st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False) | st.integers(-9, 9)),
+)
+def test_what_is_written_is_read(arrays: dict, numbers: dict) -> None:
+    content = records.write(arrays, metrics=numbers, step={"round": 2}, task={"method": "kd3a"})
+    found, tables = records.read(content)
+    assert found == arrays
+    assert tables == {"metrics": numbers, "step": {"round": 2}, "task": {"method": "kd3a"}}
+
+
+def test_a_message_without_arrays_has_only_its_tables() -> None:
+    assert records.read(records.write(offer={"name": "anna", "classes": ["a", "b"]})) == (
+        {},
+        {"offer": {"name": "anna", "classes": ["a", "b"]}},
+    )
+
+
+def test_messages_to_many_sites_share_one_buffer() -> None:
+    contents = [records.write({"model": MODEL}) for _ in range(3)]
+    assert len({id(c) for c in contents}) == 3  # records are not aliased
+    for content in contents:
+        assert content["arrays"]["model"].data is MODEL.buffer  # type: ignore[index]
+        assert records.read(content)[0]["model"].buffer is MODEL.buffer
+
+
+def test_size_is_what_travels() -> None:
+    content = records.write({"model": MODEL, "teacher/a": MODEL, "atoms": ATOMS}, metrics={"l": 1})
+    sizes = records.size(content)
+    assert sizes["model"] == 2 * len(MODEL.buffer)
+    assert sizes["atoms"] == len(ATOMS.buffer)
+    rest = [r for name, r in content.items() if name != "arrays"]
+    assert sizes["scalars"] == sum(len(r.deflate()) for r in rest) > 0
+    assert sum(sizes.values()) < len(content["arrays"].deflate()) + 1000 + sum(
+        len(a.data)
+        for a in content["arrays"].values()  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize("name", ["features", "fitins.parameters", "Arrays", ""])
+def test_an_unknown_record_is_refused_by_name(name: str) -> None:
+    with pytest.raises(WireError, match=f"record '{name}'"):
+        records.read(RecordDict({name: ConfigRecord({"x": 1})}))
+
+
+def test_a_record_of_the_wrong_kind_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match="'metrics' is not a MetricRecord"):
+        records.read(RecordDict({"metrics": ConfigRecord({"loss": "secret"})}))
+    with pytest.raises(WireError, match="'arrays' is not a ArrayRecord"):
+        records.read(RecordDict({"arrays": MetricRecord({"loss": 1})}))
+    with pytest.raises(WireError, match="'manifests' is not a ConfigRecord"):
+        records.read(RecordDict({"manifests": MetricRecord({"loss": 1})}))
+
+
+def broken() -> dict[str, RecordDict]:
+    plain = Array(np.zeros(3, np.float32))  # as any NumPy client would send it
+    text = ConfigRecord({"model": MODEL.manifest.text})
+    short = Array("uint8", (3,), records.STYPE, b"abc")
+    return {
+        "Arrays and manifests do not match at model": RecordDict(
+            {"arrays": records.to_arrays({"model": MODEL})}
+        ),
+        "do not match at features": RecordDict(
+            {"arrays": records.to_arrays({"model": MODEL, "features": ATOMS}), "manifests": text}
+        ),
+        "'model' is serialised as 'numpy.ndarray'": RecordDict(
+            {"arrays": ArrayRecord({"model": plain}), "manifests": text}
+        ),
+        "holds 3 bytes": RecordDict({"arrays": ArrayRecord({"model": short}), "manifests": text}),
+        "manifest that cannot be read": RecordDict(
+            {
+                "arrays": records.to_arrays({"model": MODEL}),
+                "manifests": ConfigRecord({"model": 7}),
+            }
+        ),
+    }
+
+
+@pytest.mark.parametrize("message", list(broken()))
+def test_arrays_that_do_not_fit_their_manifests_are_refused(message: str) -> None:
+    content = broken()[message]
+    with pytest.raises(WireError, match=message):
+        records.read(content)
+    assert records.size(content)["unreadable"] > 0  # counted all the same, never an exception
+
+
+def test_records_of_strangers_are_counted() -> None:
+    strange = RecordDict({"arrays": ConfigRecord({"x": "y" * 100}), "more": MetricRecord({"a": 1})})
+    assert sum(records.size(strange).values()) > 100
+    alone = RecordDict({"features": ArrayRecord({"z": Array(np.zeros(500, np.float32))})})
+    assert records.size(alone)["unreadable"] >= 2000
+    assert records.size(RecordDict()) == {"scalars": 0}

@@ -1,0 +1,232 @@
+"""The wire contract: packing loses nothing, and whatever is not listed is refused by name."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedda.errors import NotFiniteError, WireError
+from fedda.wire import (
+    ALIGN,
+    DTYPES,
+    MAX_ENTRIES,
+    Arrays,
+    Entry,
+    Kind,
+    Manifest,
+    Packed,
+    Rule,
+    pack,
+)
+
+WHOLE = sorted(DTYPES - {"float16", "float64"})  # what travels in float32 without rounding
+
+arrays = st.dictionaries(
+    st.text(min_size=1, max_size=8),
+    st.sampled_from(WHOLE).flatmap(
+        lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+    ),
+    max_size=5,
+)
+
+
+def same(found: Arrays, wanted: Arrays) -> None:
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)  # shape as well, 0-d included
+
+
+@settings(max_examples=40)
+@given(arrays)
+@example({})
+@example({"a": np.float32(3).reshape(()), "none": np.zeros((0, 3), np.int64)})
+def test_what_is_packed_comes_out(given: Arrays) -> None:
+    packed = pack(given, Kind.MODEL)
+    travelled = Packed(Manifest.parse(packed.manifest.text), packed.buffer)
+    same(travelled.unpack(), given)
+    assert travelled.manifest == packed.manifest
+
+
+@given(hnp.arrays(np.float32, 5, elements=st.floats(-1000, 1000, width=32)))
+def test_float16_halves_the_bytes_and_keeps_the_dtype(values: np.ndarray) -> None:
+    packed = pack({"w": values}, Kind.MODEL, "float16")
+    assert packed.raw()["w"].dtype == np.float16
+    same(packed.unpack(), {"w": values.astype(np.float16).astype(np.float32)})
+    long = {"w": np.zeros(800, np.float32), "n": np.zeros(100, np.int64)}
+    assert len(pack(long, Kind.MODEL).buffer) == 3200 + 800
+    assert len(pack(long, Kind.MODEL, "float16").buffer) == 1600 + 800  # integers stay whole
+
+
+@settings(max_examples=25)
+@given(arrays)
+def test_entries_start_at_multiples_of_eight(given: Arrays) -> None:
+    manifest = pack(given, Kind.MODEL).manifest
+    assert all(start % ALIGN == 0 for start in manifest.offsets)
+    for entry, start, end in zip(
+        manifest.entries, manifest.offsets, manifest.offsets[1:], strict=False
+    ):
+        assert 0 <= end - start - entry.size * manifest.travels(entry).itemsize < ALIGN
+
+
+def test_unpacking_a_model_copies_nothing() -> None:
+    packed = pack({"w": np.ones(4, np.float32)}, Kind.MODEL)
+    assert packed.unpack()["w"].base is not None
+    assert not packed.unpack()["w"].flags.writeable
+
+
+def test_wrong_byte_count_and_types_that_do_not_travel_are_refused() -> None:
+    packed = pack({"w": np.ones(4, np.float32)}, Kind.ATOMS)
+    with pytest.raises(WireError, match="atoms holds 15 bytes, but its manifest describes 16"):
+        Packed(packed.manifest, packed.buffer[:-1])
+    with pytest.raises(WireError, match="who is of type <U4"):
+        pack({"who": np.array(["anna"])}, Kind.MODEL)
+    with pytest.raises(WireError, match="z is of type complex64"):
+        pack({"z": np.zeros(2, np.complex64)}, Kind.MODEL)
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    given = {"ok": np.ones(3, np.float32), "bad": np.array([1, np.nan], np.float32)}
+    with pytest.raises(NotFiniteError, match="bad from anna"):
+        pack(given, Kind.MODEL).check_finite("anna")
+    too_large = pack({"w": np.array([1e6], np.float32)}, Kind.MODEL, "float16")
+    with pytest.raises(NotFiniteError, match="w from anna"):
+        too_large.check_finite("anna")
+    pack({"n": np.array([2**62])}, Kind.MODEL).check_finite("anna")
+
+
+# ---- manifests from strangers -------------------------------------------------------------------
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+almost = st.tuples(
+    st.sampled_from(["model", "atoms", "images", 1, None]) | anything,
+    st.sampled_from(["float32", "float16", "int64", "object"]) | anything,
+    st.lists(
+        st.tuples(
+            st.text(max_size=3) | anything,
+            st.sampled_from(["float32", "O", "bool"]) | anything,
+            st.lists(st.integers(-1, 3) | anything, max_size=9) | anything,
+        ),
+        max_size=4,
+    )
+    | anything,
+).map(json.dumps)
+
+
+@settings(max_examples=150)
+@given(st.text() | anything.map(json.dumps) | almost)
+def test_any_text_is_a_manifest_or_a_wire_error(text: str) -> None:
+    try:
+        found = Manifest.parse(text)
+    except WireError:
+        return
+    assert Manifest.parse(found.text) == found
+    with pytest.raises(WireError):
+        Packed(found, bytes(found.nbytes + 1) if found.nbytes < 1e6 else b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '["model","float32",' + "[" * 100_000 + "]" * 100_000 + "]",
+        "9" * 100_000,
+        f'["model","float32",[["w","float32",[{"9" * 5000}]]]]',
+        json.dumps(["model", "float32", [["w", "float32", [1] * 9]]]),
+        json.dumps(["model", "float32", [["w", "float32", [2**40]]]]),
+        json.dumps(["model", "float32", [["w", "float32", [2**39] * 8]]]),
+        json.dumps(["model", "float32", [["w", "float32", [1]]] * 2]),
+        json.dumps(["model", "float32", [["w", "float32", [True]]]]),
+        json.dumps(["model", "float32", [["w", "float32", ""]]]),
+        json.dumps(["model", "float32", [["w", "float32", {}]]]),
+        json.dumps(["model", "int64", []]),
+        json.dumps(["model", "float32", [[str(i), "bool", []] for i in range(MAX_ENTRIES + 1)]]),
+        '["model","float32",[["w","float32",[NaN]]]]',
+    ],
+)
+def test_bombs_are_refused_quickly(text: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(WireError, match="cannot be read"):
+        Manifest.parse(text)
+    assert time.perf_counter() - start < 2
+
+
+def test_a_manifest_of_more_than_memory_needs_no_memory_to_refuse() -> None:
+    text = json.dumps(["model", "float32", [["w", "float64", [2**19, 2**20]]]])
+    with pytest.raises(WireError, match="holds 4 bytes"):
+        Packed(Manifest.parse(text), b"four")
+
+
+def test_an_entry_without_values_can_be_unpacked() -> None:
+    text = json.dumps(["atoms", "float32", [["w", "float64", [0, 2**19, 2**20]]]])
+    assert Packed(Manifest.parse(text), b"").unpack()["w"].size == 0
+    text = json.dumps(["atoms", "float32", [["w", "float64", [0, 2**20, 2**20]]]])
+    with pytest.raises(WireError, match="cannot be read"):  # numpy could not make the shape
+        Manifest.parse(text)
+
+
+# ---- rules ----------------------------------------------------------------------------------------
+
+MODEL = {"w": np.zeros((2, 3), np.float32), "n": np.zeros((), np.int64)}
+LAYOUT = pack(MODEL, Kind.MODEL).manifest
+RULE = Rule(
+    {"model": Kind.MODEL, "teacher/*": Kind.MODEL, "atoms": Kind.ATOMS},
+    frozenset({"loss", "focus/*"}),
+)
+
+
+def check(arrays: dict[str, Packed] | None = None, numbers: dict[str, Any] | None = None) -> None:
+    RULE.check(arrays or {}, numbers or {}, model=LAYOUT, sites=3, where="anna (source)")
+
+
+def test_what_is_listed_passes() -> None:
+    model = pack(MODEL, Kind.MODEL)
+    check(
+        {"model": model, **{f"teacher/{i}": model for i in range(3)}},
+        {"loss": 0.5, **{f"focus/{i}": i for i in range(3)}},
+    )
+    check({"model": pack(MODEL, Kind.MODEL, "float16")})
+    check({"atoms": pack({"x": np.zeros((7, 5), np.float32)}, Kind.ATOMS)})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "numbers", "message"),
+    [
+        ({"features": MODEL}, {}, "no array 'features'"),
+        ({"model": {"z": np.zeros((50, 16), np.float32)}}, {}, "'model' is not .* differs at n"),
+        ({"model": {**MODEL, "z": np.zeros(50, np.float32)}}, {}, "'model' .* differs at z"),
+        ({"model": {"n": MODEL["n"], "w": MODEL["w"]}}, {}, "'model' .* in another order"),
+        ({"model": {**MODEL, "w": np.zeros((3, 2), np.float32)}}, {}, "'model' .* differs at w"),
+        ({"model": {**MODEL, "w": np.zeros((2, 3))}}, {}, "'model' .* differs at w"),
+        ({"teacher/anna": {"z": MODEL["w"]}}, {}, "'teacher/anna' is not this run's model"),
+        ({"atoms": MODEL}, {}, "'atoms' is of kind model, the contract has atoms"),
+        ({}, {"accuracy": 0.5}, "no number 'accuracy'"),
+        ({}, {"loss": [0.1, 0.2]}, "'loss' must be a single number"),
+        ({}, {"loss": "0.1"}, "'loss' must be a single number"),
+        ({}, {"loss": True}, "'loss' must be a single number"),
+        ({}, {"loss": np.float64(1)}, "'loss' must be a single number"),
+        ({}, {f"focus/{i}": 0.5 for i in range(4)}, r"4 times 'focus/\*', but the run has 3"),
+        ({f"teacher/{i}": MODEL for i in range(4)}, {}, r"4 times 'teacher/\*'"),
+    ],
+)
+def test_what_is_not_listed_is_refused_by_name(
+    arrays: dict[str, Arrays], numbers: dict[str, Any], message: str
+) -> None:
+    packed = {name: pack(a, Kind.MODEL) for name, a in arrays.items()}
+    with pytest.raises(WireError, match=rf"^anna \(source\): .*{message}"):
+        check(packed, numbers)
+
+
+def test_an_entry_knows_its_size() -> None:
+    assert Entry("w", "float32", (2, 3, 4)).size == 24
+    assert Entry("n", "int64", ()).size == 1
+    assert LAYOUT.nbytes == 24 + 8
