@@ -5,6 +5,7 @@ NumPyClient face is `fit` and `evaluate`: lists of flat arrays and a table of nu
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from fedda import models, wire
 from fedda.config import Task
-from fedda.errors import DataError, NotFiniteError
+from fedda.errors import ConfigError, DataError, NotFiniteError
 from fedda.train import batches, generator, learning_rate, round_images, seed_for
 from fedda.wire import Kind, Manifest, Packed, Role
 
@@ -82,7 +83,7 @@ class Client(NumPyClient):
         self.model.train()
         numbers = self.train(request)
         numbers["seconds"] = time.perf_counter() - start
-        if not all(np.isfinite(value) for value in numbers.values()):
+        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers.values()):
             raise NotFiniteError("The training's numbers are not finite; lower train.lr.")
         sent = self.outgoing(request)
         numbers[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in sent.items()])
@@ -127,10 +128,19 @@ class Client(NumPyClient):
         return self.workspace.optimizer(request.task, rate, request.round)
 
     def shares(self, request: Request) -> list[Tensor]:
-        """The images of this round, by index, one tensor per epoch it touches."""
-        task = request.task
+        """The images of this round, by index, one tensor per epoch it touches.
+
+        Raises:
+            ConfigError: a round's part of this site's images is less than a batch can be.
+        """
+        task, rounds = request.task, request.task.train.rounds_per_epoch
+        if len(self.data) < 2 * rounds:
+            raise ConfigError(
+                f"train.rounds-per-epoch is {rounds:g}, which leaves less than two of this site's "
+                f"{len(self.data)} images to a round; lower it to {len(self.data) // 2} or less."
+            )
         seed = seed_for(task.seed, self.site.name)
-        return round_images(len(self.data), request.round, task.train.rounds_per_epoch, seed)
+        return round_images(len(self.data), request.round, rounds, seed)
 
     def batches(self, request: Request) -> Iterator[Tensor]:
         """This round's mini-batches of indices."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -95,7 +96,7 @@ class Workspace:
         self._second: models.Model | None = None
         self.model = self._blank()
         self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
-        self._momentum: dict[str, Any] | None = None
+        self._momentum: dict[int, dict[str, Any]] = {}
 
     def _blank(self) -> "models.Model":
         # Pretrained or not, the weights come with the server's first message.
@@ -112,18 +113,23 @@ class Workspace:
         """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
         optimizer = make_optimizer(self.model, task.train, rate)
         if task.train.carry_momentum and server_round > 1:
-            kept = self._momentum or state.load_optimizer(self._site, task, server_round - 1)
+            last = server_round - 1
+            kept = self._momentum.get(last) or state.load_optimizer(self._site, task, last)
             if kept is not None:
                 rates = [group["lr"] for group in optimizer.param_groups]
-                optimizer.load_state_dict(kept)
+                optimizer.load_state_dict(deepcopy(kept))  # else its steps would change `kept`
                 for group, new in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = new
         return optimizer
 
     def keep(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
-        """Remember the optimizer for the next round, also on disk if the site has a place."""
+        """Remember the optimizer for the next round, also on disk if the site has a place.
+
+        The one of the round before stays too, since the server may ask for a round again.
+        """
         if task.train.carry_momentum:
-            self._momentum = optimizer.state_dict()
+            before = {r: kept for r, kept in self._momentum.items() if r == server_round - 1}
+            self._momentum = before | {server_round: optimizer.state_dict()}
             state.save_optimizer(self._site, task, server_round, optimizer)
 
 

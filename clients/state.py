@@ -36,18 +36,22 @@ def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim
                 tensors[name] = value.detach().cpu().contiguous()
             else:
                 plain[name] = value
-    about = {"round": server_round, "plain": plain, "groups": kept["param_groups"]}
-    path = _path(site, task)
+    about = {"plain": plain, "groups": kept["param_groups"]}
+    path = _path(site, task, server_round)
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, part, metadata={"fedda": json.dumps(about)})
     part.replace(path)
+    recent = {path, _path(site, task, server_round - 1)}
+    for old in set(path.parent.glob(_path(site, task, "*").name)) - recent:
+        old.unlink(missing_ok=True)
 
 
 def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any] | None:
     """The optimizer's state as it was after that round, or None where there is none."""
-    path = _path(site, task)
+    path = _path(site, task, server_round)
     if site.state_dir is None or not path.is_file():
+        logger.warning("no optimizer's state of round %d is left; starting afresh", server_round)
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -56,13 +60,6 @@ def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any
     except (OSError, SafetensorError, KeyError, ValueError):
         logger.warning("the optimizer's state at %s cannot be read; starting afresh", path)
         return None
-    if about["round"] != server_round:
-        logger.warning(
-            "the optimizer's state is of round %d, not %d; starting afresh",
-            about["round"],
-            server_round,
-        )
-        return None
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **about["plain"]}.items():
         index, key = name.split("/")
@@ -70,6 +67,6 @@ def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any
     return {"state": state, "param_groups": about["groups"]}
 
 
-def _path(site: "Site", task: Task) -> Path:
+def _path(site: "Site", task: Task, server_round: int | str) -> Path:
     base = site.state_dir or Path()
-    return base / site.name / f"{task.method}-{task.seed}.optimizer.safetensors"
+    return base / site.name / f"{task.method}-{task.seed}.{server_round}.optimizer.safetensors"

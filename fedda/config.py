@@ -130,7 +130,7 @@ class GuardConfig(Section):
 class RunSection(Section):
     """The run as a whole; never sent to a site."""
 
-    name: str = Field(default="run", pattern=r"^[\w.-]+$", description="results go to DIR/NAME")
+    name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$", description="results go to DIR/NAME")
     dir: str = Field(default="runs", description="folder of all runs, on the server")
     seeds: str = Field(
         default="0", pattern=r"^\d+(,\d+)*$", description="one training per seed: 0,1,2"
@@ -215,6 +215,8 @@ class RunConfig(Section):
             ConfigError: a key is unknown, or a value has the wrong type or range.
         """
         tree = unflatten(flat)
+        if "options" in tree:  # what the methods' own sections are kept in, and no setting
+            raise ConfigError("There is no setting 'options'; see fedda settings.")
         options = {m: validate(method_module(m).Config, tree.pop(m, {}), m) for m in methods()}
         config = validate(cls, tree).model_copy(update={"options": options})
         for method in config.trainings:
@@ -330,5 +332,7 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"'{key}' is given beside a value for '{part}' itself.")
+        if leaf in node:
+            raise ConfigError(f"'{key}' is given beside values for keys below it.")
         node[leaf] = value
     return tree

@@ -47,11 +47,11 @@ def round_images(n: int, server_round: int, rounds_per_epoch: float, seed: int) 
 def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
     """Mini-batches of indices; a single left-over image joins the batch before it.
 
-    BatchNorm cannot learn from one image, so a share of one image gives no batch at all.
+    BatchNorm cannot learn from one image, so a share of one image or none gives no batch at all.
     """
     for share in shares:
         parts = list(share.split(batch_size))
-        if parts and len(parts[-1]) == 1:
+        if len(parts[-1]) < 2:
             last = parts.pop()
             if parts:
                 parts[-1] = torch.cat([parts[-1], last])

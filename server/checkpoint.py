@@ -47,11 +47,12 @@ def write(folder: Path, state: State) -> None:
     flat = {f"model/{n}": a for n, a in state.model.items()}
     for site, arrays in state.kept.items():
         flat |= {f"kept/{site}/{n}": a for n, a in arrays.items()}
-    data = save({n: np.ascontiguousarray(a) for n, a in flat.items()})
+    data = save({n: np.asarray(a, order="C") for n, a in flat.items()})
     facts = {k: v for k, v in asdict(_without_arrays(state)).items() if k not in ("model", "kept")}
     facts["digest"] = hashlib.sha256(data).hexdigest()
     # The arrays go under a name of their own round first; the facts, replaced last, name them.
     facts["arrays"] = f"{state.round}.{ARRAYS}"
+    facts["order"] = list(flat)  # safetensors sorts names, and a packed model has an order
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace(folder / facts["arrays"], data)
@@ -82,13 +83,13 @@ def read(folder: Path) -> State | None:
         flat = load(data)
         model: Arrays = {}
         kept: dict[str, Arrays] = {}
-        for name, array in flat.items():
+        for name in facts.pop("order"):
             part, rest = name.split("/", 1)
             if part == "model":
-                model[rest] = array
+                model[rest] = flat[name]
             else:
                 site, rest = rest.split("/", 1)
-                kept.setdefault(site, {})[rest] = array
+                kept.setdefault(site, {})[rest] = flat[name]
         return State(model=model, kept=kept, **facts)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunError(

@@ -101,7 +101,7 @@ class FedDA(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The target's numbers as they are."""
-        for reply in self.accept(replies, EVALUATION):
+        for reply in self.accept(replies, contract=EVALUATION):
             return MetricRecord(dict(reply.numbers))
         return None
 
@@ -124,7 +124,13 @@ class FedDA(Strategy):
         ttl = self.wait.evaluate if kind == "evaluate" else self.wait.train
         return Message(content, node.id, kind, ttl=ttl, group_id=str(self.round))
 
-    def ask(self, node: Node, arrays: Mapping[str, Packed], **numbers: float) -> Reply:
+    def ask(
+        self,
+        node: Node,
+        arrays: Mapping[str, Packed],
+        needs: Iterable[str] = (),
+        **numbers: float,
+    ) -> Reply:
         """Send one site a training request of its own in mid-round and wait for the reply.
 
         Raises:
@@ -132,14 +138,23 @@ class FedDA(Strategy):
         """
         assert self.mail is not None
         replies = self.mail.deliver([self.request(node, arrays, numbers)], self.wait.train)
-        for reply in self.accept(replies):
+        for reply in self.accept(replies, needs):
             return reply
         raise QuorumError(f"{node.name} ({node.role}) gave no usable reply in this round.")
 
     def accept(
-        self, replies: Iterable[Message], contract: Contract | None = None
+        self,
+        replies: Iterable[Message],
+        needs: Iterable[str] = (),
+        contract: Contract | None = None,
     ) -> Iterator[Reply]:
-        """Yield the replies that pass every check, as they arrive; report the others."""
+        """Yield the replies that pass every check, as they arrive; report the others.
+
+        Args:
+            replies: from sites, or from whoever.
+            needs: numbers that a reply is of no use without.
+            contract: of the method, unless another is given.
+        """
         for message in replies:
             node = self.roster.by_id(message.metadata.src_node_id)
             if node is None or node.name not in self._asked:
@@ -150,9 +165,11 @@ class FedDA(Strategy):
                 self.notice("failed", node.name, message.error.reason or "no reason given")
                 continue
             try:
-                yield self._checked(node, message, contract or self.contract)
+                reply = self._checked(node, message, set(needs), contract or self.contract)
             except FeddaError as error:
                 self.notice("refused", node.name, str(error))
+                continue
+            yield reply
         for name in sorted(self._asked):
             self.notice("silent", name, "no reply before the deadline; left out of this round")
         self._asked.clear()
@@ -201,12 +218,16 @@ class FedDA(Strategy):
         self.enough(len(found))
         return found
 
-    def _checked(self, node: Node, message: Message, contract: Contract) -> Reply:
+    def _checked(self, node: Node, message: Message, needs: set[str], contract: Contract) -> Reply:
         arrays, tables = records.read(message.content)
         if set(tables) != {"metrics"}:
             raise WireError(f"{node.name} sent tables {sorted(tables)}, the contract has metrics.")
         numbers = tables["metrics"]
-        contract.leaves[node.role].check(
+        rule = contract.leaves[node.role]
+        missing = {*(n for n in rule.arrays if "*" not in n), *needs} - {*arrays, *numbers}
+        if missing:
+            raise WireError(f"{node.name} sent no {', '.join(sorted(missing))}.")
+        rule.check(
             arrays,
             numbers,
             model=self.layout,
@@ -219,12 +240,15 @@ class FedDA(Strategy):
         for name, packed in arrays.items():
             packed.check_finite(node.name)
             if packed.manifest.kind is Kind.MODEL:
-                self._check_change(node, name, packed)
+                self._check_model(node, name, packed)
         return Reply(node, arrays, numbers)
 
-    def _check_change(self, node: Node, name: str, packed: Packed) -> None:
-        most = self.guard.max_change
-        change = _norm(packed.unpack(), self.global_model.unpack()) / max(self._norm, 1e-12)
+    def _check_model(self, node: Node, name: str, packed: Packed) -> None:
+        model, most = packed.unpack(), self.guard.max_change
+        for entry, values in model.items():
+            if entry.endswith("running_var") and (values < 0).any():
+                raise WireError(f"{entry} of '{name}' from {node.name} is a negative variance.")
+        change = _norm(model, self.global_model.unpack()) / max(self._norm, 1e-12)
         if most and change > most:
             raise WireError(
                 f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "

@@ -28,7 +28,7 @@ class FedAvg(FedDA):
         weight = {n.name: w for n, w in zip(sources, shares, strict=True)}
         mean = RunningMean(self.global_model.unpack())
         losses = {}
-        for reply in self.accept(replies):
+        for reply in self.accept(replies, needs={"loss"}):
             mean.add(reply.arrays["model"].unpack(), weight[reply.node.name])
             losses[reply.node.name] = float(reply.numbers["loss"])
         self.enough(len(losses))

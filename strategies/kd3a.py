@@ -18,6 +18,9 @@ from fedda.wire import Arrays, Kind, Packed, Role, pack
 from .base import FedDA, Reply
 from .roster import Node
 
+# What the target says about each source, by weighting.
+ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
+
 
 class KD3A(FedDA):
     """Per round: 1 model to each source, K + 1 to the target, 1 back from each of the K + 1."""
@@ -29,10 +32,12 @@ class KD3A(FedDA):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Algorithm 1, lines 6 to 16."""
         options = self.task.options
-        sources = sorted(self.accept(replies), key=lambda r: r.node.name)
+        sources = sorted(self.accept(replies, needs={"loss"}), key=lambda r: r.node.name)
         self.enough(len(sources))
         teachers = {f"teacher/{r.node.name}": r.arrays["model"] for r in sources}
-        target = self.ask(self.roster.target, {"model": self.model} | teachers)
+        about = ABOUT[options.weighting]
+        needs = {"loss", "kept", *(f"{about}/{r.node.name}" for r in sources if about)}
+        target = self.ask(self.roster.target, {"model": self.model} | teachers, needs)
 
         everyone = [target, *sources]
         alpha = self._alpha(target, sources)
@@ -42,7 +47,7 @@ class KD3A(FedDA):
         if options.heads == "local":
             model |= _heads(models[0])
             heads = zip(sources, models[1:], strict=True)
-            self.kept = {r.node.name: pack(_heads(m), Kind.MODEL) for r, m in heads}
+            self.kept |= {r.node.name: pack(_heads(m), Kind.MODEL) for r, m in heads}
         if options.batchnorm == "loss":
             mixed = self.as_sent(pack(model, Kind.MODEL))
             reply = self.ask(self.roster.target, {"model": mixed}, stage=2)
@@ -66,7 +71,8 @@ class KD3A(FedDA):
         counts = self.roster.counts
         examples = torch.tensor([counts[n] for n in names])
         target_examples = counts[target.node.name]
-        kept = float(numbers["kept"]) if options.target_weight == "kept" else None
+        part = min(max(float(numbers["kept"]), 0.0), 1.0)  # whatever the target claims
+        kept = part if options.target_weight == "kept" else None
 
         def each(what: str) -> torch.Tensor:
             return torch.tensor([float(numbers[f"{what}/{n}"]) for n in names])

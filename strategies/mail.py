@@ -41,19 +41,19 @@ class Mail:
 
         Requests must have been made with `ttl=wait`. Whatever comes later is never fetched.
         """
-        open_ids: dict[str, Message] = {}
+        open_ids: list[str] = []
         for request in requests:
             self.sent(request)
-            for message_id in self.grid.push_messages([request]):
-                if message_id:
-                    open_ids[message_id] = request
+            open_ids += filter(None, self.grid.push_messages([request]))
+            del request
         deadline, pause = time.monotonic() + wait, POLL
         while open_ids:
             came = False
             for message_id in list(open_ids):
                 for reply in self.grid.pull_messages([message_id]):
                     came = True
-                    del open_ids[message_id]
+                    if message_id in open_ids:
+                        open_ids.remove(message_id)
                     self.received(reply)
                     yield reply
                     del reply  # not held while the next one is fetched

@@ -38,16 +38,30 @@ class Node:
                 f"Node {node_id} answered the roster's question with {sorted(offer)}, not with an "
                 f"offer of {sorted(OFFER)}; is its fedda of version {__version__}?"
             )
-        return cls(
-            node_id,
-            cast(Role, offer["role"]),
-            str(offer["name"]),
-            int(offer["examples"]),
-            int(offer["tested"]),
-            tuple(map(str, offer["classes"])),
-            tuple(int(n) for n in offer["shape"]),
-            str(offer["version"]),
-        )
+        try:
+            node = cls(
+                node_id,
+                cast(Role, offer["role"]),
+                str(offer["name"]),
+                int(offer["examples"]),
+                int(offer["tested"]),
+                tuple(map(str, offer["classes"])),
+                tuple(int(n) for n in offer["shape"]),
+                str(offer["version"]),
+            )
+        except (TypeError, ValueError):
+            raise RosterError(f"Node {node_id} sent an offer that cannot be read.") from None
+        if not node.name.isprintable() or "/" in node.name or not 1 <= len(node.name) <= 64:
+            raise RosterError(  # names are parts of array names, and of keys in checkpoints
+                f"Node {node_id} calls itself {node.name[:64]!r}; a site's --name has 1 to 64 "
+                "printable characters and no slash."
+            )
+        if node.examples < 1 or node.tested < 0:
+            raise RosterError(
+                f"{node.name} offers {node.examples} examples and {node.tested} labelled tests; "
+                "at least one example is needed."
+            )
+        return node
 
     def same_offer(self, other: "Node") -> bool:
         """Whether two offers differ in the node id at most."""
@@ -55,7 +69,7 @@ class Node:
 
     def __str__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
-        shape = "x".join(map(str, self.shape)) or "mixed sizes"
+        shape = "mixed sizes" if 0 in self.shape else "x".join(map(str, self.shape))
         return (
             f"{self.name}: {self.role}, {self.examples} examples of {shape}{classes}, "
             f"{self.tested} labelled tests, fedda {self.version}"
@@ -156,11 +170,11 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
         _refuse(nodes, "the sites' data have different shapes; vectors must be equally long")
     if not images:
         return next(iter(shapes))
-    channels = {unified.channels} if unified.channels else {s[0] for s in shapes if s}
+    channels = {unified.channels} if unified.channels else {s[0] for s in shapes}
     sizes = {(unified.size,) * 2} if unified.size else {s[1:] for s in shapes}
     if len(channels) != 1:
         _refuse(nodes, "some images are grayscale and some RGB; set input.channels to 1 or 3")
-    if len(sizes) != 1 or sizes == {()}:
+    if len(sizes) != 1 or sizes == {(0, 0)}:  # (0, 0): they differ within one site already
         _refuse(nodes, "the images have different sizes; set input.size")
     height, width = next(iter(sizes))
     if height != width:

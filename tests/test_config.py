@@ -49,10 +49,12 @@ def test_every_setting_says_what_it_means() -> None:
                 assert told, f"{section.__name__}.{name}"
 
 
-@pytest.mark.parametrize("preset", [(m, p) for m in methods() for p in ("paper", "official")])
+@pytest.mark.parametrize(
+    "preset", [(m, p) for m in methods() for p in config.method_module(m).PRESETS]
+)
 def test_presets_are_settings(preset: tuple[str, str]) -> None:
     method, name = preset
-    chosen = config.method_module(method).PRESETS.get(name, {})
+    chosen = config.method_module(method).PRESETS[name]
     parsed = RunConfig.parse({f"{method}.{k}": v for k, v in chosen.items()})
     assert {k: parsed.flat()[f"{method}.{k}"] for k in chosen} == chosen
 

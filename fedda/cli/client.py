@@ -106,7 +106,7 @@ def client(
         _parent(parent_pid, stock)
         _check_options(superlink, ca, key, insecure)
         data = data.absolute()
-        name = name or data.stem
+        name = name or (data.stem if data.is_file() else data.name)
         state = (state_dir or _default_state(name)).absolute()
         config: dict[str, bool | int | float | str] = {
             "role": role,

@@ -12,7 +12,7 @@ from fedda.config import RunConfig
 
 TARGET = "fonts"
 
-# Chosen on seeds 100 to 103, for the embedded domains; README says how.
+# Chosen on development seeds 100 to 103, never on the seeds reported; the README says how.
 SETTINGS: dict[str, Any] = {
     "method": "kd3a",
     "rounds": 8,
@@ -20,9 +20,11 @@ SETTINGS: dict[str, Any] = {
     "input.channels": 1,
     "input.size": 16,
     "train.batch-size": 25,
-    "train.lr": 0.02,
-    "train.lr-end": 0.001,
-    "train.rounds-per-epoch": 0.5,
+    "train.rounds-per-epoch": 1 / 3,
+    "train.lr": 0.01,
+    "train.lr-end": 0.004,
+    "kd3a.gate.low": 0.95,
+    "kd3a.gate.high": 0.99,
     "wait.min-sources": 3,
 }
 SECONDS = 1800.0

@@ -78,6 +78,8 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
         best, label = p.max(dim=1)
         answers = zip(names, label.tolist(), best.tolist(), p.tolist(), strict=True)
         for name, c, top, each in answers:
+            # A file's name need not be text; what is not becomes an escape such as \udcff.
+            name = name.encode(errors="backslashreplace").decode()
             yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
 
 

@@ -46,7 +46,7 @@ class ImageFolder:
             return None
         # A source numbers its test classes as its training classes. A target's folders under
         # train/ need not be classes at all, so there the test folders may stand alone.
-        names = tuple(folder.name for folder in _listing(self._train).folders)
+        names = tuple(folder.name for folder in listing(self._train).folders)
         classes = names if set(files) <= set(names) else tuple(files)
         return _labelled(files, classes, channels, size, progress)
 
@@ -59,7 +59,7 @@ class ImageFolder:
         else:
             counts, train, test = {}, self._target_files(), self._test_files()
         if self._train != self.path:
-            unused = [f for f in _listing(self.path).folders if f not in (self._train, self._test)]
+            unused = [f for f in listing(self.path).folders if f not in (self._train, self._test)]
             self._warn_passed_over(self.path, unused, "folders beside train/ and test/")
         if len(counts) == 1:
             self.warnings.append(f"there is one class only: {next(iter(counts))}")
@@ -97,7 +97,7 @@ class ImageFolder:
                 f"{self.path} has a folder test/ and no train/: move the class folders to "
                 f"train/ in it"
             )
-        found = _listing(self._train)
+        found = listing(self._train)
         if found.images and not found.folders:
             raise DataError(
                 f"{self._train} holds {len(found.images)} images and no class folders, and a "
@@ -113,12 +113,12 @@ class ImageFolder:
         return self._by_class(found)
 
     def _target_files(self) -> list[Path]:
-        found = _listing(self._train)
+        found = listing(self._train)
         files = found.images
         self._warn_passed_over(self._train, found.strays, "files that are not images")
         for folder in found.folders:
             if folder != self._test:
-                inner = _listing(folder)
+                inner = listing(folder)
                 files = files + inner.images
                 self._warn_passed_over(folder, inner.strays, "files that are not images")
                 self._warn_passed_over(folder, inner.folders, "folders inside a folder")
@@ -135,7 +135,7 @@ class ImageFolder:
         """Empty if there is no labelled test set."""
         if not self._test.is_dir():
             return {}
-        found = _listing(self._test)
+        found = listing(self._test)
         if not found.folders:
             what = "images without class folders" if found.images else "no images"
             self.warnings.append(
@@ -159,7 +159,7 @@ class ImageFolder:
     def _by_class(self, found: Listing) -> ByClass:
         by_class = {}
         for folder in found.folders:
-            images, folders, strays = _listing(folder)
+            images, folders, strays = listing(folder)
             if not images:
                 others = listed([entry.name for entry in [*folders, *strays]], 3)
                 raise DataError(
@@ -178,7 +178,7 @@ class ImageFolder:
             self.warnings.append(f"{where}: {len(entries)} {what} are passed over ({names})")
 
 
-def _listing(folder: Path) -> Listing:
+def listing(folder: Path) -> Listing:
     """What a folder holds, by name, without hidden files and what file managers leave behind."""
     found = Listing([], [], [])
     try:

@@ -23,7 +23,7 @@ def load_source(
             0 leaves them as they are, which needs images of one size.
         progress: called with the number of images read so far and the number of all.
     """
-    return _open(path).source(channels, size, progress)
+    return open_site(path).source(channels, size, progress)
 
 
 def load_target(
@@ -34,7 +34,7 @@ def load_target(
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    return _open(path).target(channels, size, progress)
+    return open_site(path).target(channels, size, progress)
 
 
 def load_evaluation(
@@ -56,7 +56,7 @@ def load_evaluation(
         size: as in `load_source`.
         progress: as in `load_source`.
     """
-    test = _open(path).evaluation(channels, size, progress)
+    test = open_site(path).evaluation(channels, size, progress)
     return align(test, classes) if test is not None and classes else test
 
 
@@ -67,7 +67,7 @@ def describe(path: str | Path, role: Role) -> Description:
     """
     if role not in get_args(Role):
         raise ConfigError(f"the role {role!r} is unknown: give source or target")
-    return _open(path).describe(role)
+    return open_site(path).describe(role)
 
 
 def verify(path: str | Path, role: Role, progress: Progress | None = None) -> Description:
@@ -83,7 +83,8 @@ def verify(path: str | Path, role: Role, progress: Progress | None = None) -> De
     return found
 
 
-def _open(path: str | Path) -> ImageFolder | ArrayFile:
+def open_site(path: str | Path) -> ImageFolder | ArrayFile:
+    """A folder of images or an .npz file, from the path that a site gives."""
     path = Path(path)
     if not path.exists():
         raise DataError(

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedda.data.arrays import ArrayFile
-from fedda.data.folder import ImageFolder, _listing
+from fedda.data.folder import ImageFolder, listing
 from fedda.data.npz import Npz
 from fedda.data.pixels import EXTENSIONS, read_images
 from fedda.data.sets import Unlabelled, listed
-from fedda.data.site import _open
+from fedda.data.site import open_site
 from fedda.data.unify import conform
 from fedda.errors import DataError
 
@@ -32,7 +32,7 @@ def stream(path: str | Path, shape: tuple[int, ...], batch: int) -> Iterator[Nam
     Raises:
         DataError: there is nothing, something cannot be read, or it does not fit the shape.
     """
-    site = _open(path)
+    site = open_site(path)
     if isinstance(site, ArrayFile):
         yield from _rows(site.path, shape, batch)
     else:
@@ -74,7 +74,7 @@ def _images(site: ImageFolder, shape: tuple[int, ...], batch: int) -> Iterator[N
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    found = _listing(folder)
+    found = listing(folder)
     yield from found.images
     for inner in found.folders:
         yield from _walk(inner)

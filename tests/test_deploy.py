@@ -1,0 +1,273 @@
+"""deploy/: its commands are ones that the programs take, and nothing is open but one port."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+from fedda import cli
+from fedda.cli.client import app as client_app
+from fedda.processes import Deployment
+from fedda.spawn import LOOPBACK, free_port
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compose.gpu.yml")
+SITES = ("handwritten", "blended", "street", "fonts")
+PUBLIC_PORT = 8443
+ENV = {
+    "HUB": "/srv/hub",
+    "RUNS": "/srv/runs",
+    "HOST": "hub.example.org",
+    "ROLE": "target",
+    "NAME": "clinic-a",
+    "DATA": "/data/scans",
+    "CA": "/etc/fedda/ca.crt",
+    "KEY": "/etc/fedda/key",
+}
+
+
+def substitute(text: str) -> str:
+    """What compose does to ${NAME}, ${NAME:-default} and ${NAME:?message}."""
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        return ENV[name] if default is None else ENV.get(name, default)
+
+    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
+
+
+def services(file: str) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(substitute((DEPLOY / file).read_text()))["services"]
+
+
+ALL = [(file, name) for file in FILES for name in services(file)]
+LASTING = [(f, n) for f, n in ALL if f != "compose.gpu.yml" and n not in ("init", "keys")]
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    """Read a command line as the program would, without running it -> its parameters.
+
+    Raises:
+        click.UsageError: it would be refused.
+    """
+    program, *rest = words
+    command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
+    while hasattr(command, "commands"):
+        name, *rest = rest
+        if name not in command.commands:
+            raise click.UsageError(f"no command {name}")
+        command = command.commands[name]
+    return command.make_context(program, rest).params
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Every fedda command in a shell script, a block of README, or a comment of a compose file."""
+    text = re.sub(r"\\\n#?", " ", text)
+    for line in text.splitlines():
+        line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
+        line = re.sub(r"[`;]|\|\|", " ; ", line)
+        found = re.search(r"(?:^|[\s;])(fedda(?:-client)? [a-z-].*)", line)
+        if found and "docker build" not in line:
+            words = shlex.split(found[1].replace("...", ""), comments=True)
+            yield words[: words.index(";")] if ";" in words else words
+
+
+def blocks(markdown: str) -> str:
+    return "\n".join(re.findall(r"```bash\n(.*?)```", markdown, re.DOTALL))
+
+
+@pytest.mark.parametrize(("file", "name"), ALL)
+def test_commands_are_taken(file: str, name: str) -> None:
+    service = services(file)[name]
+    words = [*service.get("entrypoint", []), *service.get("command", [])]
+    if words[:1] in (["sh"], []):
+        return
+    params = parse(words)
+    mounts = targets(service)
+    for given in params.values():
+        if isinstance(given, Path) and given.is_absolute():
+            assert any(given.is_relative_to(mount) for mount in mounts), f"{given} is not mounted"
+    if words[0] == "fedda-client":
+        assert not params["insecure"]
+        assert not params["stock"]
+        for given in (params["ca"], params["key"], params["data"]):
+            assert mounts[covering(given, mounts)], f"{given} is writable"
+        assert not mounts[covering(params["state_dir"], mounts)]
+        assert params["superlink"].endswith(f":{PUBLIC_PORT}")
+    elif words[1] == "superlink":
+        assert (params["host"], params["port"]) == ("0.0.0.0", PUBLIC_PORT)
+        assert not params["insecure"]
+
+
+def targets(service: dict[str, Any]) -> dict[Path, bool]:
+    """Where volumes are mounted, and whether read-only."""
+    mounts = {}
+    for volume in service.get("volumes", []):
+        if isinstance(volume, str):
+            _, target, *mode = volume.split(":")
+            mounts[Path(target)] = mode == ["ro"]
+        else:
+            mounts[Path(volume["target"])] = volume.get("read_only", False)
+    return mounts
+
+
+def covering(path: Path, mounts: dict[Path, bool]) -> Path:
+    return next(mount for mount in mounts if path.is_relative_to(mount))
+
+
+@pytest.mark.parametrize(
+    ("file", "count"),
+    [("README.md", 9), ("compose.demo.yml", 1), ("compose.server.yml", 1), ("demo-init.sh", 3)],
+)
+def test_commands_in_prose_are_taken(file: str, count: int) -> None:
+    text = (DEPLOY / file).read_text()
+    found = list(command_lines(blocks(text) if file.endswith(".md") else text))
+    assert len(found) == count, found
+    for words in found:
+        parse(words)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "fedda superlink --directory /hub",
+        "fedda superlink --port many",
+        "fedda supernode",
+        "fedda keys add",
+        "fedda-client --role both --data /d --superlink h:1",
+        "fedda-client --role source --superlink h:1",
+    ],
+)
+def test_the_check_refuses_wrong_commands(wrong: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(wrong.split())
+
+
+def test_only_the_public_port_is_published() -> None:
+    published = {
+        (file, name): service["ports"]
+        for file in FILES
+        for name, service in services(file).items()
+        if "ports" in service or "expose" in service or service.get("network_mode") == "host"
+    }
+    assert published == {("compose.server.yml", "server"): [f"{PUBLIC_PORT}:{PUBLIC_PORT}"]}
+
+
+def test_demo_sites_reach_the_server_only() -> None:
+    demo = yaml.safe_load((DEPLOY / "compose.demo.yml").read_text())
+    assert demo["networks"] == {name: {"internal": True} for name in SITES}
+    assert demo["services"]["server"]["networks"] == list(SITES)
+    assert demo["services"]["init"]["network_mode"] == "none"
+    roles = {}
+    for name in SITES:
+        site = demo["services"][name]
+        assert site["networks"] == [name]
+        assert set(site["volumes"]) == {f"{name}:/site:ro", f"{name}-state:/state"}
+        params = parse(site["command"])
+        assert params["name"] == name
+        roles[name] = params["role"]
+    assert sorted(roles.values()) == ["source", "source", "source", "target"]
+    assert roles["fonts"] == "target"
+
+
+@pytest.mark.parametrize(("file", "name"), LASTING)
+def test_lasting_services_are_confined_and_watched(file: str, name: str) -> None:
+    service = services(file)[name]
+    assert service["init"] is True
+    assert service["restart"] == "always"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert not str(service.get("user", "10001")).startswith("0")
+    kind, python, script, address, ca = service["healthcheck"]["test"]
+    assert (kind, python, script) == ("CMD", "python", "/opt/fedda/health.py")
+    assert re.fullmatch(rf"https://[\w.]+:{PUBLIC_PORT}", address)
+    assert Path(ca).name == "ca.crt"
+    assert any(Path(ca).is_relative_to(mount) for mount in targets(service))
+
+
+def test_image_has_what_the_compose_files_use() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    for names in copied:
+        for source in names[:-1]:
+            if not source.startswith("--from") and not source.startswith("/opt"):
+                assert (DEPLOY.parent / source).exists(), source
+    assert ["deploy/health.py", "/opt/fedda/health.py"] in copied
+    assert "USER 10001:10001" in lines
+    made = next(line for line in lines if "install -d -m 1777" in line).split()
+    assert {"/hub", "/runs", "/state"} <= set(made)
+
+
+@pytest.mark.parametrize("file", FILES[:3])
+def test_docker_compose_takes_the_file(file: str) -> None:
+    def compose(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", "compose", *words],
+            env=os.environ | ENV,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    if shutil.which("docker") is None or compose("version").returncode != 0:
+        pytest.skip("docker compose is not installed")
+    over = ["-f", str(DEPLOY / "compose.gpu.yml")] if file == "compose.client.yml" else []
+    done = compose("-f", str(DEPLOY / file), *over, "config", "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
+    script = (DEPLOY / "demo-init.sh").read_text()
+    for name in ("hub", "sites", "tmp/digits"):
+        script = re.sub(rf"(?<![\w.$])/{name}(?=[/\s\"])", str(tmp_path / name), script)
+    script = re.sub(r"^chown .*", "", script, flags=re.MULTILINE)
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run() -> dict[str, bytes]:
+        subprocess.run(["sh", "-c", script], env=env, check=True, timeout=120, capture_output=True)
+        made = [p for root in ("hub", "sites") for p in (tmp_path / root).rglob("*") if p.is_file()]
+        return {str(p.relative_to(tmp_path)): p.read_bytes() for p in made}
+
+    first = run()
+    expected = {f"sites/{name}/{file}" for name in SITES for file in ("ca.crt", "key")}
+    expected |= {f"sites/{name}/data/data.npz" for name in SITES}
+    expected |= {f"hub/nodes/{name}.pub" for name in SITES}
+    expected |= {f"hub/{file}" for file in ("ca.crt", "ca.key", "server.pem", "server.key")}
+    assert set(first) == expected
+    again = run()
+    assert set(again) == expected
+    keys = [name for name in expected if not name.endswith(".npz")]
+    assert {name: again[name] for name in keys} == {name: first[name] for name in keys}
+
+
+@pytest.mark.slow
+def test_health_check_tells_up_from_down(tmp_path: Path) -> None:
+    def check(port: int, ca: Path) -> int:
+        command = [sys.executable, str(DEPLOY / "health.py"), f"https://{LOOPBACK}:{port}", str(ca)]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+    with Deployment(tmp_path, {}) as deployment:
+        assert deployment.ca is not None
+        assert check(deployment.port, deployment.ca) == 0
+        assert check(free_port(), deployment.ca) != 0
+        stranger = tmp_path / "other"
+        subprocess.run(
+            [sys.executable, "-m", "fedda.cli", "keys", "init", "--dir", str(stranger)],
+            env=deployment.env,
+            check=True,
+            timeout=60,
+            capture_output=True,
+        )
+        assert check(deployment.port, stranger / "ca.crt") != 0

@@ -1,0 +1,134 @@
+"""Replies come one by one, as they arrive, and none after the deadline."""
+
+import gc
+import time
+import weakref
+from collections.abc import Iterable
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from server.local import LocalGrid
+from strategies import mail
+from strategies.mail import Mail
+
+
+class SlowGrid(LocalGrid):
+    """Sites that answer after so many looks; None never."""
+
+    def __init__(self, looks: dict[int, int | None]) -> None:
+        super().__init__(lambda message, context: message, [{} for _ in looks])  # type: ignore[arg-type]
+        self.looks = looks
+        self.pulled: list[int] = []
+        self.refuse: set[int] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        nodes = [m.metadata.dst_node_id for m in messages]
+        return ["" if node in self.refuse else i for node, i in zip(nodes, ids, strict=True)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for message_id in message_ids:
+            request = self._open[message_id]
+            node = request.metadata.dst_node_id
+            self.pulled.append(node)
+            left = self.looks[node]
+            if left == 0:
+                del self._open[message_id]
+                reply = Message(RecordDict(), reply_to=request)
+                del request
+                yield reply
+                del reply
+            elif left is not None:
+                self.looks[node] = left - 1
+
+
+def request(node: int) -> Message:
+    return Message(RecordDict({"task": ConfigRecord({"x": node})}), node, "train", ttl=9)
+
+
+def src(reply: Message) -> int:
+    return reply.metadata.src_node_id
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "POLL", 0.001)
+    monkeypatch.setattr(mail, "POLL_MOST", 0.005)
+
+
+def test_replies_come_in_the_order_of_arrival() -> None:
+    grid = SlowGrid({1: 3, 2: 0, 3: 1})
+    assert [src(r) for r in Mail(grid).deliver(map(request, (1, 2, 3)), 5)] == [2, 3, 1]
+
+
+def test_a_reply_is_handed_on_before_the_next_is_fetched() -> None:
+    grid = SlowGrid({1: 0, 2: 0, 3: 0})
+    replies = Mail(grid).deliver(map(request, (1, 2, 3)), 5)
+    assert src(next(replies)) == 1
+    assert grid.pulled == [1]
+    assert src(next(replies)) == 2
+    assert grid.pulled == [1, 2]
+
+
+def test_neither_requests_nor_replies_are_held() -> None:
+    sent: list[weakref.ref] = []
+    got: list[weakref.ref] = []
+    box = Mail(
+        grid := SlowGrid({1: 0, 2: 0}),
+        lambda m: sent.append(weakref.ref(m.content)),
+        lambda m: got.append(weakref.ref(m.content)),
+    )
+    replies = box.deliver((request(n) for n in (1, 2)), 5)
+    reply = next(replies)
+    del reply
+    reply = next(replies)
+    grid._open.clear()
+    gc.collect()
+    assert [r() is None for r in got] == [True, False]
+    assert all(r() is None for r in sent)
+
+
+def test_after_the_deadline_nothing_is_fetched() -> None:
+    grid = SlowGrid({1: 0, 2: None, 3: None})
+    start = time.monotonic()
+    found = [src(r) for r in Mail(grid).deliver(map(request, (1, 2, 3)), 0.05)]
+    assert found == [1]
+    assert 0.05 <= time.monotonic() - start < 1
+    looked = len(grid.pulled)
+    grid.looks = {1: 0, 2: 0, 3: 0}  # what comes now comes too late
+    assert [src(r) for r in Mail(grid).deliver([request(1)], 0.05)] == [1]
+    assert grid.pulled[looked:] == [1]
+
+
+def test_a_message_that_was_not_taken_is_not_waited_for() -> None:
+    grid = SlowGrid({1: 0, 2: 0})
+    grid.refuse = {1}
+    start = time.monotonic()
+    assert [src(r) for r in Mail(grid).deliver(map(request, (1, 2)), 5)] == [2]
+    assert time.monotonic() - start < 1
+
+
+def test_two_replies_to_one_request_are_both_shown() -> None:
+    """What to make of the second is for the strategy: it knows whom it asked."""
+
+    class Twice(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                yield from (reply, reply)
+
+    assert [src(r) for r in Mail(Twice({1: 0, 2: 0})).deliver(map(request, (1, 2)), 5)] == [
+        *(1, 1, 2, 2)
+    ]
+
+
+def test_watchers_see_every_message_once() -> None:
+    seen: list[tuple[str, int]] = []
+    box = Mail(
+        SlowGrid({1: 0, 2: 1}),
+        lambda m: seen.append(("sent", m.metadata.dst_node_id)),
+        lambda m: seen.append(("received", src(m))),
+    )
+    list(box.deliver(map(request, (1, 2)), 5))
+    assert seen == [("sent", 1), ("sent", 2), ("received", 1), ("received", 2)]

@@ -1,0 +1,355 @@
+"""What people see of a run: its progress, its tables, its picture; numbers checked by hand."""
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedda.cli import app
+from fedda.config import RunConfig
+from fedda.errors import RunError
+from fedda.plot import plot
+from fedda.progress import Display, clock, follow
+from fedda.report import table
+from fedda.results import human, load, spans, summary, title
+
+SITES = [
+    {"name": "clp", "role": "source", "examples": 1200, "tested": 0},
+    {"name": "bus", "role": "source", "examples": 800, "tested": 0},
+    {"name": "tgt", "role": "target", "examples": 500, "tested": 90},
+]
+
+
+def training(seed: int, rounds: list[dict[str, Any]], selected: int | None) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "selected_round": selected,
+        "seconds": 1.5,
+        "bytes": {"to source model": 1_000_000, "from source model": 234_567},
+        "rounds": [{"round": i + 1, "seconds": 0.5, **r} for i, r in enumerate(rounds)],
+    }
+
+
+def results(**others: Any) -> dict[str, Any]:
+    """Two methods, two seeds, two rounds; numbers small enough to check by hand."""
+
+    def each(accuracy: float, infomax: float, clp: float, target: float) -> dict[str, Any]:
+        weights = {"tgt": target, "clp": clp, "bus": 1 - clp - target}
+        return {"loss": 1.0, "accuracy": accuracy, "infomax": infomax, "weights": weights}
+
+    fedavg = {"loss": 1.0, "accuracy": 0.5, "infomax": 0.1, "weights": {"clp": 0.6, "bus": 0.4}}
+    kd3a = [
+        training(0, [each(0.9, 0.3, 0.1, 0.25), each(0.8, 0.2, 0.2, 0.2)], selected=1),
+        training(1, [each(0.6, 0.2, 0.1, 0.25), each(0.7, 0.4, 0.4, 0.2)], selected=2),
+    ]
+    return {
+        "name": "demo",
+        "method": "kd3a",
+        "config": {"run.evaluate": True},
+        "seeds": [0, 1],
+        "sites": SITES,
+        "selected_by": "highest infomax",
+        "trainings": {"fedavg": [training(s, [fedavg] * 2, 1) for s in (0, 1)], "kd3a": kd3a},
+        "events": [],
+    } | others
+
+
+def without(found: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The results had these numbers never been in a round."""
+    for trainings in found["trainings"].values():
+        for one in trainings:
+            one["rounds"] = [{k: v for k, v in r.items() if k not in keys} for r in one["rounds"]]
+            if "infomax" in keys:
+                one["selected_round"] = None
+    return found
+
+
+def first(found: dict[str, Any], seeds: int, rounds: int) -> dict[str, Any]:
+    for method, trainings in found["trainings"].items():
+        found["trainings"][method] = trainings[:seeds]
+        for one in trainings:
+            one["rounds"] = one["rounds"][:rounds]
+    return found | {"seeds": found["seeds"][:seeds]}
+
+
+def printed(found: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(found))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def cells(text: str, start: str) -> list[str]:
+    """The cells of the first line that begins so; two blanks part them."""
+    line = next(line for line in text.splitlines() if line.strip().startswith(start))
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_scores_are_means_and_deviations_of_the_last_and_the_selected_round() -> None:
+    text = printed(results())
+    # KD3A: last 80 and 70, selected 90 and 70; a deviation of two numbers is their gap / sqrt(2).
+    assert cells(text, "KD3A") == ["KD3A", "75.0 ± 7.1", "80.0 ± 14.1", "3.0 s"]
+    assert cells(text, "FedAvg (s") == ["FedAvg (source-only)", "50.0 ± 0.0", "50.0 ± 0.0", "3.0 s"]
+    after = text[text.index("KD3A") :]
+    assert cells(after, "seed 0") == ["seed 0", "80.0", "90.0 (round 1)", "1.5 s"]
+    assert cells(after, "seed 1") == ["seed 1", "70.0", "70.0 (round 2)", "1.5 s"]
+    assert "90 labelled tests at tgt" in text
+    assert "no troubles" in text
+
+
+def test_weights_are_means_of_the_last_round_and_zero_for_who_was_left_out() -> None:
+    text = printed(results())
+    assert cells(text, "clp") == ["clp", "source", "1,200", "0.600", "0.300"]
+    assert cells(text, "bus") == ["bus", "source", "800", "0.400", "0.500"]
+    assert cells(text, "tgt") == ["tgt", "target", "500", "–", "0.200"]
+    left_out = results()
+    left_out["trainings"]["kd3a"][0]["rounds"][-1]["weights"] = {"bus": 1.0}
+    weights = summary(left_out)["methods"]["kd3a"]["weights"]
+    assert weights == pytest.approx({"bus": 0.7, "clp": 0.2, "tgt": 0.1})
+
+
+def test_bytes_are_exact_sums_over_the_seeds() -> None:
+    found = results()
+    found["trainings"]["kd3a"][0]["bytes"]["to target atoms"] = 1
+    text = printed(found)
+    both = ["2,000,000", "2 MB", "2,000,000", "2 MB"]
+    assert cells(text, "model to source") == ["model to source", *both]
+    both = ["469,134", "469 kB", "469,134", "469 kB"]
+    assert cells(text, "model from source") == ["model from source", *both]
+    assert cells(text, "atoms to target") == ["atoms to target", "–", "1", "1 B"]
+    assert cells(text, "in all") == ["in all", "2,469,134", "2.47 MB", "2,469,135", "2.47 MB"]
+    assert cells(text, "a round") == ["a round", "617,284", "617 kB", "617,284", "617 kB"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_600, "1 MB"),
+        (1_322_304, "1.32 MB"),
+        (45_600_000_000, "45.6 GB"),
+        (7e15, "7,000 TB"),
+    ],
+)
+def test_human_bytes(count: float, text: str) -> None:
+    assert human(count) == text
+
+
+def test_one_seed_has_no_deviation_and_needs_no_line_of_its_own() -> None:
+    text = printed(first(results(), seeds=1, rounds=1))
+    assert cells(text, "KD3A") == ["KD3A", "90.0", "90.0 (round 1)", "1.5 s"]
+    assert "seed" not in text
+    assert "1 round\n" in text
+
+
+def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> None:
+    untested = [*SITES[:2], SITES[2] | {"tested": 0}]
+    text = printed(without(results(sites=untested), "accuracy"))
+    assert "no accuracy: tgt brought no labelled tests" in text
+    assert cells(text, "KD3A")[1] == "0.300 ± 0.141"
+    text = printed(without(results(config={"run.evaluate": False}), "accuracy", "infomax"))
+    assert "no accuracy: tgt was not asked for it" in text
+    assert cells(text, "KD3A")[1:3] == ["1.000 ± 0.000", "–"]
+    assert "selected:" not in text
+
+
+def test_a_round_that_was_not_tested_is_a_gap_and_not_a_zero() -> None:
+    found = results()
+    del found["trainings"]["kd3a"][0]["rounds"][-1]["accuracy"]
+    assert summary(found)["methods"]["kd3a"]["last"] == {
+        "mean": 0.7,
+        "std": None,
+        "values": [None, 0.7],
+    }
+
+
+def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> None:
+    silent = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
+    events = [silent | {"round": r} for r in (7, 3, 4, 5)]
+    events.append({"what": "no offer", "site": "node 1", "text": "a \x1b[31mred\nline [bold]"})
+    text = printed(results(events=events))
+    assert "troubles (5)" in text
+    assert "KD3A, seed 1, rounds 3-5, 7: clp: no reply" in text
+    assert "node 1: a  [31mred line [bold]" in text
+    assert "\x1b" not in text
+    assert spans([1]) == "1"
+    assert spans([9, 2, 1, 2, 10]) == "1-2, 9-10"
+
+
+def test_methods_have_the_names_people_use() -> None:
+    assert [title(m) for m in ("fedavg", "kd3a", "feddadil")] == [
+        "FedAvg (source-only)",
+        "KD3A",
+        "FedDaDiL",
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        results(),
+        first(results(), seeds=1, rounds=1),
+        without(results(), "accuracy"),
+        without(results(), "accuracy", "infomax", "weights"),
+        results(sites=[s | {"name": f"_${s['name']}^{{日"} for s in SITES]),
+    ],
+    ids=["full", "one round", "no accuracy", "nothing", "odd names"],
+)
+def test_the_picture_is_drawn_whatever_there_is(tmp_path: Path, found: dict[str, Any]) -> None:
+    path = plot(found, tmp_path / "report.png")
+    with Image.open(path) as image:
+        assert image.size == (1650, 660)
+        colours = image.convert("RGB").getcolors(1 << 20)
+    assert colours is not None
+    seen = {colour for count, colour in colours if count > 20}  # a dot of 3.5 points has more
+    assert {(0x00, 0x72, 0xB2), (0x77, 0x77, 0x77)} <= seen  # both methods
+
+
+def test_a_picture_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot be written .*--png"):
+        plot(results(), tmp_path / "missing" / "report.png")
+
+
+def test_load_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="give the folder of a finished run"):
+        load(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").touch()
+    with pytest.raises(RunError, match=r"has not finished.*--resume"):
+        load(tmp_path / "a")
+    file = tmp_path / "a" / "results.json"
+    for text, why in (("{", "cannot be read"), ("[]", "no 'trainings'"), ("{}", "no 'events'")):
+        file.write_text(text)
+        with pytest.raises(RunError, match=why):
+            load(tmp_path / "a")
+    with pytest.raises(RunError, match=r"one run, such as .*a"):
+        load(tmp_path)
+    file.write_text(json.dumps(results()))
+    assert load(tmp_path / "a") == load(file) == results()
+
+
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    shown = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "75.0 ± 7.1" in shown.stdout
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    png = tmp_path / "other.png"
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--json", "--png", str(png)])
+    assert json.loads(shown.stdout)["methods"]["kd3a"]["last"]["mean"] == pytest.approx(0.75)
+    assert png.is_file()
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")])
+    assert (shown.exit_code, shown.stderr[:7]) == (1, "error: ")
+
+
+def script(rounds: int = 12) -> list[dict[str, Any]]:
+    """Two trainings of one seed each, of which the second is one round short of its end."""
+    begun = {"event": "training", "seed": 4, "round": 0, "rounds": rounds, "time": 0.0}
+    one = {"event": "round", "seed": 4, "loss": 0.5, "seconds": 2.0, "time": 1.0}
+    return [
+        {"event": "started", "run": 1},
+        {"event": "waiting", "sources": 0, "targets": 0, "enough": False},
+        {"event": "joined", "site": "clp", "role": "source", "text": "clp: source, 3 examples"},
+        {"event": "waiting", "sources": 1, "targets": 0, "enough": False},
+        {"event": "roster", "sites": [], "shape": [1, 8, 8], "classes": ["a", "b"]},
+        begun | {"method": "fedavg"},
+        *(one | {"method": "fedavg", "round": r + 1, "accuracy": 0.25} for r in range(rounds)),
+        begun | {"method": "kd3a", "round": rounds - 2},
+        {"event": "trouble", "what": "silent", "site": "clp", "text": "no reply", "round": 11},
+        one | {"method": "kd3a", "round": rounds - 1, "infomax": 1.5, "seconds": 6.0, "time": 99.0},
+        {"event": "trouble", "what": "no offer", "site": "node 2", "text": "\x1b[2Jbad"},
+        {"event": "done", "results": "x"},
+    ]
+
+
+def shown(display: Display, events: list[dict[str, Any]]) -> list[str]:
+    with display:
+        for event in events:
+            display(event)
+    assert isinstance(display.console.file, io.StringIO)
+    return display.console.file.getvalue().splitlines()
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
+    config = RunConfig.parse({"rounds": 12, "run.seeds": "3,4", "run.baseline": "fedavg"})
+    lines = shown(Display(config, Console(file=io.StringIO(), width=40)), script())
+    # Before KD3A is known its rounds count as long as FedAvg's: 4 trainings of 12 rounds of 2 s.
+    assert lines == [
+        "waiting for sites to join",
+        "joined: clp: source, 3 examples",
+        "FedAvg (source-only), seed 2 of 2: 12 rounds",
+        "  round 1/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:34 left",
+        "  round 10/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:16 left",
+        "  round 12/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:12 left",
+        "KD3A, seed 2 of 2: going on after round 10 of 12",
+        "round 11: clp: no reply",
+        "  round 11/12: loss 0.500, infomax 1.500, 6.0 s per round, 1:42 left",
+        "node 2:  [2Jbad",
+    ]
+
+
+def test_progress_without_a_plan_counts_the_training_at_hand() -> None:
+    lines = shown(Display(console=Console(file=io.StringIO())), script())
+    assert lines[2:4] == [
+        "FedAvg (source-only), seed 4: 12 rounds",
+        "  round 1/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 0:22 left",
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar_that_leaves_the_lines_that_matter() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    text = "\n".join(shown(Display(console=console), script()))
+    assert "FedAvg (source-only), seed 4: loss 0.500, accuracy 25.0 % after 12 rounds\n" in text
+    assert "round 11: clp: no reply\n" in text
+    assert "━" in text
+    assert "\x1b[2Jbad" not in text
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0.4, 61, 3599.6, 7322)] == ["0:00", "1:01", "1:00:00", "2:02:02"]
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_follow_reads_a_growing_file_once_and_ends_with_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+
+    def write() -> None:
+        time.sleep(0.1)
+        append(path, '{"event": "star')
+        time.sleep(0.3)
+        append(path, 'ted"}\n{"event": "roun{"cut": "short"}\n{"event": "round", "round": 1}\n')
+        append(path, '{"event": "done"}\n{"event": "after"}\n')
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = [event["event"] for event in follow(path, lambda: False)]
+    writer.join()
+    assert found == ["started", "round", "done"]
+
+
+def test_follow_passes_over_an_earlier_try_and_reads_the_rest_when_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    append(path, '{"event": "failed"}\n')
+    offset = path.stat().st_size
+
+    def stop() -> bool:
+        append(path, '{"event": "last words"}\n{"event": "never fin')
+        return True
+
+    assert [e["event"] for e in follow(path, stop, offset)] == ["last words"]
+    assert list(follow(tmp_path / "never.jsonl", lambda: True)) == []

@@ -1,0 +1,144 @@
+"""Offers become a roster, or an error that lists every one of them."""
+
+from typing import Any
+
+import pytest
+
+from fedda import __version__
+from fedda.config import InputConfig
+from fedda.errors import RosterError
+from strategies.roster import OFFER, Node, Roster, form
+
+
+def offer(name: str, role: str = "source", **change: Any) -> dict[str, Any]:
+    return {
+        "role": role,
+        "name": name,
+        "examples": 50,
+        "tested": 0,
+        "classes": ["cat", "dog"] if role == "source" else [],
+        "shape": [1, 8, 8],
+        "version": __version__,
+    } | change
+
+
+def nodes(*offers: dict[str, Any]) -> list[Node]:
+    return [Node.read(i, o) for i, o in enumerate(offers, start=11)]
+
+
+ANNA, BERT = offer("anna"), offer("bert", examples=70)
+TOWN = offer("town", "target", tested=9)
+
+
+def test_a_roster_has_sources_by_name_and_the_target_last() -> None:
+    found = form(nodes(TOWN, BERT, ANNA))
+    assert [n.name for n in found.nodes] == ["anna", "bert", "town"]
+    assert [n.id for n in found.sources] == [13, 12]
+    assert found.target.id == 11 and found.target.tested == 9
+    assert found.classes == ("cat", "dog")
+    assert found.shape == (1, 8, 8)
+    assert found.counts == {"anna": 50, "bert": 70, "town": 50}
+    assert found.by_id(12) == found.sources[1] and found.by_id(99) is None
+
+
+REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "nobody": ([], "there is no source"),
+    "no source": ([TOWN], "there is no source; start fedda-client --role source"),
+    "no target": ([ANNA, BERT], "there are no target, but a run needs one"),
+    "two targets": ([ANNA, TOWN, offer("village", "target")], "there are 2 targets"),
+    "one name": ([ANNA, BERT, offer("anna"), TOWN], "'anna' is the name of two sites"),
+    "versions": ([ANNA, offer("bert", version="0.0.9"), TOWN], "different versions of fedda"),
+    "classes": ([ANNA, offer("bert", classes=["dog", "cat"]), TOWN], "classes differ"),
+    "vectors": ([offer("anna", shape=[400]), offer("bert", shape=[300]), TOWN], "equally long"),
+    "vectors and images": ([offer("anna", shape=[400]), TOWN], "have different shapes"),
+    "colours": ([ANNA, offer("bert", shape=[3, 8, 8]), TOWN], "set input.channels to 1 or 3"),
+    "sizes": ([ANNA, offer("bert", shape=[1, 9, 9]), TOWN], "different sizes; set input.size"),
+    "not square": (
+        [offer(n, r, shape=[1, 8, 9]) for n, r in (("anna", "source"), ("town", "target"))],
+        "8x9, not square; set input.size",
+    ),
+    "mixed sizes": (
+        [offer(n, r, shape=[1, 0, 0]) for n, r in (("anna", "source"), ("town", "target"))],
+        "different sizes; set input.size",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_offers_that_make_no_run_are_all_listed(case: str) -> None:
+    offers, message = REFUSED[case]
+    with pytest.raises(RosterError) as error:
+        form(nodes(*offers))
+    first, *lines = str(error.value).splitlines()
+    assert message in first
+    assert len(lines) == max(len(offers), 1)
+    for found in offers:
+        assert sum(f"{found['name']}: {found['role']}" in line for line in lines) >= 1
+    if not offers:
+        assert "no site has joined" in lines[0]
+
+
+def test_images_are_brought_to_one_shape() -> None:
+    mixed = nodes(ANNA, offer("bert", shape=[3, 9, 9]), offer("town", "target", shape=[1, 0, 0]))
+    assert form(mixed, InputConfig(channels=3, size=32)).shape == (3, 32, 32)
+    gray = nodes(ANNA, offer("town", "target", shape=[1, 8, 9]))
+    assert form(gray, InputConfig(size=16)).shape == (1, 16, 16)
+    colours = nodes(ANNA, offer("town", "target", shape=[3, 8, 8]))
+    assert form(colours, InputConfig(channels=1)).shape == (1, 8, 8)
+    vectors = nodes(offer("anna", shape=[400]), offer("town", "target", shape=[400]))
+    assert form(vectors, InputConfig(channels=3, size=32)).shape == (400,)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"role": "source"},
+        offer("anna", "admin"),
+        ANNA | {"labels": [1, 2]},
+        ANNA | {"examples": "many"},
+        ANNA | {"examples": 0},
+        ANNA | {"examples": -5},
+        ANNA | {"tested": -1},
+        ANNA | {"classes": 5},
+        ANNA | {"shape": ["a"]},
+        ANNA | {"name": ""},
+        ANNA | {"name": "a/b"},
+        ANNA | {"name": "a\nb"},
+        ANNA | {"name": "\x1b[2J"},
+        ANNA | {"name": "a" * 65},
+    ],
+)
+def test_what_is_no_offer_is_refused(answer: dict[str, Any]) -> None:
+    with pytest.raises(RosterError, match=r"Node 7 |anna offers") as error:
+        Node.read(7, answer)
+    assert len(str(error.value)) < 400
+
+
+def test_a_folder_name_with_blanks_is_a_name() -> None:
+    assert Node.read(7, offer("Real World")).name == "Real World"
+
+
+def test_an_offer_holds_only_what_is_known_of_it() -> None:
+    assert set(ANNA) == OFFER
+
+
+def test_who_comes_back_under_another_id_is_recognised() -> None:
+    known = form(nodes(ANNA, BERT, TOWN))
+    again = known.updated([Node.read(99, ANNA), Node.read(50, offer("stranger"))])
+    assert [n.id for n in again.nodes] == [99, 12, 13]
+    assert again.counts == known.counts
+    with pytest.raises(RosterError, match=r"(?s)another offer: anna.*50 examples.*5000 examples"):
+        known.updated([Node.read(99, offer("anna", examples=5000))])
+
+
+def test_a_claim_of_many_examples_is_bounded() -> None:
+    claims = {"anna": 50, "bert": 60, "carl": 10**9}
+    known = form(nodes(*(offer(n, examples=c) for n, c in claims.items()), TOWN))
+
+    def counts(roster: Roster) -> list[int]:
+        return [roster.counts[n] for n in claims]
+
+    assert counts(known.bounded(5)) == [50, 60, 300]  # five times the median, 60
+    assert counts(known.bounded(0)) == [50, 60, 10**9]
+    assert known.bounded(5).sources[2].examples == 10**9  # the claim itself is kept
