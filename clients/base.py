@@ -119,7 +119,7 @@ class Client(NumPyClient):
         self.workspace = self.site.workspace(task)
         self.model = self.workspace.model
         models.load_arrays(self.model, request.arrays["model"].unpack())
-        # Dropout draws from the global generator, which has to stand where any engine would have it.
+        # Dropout draws from the global generator: it must stand where any engine would have it.
         torch.manual_seed(seed_for(task.seed, self.site.name, request.round))
 
     def optimizer(self, request: Request) -> optim.Optimizer:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedda import models
+from fedda import gap, models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
+from fedda.errors import ConfigError
 from fedda.models import BatchNorm, Model, batchnorms, evaluating
-from fedda.train import batches, seed_for
+from fedda.train import batches, learning_rate, make_optimizer, seed_for
 from fedda.wire import Packed, Role
 
 from . import fedavg
@@ -36,8 +37,8 @@ class Target(Client):
         """Lines 7 to 11; a second request of the same round is line 16."""
         if request.numbers.get("stage") == 2:
             return self.match_moments(request)
-        options, task = request.task.options, request.task
-        gate = kd3a.gate(request.round, task.rounds, options.gate.low, options.gate.high)
+        options, g = request.task.options, request.task.options.gate
+        gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
         teachers = {
             name.removeprefix("teacher/"): packed
             for name, packed in request.arrays.items()
@@ -68,34 +69,35 @@ class Target(Client):
 
         One teacher at a time is on the device, however many there are.
         """
-        options = request.task.options
-        gap = options.weighting == "gap"
-        seed = seed_for(request.task.seed, self.site.name, request.round, "clusters") % 2**32
-        before = self._gap(self.model, images, request, seed) if gap else None
+        weighting = request.task.options.weighting
+        before = self._gap(self.model, images, request) if weighting == "gap" else None
         teacher = self.workspace.second()
-        p, about = [], {}
-        for name, packed in teachers.items():
+        p = torch.empty(len(images), len(teachers), request.task.classes)
+        about: Numbers = {}
+        for k, (name, packed) in enumerate(teachers.items()):
             models.load_arrays(teacher, packed.unpack())
-            p.append(self._probabilities(teacher, images, request))
+            p[:, k] = self._probabilities(teacher, images, request)
             if before is not None:
-                after = self._gap(teacher, images, request, seed)
-                about[f"gain/{name}"] = float(kd3a.gap_gain(before, after)) / len(images)
-            elif options.weighting == "h-divergence":
-                about[f"distance/{name}"] = self._distance(teacher, images, request)
-        return torch.stack(p, dim=1), about
+                after = self._gap(teacher, images, request)
+                # Per image: a softmax of sums over thousands would choose a single source.
+                about[f"gain/{name}"] = float(gap.gap_gain(before, after)) / len(images)
+            elif weighting == "h-divergence":
+                about[f"distance/{name}"] = self._distance(teacher, images)
+        return p, about
 
     def distil(self, request: Request, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
-        alpha, draws = request.task.options.mixup, self.generator(request, "mixup")
+        options, draws = request.task.options, self.generator(request, "mixup")
         beta = np.random.default_rng(draws.initial_seed())
         optimizer = self.optimizer(request)
         total, steps, device = 0.0, 0, self.site.device
         for indices in self.batches(request):
             row = torch.searchsorted(images, indices)
             x, p_i, n_i = self.inputs(indices), p[row].to(device), n[row].to(device)
-            if alpha:
+            if options.mixup:
+                lam = float(beta.beta(options.mixup, options.mixup))
                 perm = torch.randperm(len(row), generator=draws).to(device)
-                x, p_i, n_i = kd3a.mixup(x, p_i, n_i, float(beta.beta(alpha, alpha)), perm)
+                x, p_i, n_i = kd3a.mixup(x, p_i, n_i, lam, perm, options.mixup_weights)
             loss = kd3a.distillation_loss(self.model(x), p_i, n_i)
             optimizer.zero_grad()
             loss.backward()
@@ -111,17 +113,21 @@ class Target(Client):
         that came carries sum_k alpha_k mu_k as its running statistics: they are all it takes.
         """
         layers = list(batchnorms(self.model).values())
+        if not layers:
+            return {"loss": 0.0, "steps": 0}
         wanted = [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
         mu = [mean[None] for mean, _ in wanted]
         second = [(var + mean**2)[None] for mean, var in wanted]
         one = torch.ones(1, device=self.site.device)
-        optimizer = self.optimizer(request)
+        # Always a fresh optimizer: momentum that is carried over is the distillation's.
+        rate = learning_rate(request.task.train, request.round, request.task.rounds)
+        optimizer = make_optimizer(self.model, request.task.train, rate)
         total, steps = 0.0, 0
         for indices in self.batches(request):
             with _inputs_of(layers) as seen:
                 self.model(self.inputs(indices))
-                found = [_moments(seen[layer]) for layer in layers]
-            loss = kd3a.batchnorm_mmd_loss(*zip(*found, strict=True), mu, second, one)
+                mu_T, second_T = zip(*(_moments(seen[layer]) for layer in layers), strict=True)
+            loss = kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -132,26 +138,38 @@ class Target(Client):
 
     def _probabilities(self, model: Model, images: Tensor, request: Request) -> Tensor:
         """One teacher's class probabilities, with the statistics the options ask for -> (N, C)."""
-        x = self.data.x[images]
+        x = self.data.x
         if request.task.options.teacher_batchnorm == "running":
-            return models.predict(model, x)
+            return torch.cat([models.predict(model, x[part]) for part in images.split(256)])
+        # In an order of its own, for a file may hold class after class, and the statistics of a
+        # batch of one class say little. A last batch of one image has none: it joins another.
+        order = torch.randperm(len(images), generator=self.generator(request, "vote"))
+        parts = batches([images[order]], request.task.train.batch_size)
         with models.batch_statistics(model):
-            # A last batch of one image has no statistics; as in training it joins its neighbour.
-            parts = batches([torch.arange(len(images))], request.task.train.batch_size)
-            return torch.cat([models.predict(model, x[part], len(part)) for part in parts])
+            p = torch.cat([models.predict(model, x[part], len(part)) for part in parts])
+        return p[order.argsort()]
 
-    def _gap(self, model: Model, images: Tensor, request: Request, seed: int) -> Tensor:
-        """FADA's eq. 3 of the target's features under a model."""
+    def _gap(self, model: Model, images: Tensor, request: Request) -> Tensor:
+        """FADA's eq. 3 of the target's features under a model; the same seed for all models."""
         with evaluating(model):
             z = torch.cat([model.features(self.inputs(part)) for part in images.split(256)])
-        return kd3a.gap_statistic(z, kd3a.clusters(z, request.task.classes, seed))
+        seed = seed_for(request.task.seed, self.site.name, request.round, "clusters") % 2**32
+        return gap.gap_statistic(z, gap.clusters(z, request.task.classes, seed))
 
-    def _distance(self, teacher: Model, images: Tensor, request: Request) -> float:
+    def _distance(self, teacher: Model, images: Tensor) -> float:
         """Eq. 11 between a source's BatchNorm statistics and the target's, per channel.
 
         The paper sums over channels; exp(-sum) of a few hundred would choose a single source.
+
+        Raises:
+            ConfigError: the model has no BatchNorm.
         """
         layers = list(batchnorms(teacher).values())
+        if not layers:
+            raise ConfigError(
+                "kd3a.weighting is h-divergence, which is measured in BatchNorm layers, and this "
+                "model has none; choose another weighting or another model.name."
+            )
         sums = [(torch.zeros(()), torch.zeros(()))] * len(layers)
         with evaluating(teacher), _inputs_of(layers) as seen:
             for part in images.split(256):

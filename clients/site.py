@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import optim
@@ -29,7 +29,7 @@ class Site:
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
-        self.role = cast(Role, str(node["role"]))
+        self.role: Role = "target" if node["role"] == "target" else "source"
         self.path = Path(str(node["data"]))
         self.name = str(node.get("name") or self.path.name)
         self.device = pick_device(str(node.get("device", "auto")))
@@ -81,7 +81,7 @@ class Site:
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they outlive the request."""
-        key = (task.method, task.seed, task.model, task.dims, task.classes)
+        key = (task.run, task.method, task.seed, task.model, task.dims, task.classes)
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
         return self._workspaces[key]

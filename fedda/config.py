@@ -162,6 +162,7 @@ def method_module(method: str) -> Any:
 class Task(Section):
     """What a site is told: enough to do its part of any round, nothing about the server."""
 
+    run: str = Field(default="run", pattern=r"^[\w.-]+$")
     method: str = "kd3a"
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
@@ -238,6 +239,7 @@ class RunConfig(Section):
     ) -> Task:
         """What sites are told for one training with the sites that joined."""
         return Task(
+            run=self.run.name,
             method=method,
             seed=seed,
             rounds=self.rounds,

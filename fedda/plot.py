@@ -38,7 +38,7 @@ def plot(results: Results, path: Path) -> Path:
     Raises:
         RunError: the file cannot be written.
     """
-    figure = Figure(figsize=(11, 4.4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.08})
     rounds = max(len(t["rounds"]) for runs in results["trainings"].values() for t in runs)
@@ -89,7 +89,8 @@ def _scores(axes: Axes, results: Results) -> None:
             continue
         means = [statistics.fmean(values) for values in series.values()]
         tested = len(trainings[0]["rounds"]) in series  # else what the line ends with is older
-        name = f"{title(method)}: {number.format(means[-1]) if tested else '–'}"
+        last = number.format(means[-1]) if tested else "–"
+        name = f"{title(method)}, last round: {last}"
         marker = "o" if len(series) <= _MARKED else ""
         axes.plot(
             list(series), means, style, color=colour, label=name, marker=marker, ms=3.5, lw=1.8
@@ -109,7 +110,13 @@ def _scores(axes: Axes, results: Results) -> None:
         axes.plot(x, y, "D", mfc="none", mec="black", ms=6, lw=0, label="selected without labels")
     axes.set_title(_text(heading.format(target=target(results))), loc="left", fontsize=11)
     axes.set_ylabel(label)
-    axes.legend(frameon=False, fontsize=9, title="last round", title_fontsize=9, alignment="left")
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, -0.13),  # below, where it hides no seed
+        frameon=False,
+        fontsize=9,
+        borderpad=0,
+    )
 
 
 def _own_first(results: Results) -> list[tuple[str, list[dict[str, Any]]]]:

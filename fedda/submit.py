@@ -62,11 +62,12 @@ def submit(app: Path, run_config: Mapping[str, Any], home: Path, seconds: float 
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=seconds, check=False
         )
-        return int(json.loads(done.stdout)["run-id"])
     except subprocess.TimeoutExpired:
         raise RunError(
             f"flwr did not start the run in {seconds:.0f} s; is the server of {home} up?"
         ) from None
+    try:
+        return int(json.loads(done.stdout)["run-id"])
     except (ValueError, KeyError, TypeError) as error:
         said = " ".join((done.stdout + done.stderr).split())[-800:]
         raise RunError(f"flwr did not start the run; it said: {said}") from error

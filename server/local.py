@@ -95,6 +95,8 @@ def simulate(
         engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
     """
     journal.write("started", engine=engine)
+    everyone = config.run.model_copy(update={"expect": len(sites)})
+    config = config.model_copy(update={"run": everyone})
     make_app = load("clients", "app").make_app
     if engine == "process":
         nodes = [{"partition-id": i} for i in range(len(sites))]

@@ -1,4 +1,4 @@
-"""Waiting for sites, asking them what they offer, and noticing when they come back."""
+"""Who is there: asking nodes what they offer, doubting those who fell silent, waiting for both."""
 
 import time
 from collections.abc import Iterable
@@ -10,16 +10,20 @@ from fedda import records
 from fedda.config import RunConfig
 from fedda.errors import FeddaError, QuorumError
 
-from .folders import mail, roster
+from .folders import roster
 from .journal import Journal
 
-ANSWER = 15.0  # seconds a site has to say what it offers
-AGAIN = 20.0  # seconds until a node that gave no offer is asked again
-LOOK = 0.2  # seconds between looks at who is connected
+ANSWER = 60.0  # seconds for which a question is worth answering
+AGAIN = 20.0  # seconds until a node that has not answered is asked again
+LOOK = 0.1  # seconds between looks at who is there
 
 
 class Sites:
-    """The nodes Flower sees, and what each of them offers."""
+    """The nodes that answer, and what each of them offers.
+
+    Flower calls a node online for up to a minute after it died, and a busy one is online too. So a
+    node counts as there only while it has answered a question since it last failed to reply.
+    """
 
     def __init__(self, grid: Grid, config: RunConfig, journal: Journal) -> None:
         self.grid = grid
@@ -27,12 +31,14 @@ class Sites:
         self.journal = journal
         self.offers: dict[int, roster.Node] = {}
         self._asked: dict[int, float] = {}
+        self._open: dict[str, int] = {}  # question -> node
 
     def gather(self) -> roster.Roster:
         """Wait until enough sites have joined and make a roster of their offers.
 
         Raises:
-            RosterError: the offers make no run, or too few came in `wait.sites` seconds.
+            RosterError: the offers make no run.
+            QuorumError: too few came in `wait.sites` seconds.
         """
         wait, expect = self.config.wait, self.config.run.expect
         deadline, steady, last = time.monotonic() + wait.sites, 0.0, None
@@ -45,20 +51,37 @@ class Sites:
             if (sources, targets) != last:
                 last, steady = (sources, targets), now
                 self.journal.write("waiting", sources=sources, targets=targets, enough=enough)
-            settled = enough and (len(roles) == expect or now - steady >= wait.settle)
-            if settled or now > deadline:
-                if not enough and sources and targets:
-                    offers = "".join(f"\n  {n}" for n in self.offers.values())
-                    needed = max(expect, wait.min_sources + 1)
-                    raise QuorumError(
-                        f"{len(roles)} sites joined in {wait.sites:g} s, but the run needs "
-                        f"{needed}; start more clients or raise wait.sites.{offers}"
-                    )
+            complete = enough and 0 < expect == len(roles)
+            if complete or (enough and now - steady >= wait.settle):
                 return roster.form(self.offers.values(), self.config.input)
+            if now > deadline:
+                offers = "".join(f"\n  {n}" for n in self.offers.values())
+                needed = f"{wait.min_sources} sources and a target"
+                needed = f"{expect} sites" if expect > wait.min_sources + 1 else needed
+                raise QuorumError(
+                    f"After {wait.sites:g} s {sources} sources and {targets} targets have joined, "
+                    f"but the run needs {needed}; start more clients or raise wait.sites."
+                    f"{offers or ''}"
+                )
+            time.sleep(LOOK)
+
+    def refresh(self, known: roster.Roster) -> roster.Roster:
+        """The roster under the node ids of now; gives doubted sites a moment to answer.
+
+        Raises:
+            RosterError: a site came back with another offer.
+        """
+        deadline = time.monotonic() + self.config.wait.settle
+        while True:
+            self.look()
+            known = known.updated(self.offers.values())
+            pending = {self._open[q] for q in self._open} & {n.id for n in known.nodes}
+            if not pending or time.monotonic() > deadline:
+                return known
             time.sleep(LOOK)
 
     def back(self, known: roster.Roster, needed: Iterable[str], sources: int) -> roster.Roster:
-        """Wait until the named sites and so many sources of a roster are connected again.
+        """Wait until the named sites and so many sources of a roster are there again.
 
         Raises:
             QuorumError: they were not within `wait.sites` seconds.
@@ -67,8 +90,7 @@ class Sites:
         needed = set(needed)
         deadline = time.monotonic() + self.config.wait.sites
         while True:
-            self.look()
-            known = known.updated(self.offers.values())
+            known = self.refresh(known)
             there = {n.name for n in known.nodes if n.id in self.offers}
             count = sum(n.name in there for n in known.sources)
             missing = sorted(needed - there)
@@ -82,28 +104,38 @@ class Sites:
                 )
             time.sleep(LOOK)
 
+    def there(self) -> set[int]:
+        """The ids of the nodes that count as there."""
+        return set(self.offers)
+
+    def doubt(self, node_id: int) -> None:
+        """A node failed to reply: it counts as away until it answers again."""
+        self.offers.pop(node_id, None)
+        self._asked.pop(node_id, None)
+
     def look(self) -> None:
-        """Ask every node that has newly connected what it offers; forget who left."""
+        """Ask nodes that are new or doubted, take answers that have come; does not wait."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         self.offers = {i: n for i, n in self.offers.items() if i in online}
         self._asked = {i: t for i, t in self._asked.items() if i in online and now - t < AGAIN}
-        new = online - set(self.offers) - set(self._asked)
-        if not new:
+        for node_id in sorted(online - set(self.offers) - set(self._asked)):
+            self._asked[node_id] = now
+            question = Message(RecordDict(), node_id, "query", ttl=ANSWER, group_id="roster")
+            for message_id in self.grid.push_messages([question]):
+                if message_id:
+                    self._open[message_id] = node_id
+        for message_id in list(self._open):
+            for reply in self.grid.pull_messages([message_id]):
+                self._answered(self._open.pop(message_id), reply)
+        self._open = {q: i for q, i in self._open.items() if i in self._asked}
+
+    def _answered(self, node_id: int, reply: Message) -> None:
+        try:
+            if reply.has_error():
+                raise FeddaError(reply.error.reason or "no reason given")
+            node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))
+        except FeddaError as error:
+            self.journal.trouble("no offer", f"node {node_id}", str(error))
             return
-        self._asked |= dict.fromkeys(new, now)
-        questions = [
-            Message(RecordDict(), node, "query", ttl=ANSWER, group_id="roster")
-            for node in sorted(new)
-        ]
-        for reply in mail.Mail(self.grid).deliver(questions, ANSWER):
-            node_id = reply.metadata.src_node_id
-            try:
-                if reply.has_error():
-                    raise FeddaError(reply.error.reason or "no reason given")
-                offer = records.read(reply.content)[1].get("offer", {})
-                node = roster.Node.read(node_id, offer)
-            except FeddaError as error:
-                self.journal.trouble("no offer", f"node {node_id}", str(error))
-                continue
-            self.offers[node_id] = node
-            self.journal.write("joined", site=node.name, role=node.role, text=str(node))
+        self.offers[node_id] = node
+        self.journal.write("joined", site=node.name, role=node.role, text=str(node))

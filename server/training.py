@@ -109,6 +109,7 @@ class Training:
             guard=self.config.guard,
             mail=self.mail,
             notice=self._notice,
+            there=lambda grid: self.sites.there(),
         )
         made.memory = dict(state.memory)
         made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
@@ -122,6 +123,7 @@ class Training:
             sent = strategy.packed(model)
             memory, kept = dict(strategy.memory), dict(strategy.kept)
             try:
+                strategy.roster = self.roster = self.sites.refresh(self.roster)
                 requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
                 replies = self.mail.deliver(requests, self.config.wait.train)
                 arrays, numbers = strategy.aggregate_train(self.round, replies)
@@ -136,11 +138,8 @@ class Training:
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
-        needed = {n.name for n in self.roster.nodes if n.role in strategy.roles} - {
-            n.name for n in self.roster.sources
-        }
+        needed = {self.roster.target.name} if "target" in strategy.roles else set()
         self.roster = self.sites.back(self.roster, needed, self.config.wait.min_sources)
-        strategy.roster = self.roster
         self.journal.trouble("resumed", "", "enough sites are there again", round=self.round)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:
@@ -190,4 +189,7 @@ class Training:
         self.ledger.count(message, self.round, node.role if node else "unknown", "from")
 
     def _notice(self, what: str, site: str, text: str) -> None:
+        for node in self.roster.nodes:
+            if node.name == site and what in ("silent", "failed"):
+                self.sites.doubt(node.id)
         self.journal.trouble(what, site, text, round=self.round, method=self.method, seed=self.seed)

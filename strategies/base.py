@@ -49,6 +49,7 @@ class FedDA(Strategy):
         guard: bounds on replies.
         mail: how messages travel; by default Flower's grid, polled quickly.
         notice: told of every site that failed or was refused.
+        there: the ids of the nodes worth asking; by default those that Flower calls online.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("source",)
@@ -63,6 +64,7 @@ class FedDA(Strategy):
         guard: GuardConfig | None = None,
         mail: Mail | None = None,
         notice: Notice = lambda what, site, text: None,
+        there: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids()),
     ) -> None:
         self.task = task
         self.roster = roster
@@ -71,6 +73,7 @@ class FedDA(Strategy):
         self.guard = guard or GuardConfig()
         self.mail = mail
         self.notice = notice
+        self.there = there
         self.contract: Contract = method_module(task.method).CONTRACT
         self.memory: dict[str, Any] = {}
         self.kept: dict[str, Packed] = {}
@@ -91,7 +94,11 @@ class FedDA(Strategy):
     ) -> Iterable[Message]:
         """The model, to the target, which tests it on the labelled files it may have."""
         self._begin(server_round, arrays, grid)
-        return [self.request(self.roster.target, {"model": self.model}, kind="evaluate")]
+        target = self.roster.target
+        if target.id not in self.there(grid):
+            self.notice("absent", target.name, "not connected; this round goes untested")
+            return []
+        return [self.request(target, {"model": self.model}, kind="evaluate")]
 
     def source_arrays(self, node: Node) -> dict[str, Packed]:
         """What a source gets at the start of a round."""
@@ -209,9 +216,9 @@ class FedDA(Strategy):
         self._asked.clear()
 
     def _present(self, grid: Grid) -> list[Node]:
-        """The sources that Flower sees now; waiting for others would only cost the deadline."""
-        online = set(grid.get_node_ids())
-        found = [n for n in self.roster.sources if n.id in online]
+        """The sources that are there now; waiting for others would only cost the deadline."""
+        there = self.there(grid)
+        found = [n for n in self.roster.sources if n.id in there]
         for node in self.roster.sources:
             if node not in found:
                 self.notice("absent", node.name, "not connected; left out of this round")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+from fedda import gap
 from fedda.algorithms import kd3a
 from fedda.wire import Arrays, Kind, Packed, Role, pack
 
@@ -75,7 +76,8 @@ class KD3A(FedDA):
         kept = part if options.target_weight == "kept" else None
 
         def each(what: str) -> torch.Tensor:
-            return torch.tensor([float(numbers[f"{what}/{n}"]) for n in names])
+            found = [float(numbers[f"{what}/{n}"]) for n in names]
+            return torch.tensor(found, dtype=torch.float64)
 
         if options.weighting == "focus":
             focus, by_examples = each("focus"), options.focus_by_examples
@@ -86,7 +88,7 @@ class KD3A(FedDA):
             among = {
                 "examples": lambda: examples.double(),
                 "h-divergence": lambda: kd3a.divergence_weights(each("distance"), examples),
-                "gap": lambda: kd3a.gap_weights(each("gain")),
+                "gap": lambda: gap.gap_weights(each("gain")),
             }[options.weighting]()
             weights = kd3a.with_target(among, share)
         return dict(zip([target.node.name, *names], weights.tolist(), strict=True))
@@ -106,7 +108,8 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
             mean = name.replace("running_var", "running_mean")
             means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
             moments = torch.tensor(means), torch.tensor(variances)
-            mu, var = kd3a.mix_moments(*moments, torch.tensor(alpha), form)
+            weights = torch.tensor(alpha, dtype=torch.float64)
+            mu, var = kd3a.mix_moments(*moments, weights, form)
             mixed[mean], mixed[name] = mu.numpy(), var.numpy()
         elif not name.endswith("running_mean"):
             terms = (a * m[name].astype(np.float64) for a, m in zip(alpha, models, strict=True))

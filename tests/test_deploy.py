@@ -15,8 +15,9 @@ import pytest
 import typer
 import yaml
 
-from fedda import cli
+from fedda import cli, config
 from fedda.cli.client import app as client_app
+from fedda.errors import ConfigError
 from fedda.processes import Deployment
 from fedda.spawn import LOOPBACK, free_port
 
@@ -59,6 +60,7 @@ def parse(words: list[str]) -> dict[str, Any]:
 
     Raises:
         click.UsageError: it would be refused.
+        ConfigError: it changes a setting that does not exist.
     """
     program, *rest = words
     command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
@@ -67,7 +69,10 @@ def parse(words: list[str]) -> dict[str, Any]:
         if name not in command.commands:
             raise click.UsageError(f"no command {name}")
         command = command.commands[name]
-    return command.make_context(program, rest).params
+    params = command.make_context(program, rest).params
+    if "change" in params:
+        config.overrides(params["method"], list(params["change"] or ()))
+    return {k: Path(v) if str(v).startswith("/") else v for k, v in params.items()}
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -95,7 +100,7 @@ def test_commands_are_taken(file: str, name: str) -> None:
     params = parse(words)
     mounts = targets(service)
     for given in params.values():
-        if isinstance(given, Path) and given.is_absolute():
+        if isinstance(given, Path):
             assert any(given.is_relative_to(mount) for mount in mounts), f"{given} is not mounted"
     if words[0] == "fedda-client":
         assert not params["insecure"]
@@ -127,7 +132,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
 
 @pytest.mark.parametrize(
     ("file", "count"),
-    [("README.md", 9), ("compose.demo.yml", 1), ("compose.server.yml", 1), ("demo-init.sh", 3)],
+    [("README.md", 10), ("compose.demo.yml", 1), ("compose.server.yml", 1), ("demo-init.sh", 3)],
 )
 def test_commands_in_prose_are_taken(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()
@@ -146,10 +151,11 @@ def test_commands_in_prose_are_taken(file: str, count: int) -> None:
         "fedda keys add",
         "fedda-client --role both --data /d --superlink h:1",
         "fedda-client --role source --superlink h:1",
+        "fedda run kd3a -c wait.sources=3",
     ],
 )
 def test_the_check_refuses_wrong_commands(wrong: str) -> None:
-    with pytest.raises(click.UsageError):
+    with pytest.raises((click.UsageError, ConfigError)):
         parse(wrong.split())
 
 

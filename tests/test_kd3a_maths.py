@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedda import focus, gap
 from fedda.algorithms import kd3a
 from fedda.config import flatten, unflatten, validate
 from fedda.errors import ConfigError
@@ -54,6 +55,10 @@ def test_gate_by_hand():
     found = [kd3a.gate(t, 5, 0.9, 0.95) for t in range(1, 6)]
     assert found == pytest.approx([0.9, 0.9125, 0.925, 0.9375, 0.95])
     assert kd3a.gate(1, 1, 0.9, 0.95) == 0.9
+    # without reaching .95 a step is .05 / 5 = .01
+    found = [kd3a.gate(t, 5, 0.9, 0.95, reach=False) for t in range(1, 6)]
+    assert found == pytest.approx([0.9, 0.91, 0.92, 0.93, 0.94])
+    assert kd3a.gate(1, 1, 0.9, 0.95, reach=False) == 0.9
 
 
 # The vote
@@ -172,13 +177,15 @@ def test_distillation_loss_is_the_twins_with_a_finite_gradient():
 
 def test_mixup_by_hand():
     x, p = torch.tensor([[1.0], [5.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    mixed_x, mixed_p, mixed_n = kd3a.mixup(
-        x, p, torch.tensor([4.0, 0.0]), 0.75, torch.tensor([1, 0])
-    )
+    n, perm = torch.tensor([4.0, 0.0]), torch.tensor([1, 0])
+    mixed_x, mixed_p, mixed_n = kd3a.mixup(x, p, n, 0.75, perm)
     # .75 * 1 + .25 * 5 = 2 and .75 * 5 + .25 * 1 = 4
     assert mixed_x.tolist() == [[2.0], [4.0]]
     assert mixed_p.tolist() == [[0.75, 0.25], [0.25, 0.75]]
     assert mixed_n.tolist() == [3.0, 1.0]
+    official_x, official_p, official_n = kd3a.mixup(x, p, n, 0.75, perm, weights=False)
+    assert official_n.tolist() == [4.0, 0.0]
+    assert official_x.equal(mixed_x) and official_p.equal(mixed_p)
 
 
 # Quality and focus
@@ -218,7 +225,7 @@ def test_focus_of_five_is_the_twins_whatever_the_size_of_blocks(
     p = mixed(5)
     expected = twin.shapley(p.tolist(), 0.6, form)
     for block in (1, 700, 1 << 18):
-        monkeypatch.setattr(kd3a, "BLOCK", block)
+        monkeypatch.setattr(focus, "BLOCK", block)
         found = kd3a.consensus_focus(p, 0.6, form, "shapley")
         assert found.tolist() == pytest.approx(expected, rel=1e-9)
 
@@ -283,18 +290,18 @@ def test_a_teacher_that_overrules_a_better_supported_class_has_negative_focus():
 def test_leading_classes_by_hand():
     # K = 2, so a class needs half of a teacher's best: .4 / 2 = .2 or .6 / 2 = .3.
     p = torch.tensor([[[0.4, 0.25, 0.15, 0.2], [0.05, 0.29, 0.6, 0.06]]])
-    assert kd3a.may_lead(p).tolist() == [[True, True, True, True]]
+    assert focus.may_lead(p).tolist() == [[True, True, True, True]]
     p = torch.tensor([[[0.4, 0.19, 0.31, 0.1], [0.05, 0.29, 0.6, 0.06]]])
-    assert kd3a.may_lead(p).tolist() == [[True, False, True, False]]
-    torch.testing.assert_close(kd3a.leading_classes(p), p[:, :, [0, 2]])
+    assert focus.may_lead(p).tolist() == [[True, False, True, False]]
+    torch.testing.assert_close(focus.leading_classes(p), p[:, :, [0, 2]])
 
 
 def test_leading_classes_keep_every_teams_winner():
     logits = torch.randn(40, 4, 30, generator=torch.Generator().manual_seed(5)).double()
     p = (4 * logits).softmax(dim=2)
-    kept = kd3a.leading_classes(p)
+    kept = focus.leading_classes(p)
     assert kept.shape[2] < p.shape[2]
-    teams, _ = kd3a._teams(4, "shapley")
+    teams, _ = focus.teams_and_shares(4, "shapley")
     torch.testing.assert_close((teams @ kept).amax(dim=2), (teams @ p).amax(dim=2))
 
 
@@ -347,23 +354,23 @@ numbers = st.floats(-1e6, 1e6)
 def test_domain_weights_are_the_twins(
     sources: list[tuple[float, int]], target_examples: int, kept: float
 ):
-    focus, examples = [s[0] for s in sources], [s[1] for s in sources]
-    cf = torch.tensor(focus, dtype=torch.float64)
+    values, examples = [s[0] for s in sources], [s[1] for s in sources]
+    cf = torch.tensor(values, dtype=torch.float64)
     paper = kd3a.domain_weights(cf, torch.tensor(examples), target_examples)
     official = kd3a.domain_weights(
         cf, torch.tensor(examples), target_examples, by_examples=False, kept=kept
     )
-    expected = twin.weights(focus, examples, target_examples)
+    expected = twin.weights(values, examples, target_examples)
     assert paper.tolist() == pytest.approx(expected, rel=1e-9)
-    assert official.tolist() == pytest.approx(twin.official_weights(focus, kept), rel=1e-9)
+    assert official.tolist() == pytest.approx(twin.official_weights(values, kept), rel=1e-9)
     for alpha in (paper, official):
         assert float(alpha.sum()) == pytest.approx(1, abs=1e-12)
         assert float(alpha.min()) >= 0
 
 
 def test_focus_near_the_limits_of_numbers_still_gives_weights():
-    for focus in ([1e308, 1e308], [5e-324, 5e-324]):
-        cf = torch.tensor(focus, dtype=torch.float64)
+    for values in ([1e308, 1e308], [5e-324, 5e-324]):
+        cf = torch.tensor(values, dtype=torch.float64)
         alpha = kd3a.domain_weights(cf, torch.tensor([10, 10]), 20)
         assert alpha.tolist() == pytest.approx([0.5, 0.25, 0.25])
 
@@ -460,7 +467,7 @@ def test_batchnorm_loss_is_the_twins_and_lowest_at_the_mixed_moments():
 def test_gap_statistic_by_hand():
     # Cluster 0 at 0 and 2: pairs 2 * 4 over 2 * 2 = 2. Cluster 1 is a single point: 0.
     z = torch.tensor([[0.0], [2.0], [9.0]])
-    assert float(kd3a.gap_statistic(z, torch.tensor([0, 0, 1]))) == 2.0
+    assert float(gap.gap_statistic(z, torch.tensor([0, 0, 1]))) == 2.0
 
 
 @few
@@ -469,24 +476,24 @@ def test_gap_statistic_is_the_twins(seed: int, N: int):
     g = torch.Generator().manual_seed(seed)
     z, assignment = torch.randn(N, 3, generator=g) + 100, torch.randint(4, (N,), generator=g)
     expected = twin.gap_statistic(z.tolist(), assignment.tolist())
-    assert float(kd3a.gap_statistic(z, assignment)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert float(gap.gap_statistic(z, assignment)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_clusters_find_the_clumps_and_obey_the_seed():
     g = torch.Generator().manual_seed(0)
     z = torch.cat([torch.randn(20, 2, generator=g) + at for at in (0, 50)])
-    found = kd3a.clusters(z, 2, seed=1)
+    found = gap.clusters(z, 2, seed=1)
     assert len(found[:20].unique()) == len(found[20:].unique()) == 1
     assert found[0] != found[-1]
-    torch.testing.assert_close(found, kd3a.clusters(z, 2, seed=1))
+    torch.testing.assert_close(found, gap.clusters(z, 2, seed=1))
 
 
 def test_tighter_clusters_weigh_more():
-    gain = kd3a.gap_gain(torch.tensor([5.0, 5.0]), torch.tensor([4.0, 5.0]))
+    gain = gap.gap_gain(torch.tensor([5.0, 5.0]), torch.tensor([4.0, 5.0]))
     # softmax of (1, 0)
     assert gain.tolist() == [1.0, 0.0]
     expected = [math.e / (1 + math.e), 1 / (1 + math.e)]
-    assert kd3a.gap_weights(gain).tolist() == pytest.approx(expected)
+    assert gap.gap_weights(gain).tolist() == pytest.approx(expected)
 
 
 # Configuration
@@ -510,6 +517,8 @@ def test_official_preset_names_every_setting_and_parses():
         "teacher-batchnorm",
         "heads",
         "mixup",
+        "mixup-weights",
+        "gate.reach",
     }
 
 

@@ -200,14 +200,14 @@ def test_methods_have_the_names_people_use() -> None:
         first(results(), seeds=1, rounds=1),
         without(results(), "accuracy"),
         without(results(), "accuracy", "infomax", "weights"),
-        results(sites=[s | {"name": f"_${s['name']}^{{日"} for s in SITES]),
+        results(sites=[s | {"name": f"_${s['name']}^$日"} for s in SITES]),
     ],
     ids=["full", "one round", "no accuracy", "nothing", "odd names"],
 )
 def test_the_picture_is_drawn_whatever_there_is(tmp_path: Path, found: dict[str, Any]) -> None:
     path = plot(found, tmp_path / "report.png")
     with Image.open(path) as image:
-        assert image.size == (1650, 660)
+        assert image.size == (1650, 720)
         colours = image.convert("RGB").getcolors(1 << 20)
     assert colours is not None
     seen = {colour for count, colour in colours if count > 20}  # a dot of 3.5 points has more

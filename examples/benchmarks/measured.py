@@ -69,18 +69,20 @@ class Meter:
         }
         replies = DELIVER(mail, requests, wait)
         del requests
-        while True:
-            asked = time.perf_counter()
-            reply = next(replies, None)
-            wave["waited"] += time.perf_counter() - asked
-            if reply is None:
-                break
-            if reply.has_content() and "metrics" in reply.content:
-                wave["worked"].append(dict(reply.content["metrics"]).get("seconds", 0.0))
-            yield reply
-            del reply  # as in the original: not held while the next one is fetched
-        wave["seconds"] = time.perf_counter() - wave["began"]
-        self.waves.append(wave)
+        try:
+            while True:
+                asked = time.perf_counter()
+                reply = next(replies, None)
+                wave["waited"] += time.perf_counter() - asked
+                if reply is None:
+                    return
+                if reply.has_content() and "metrics" in reply.content:
+                    wave["worked"].append(dict(reply.content["metrics"]).get("seconds", 0.0))
+                yield reply
+                del reply  # as in the original: not held while the next one is fetched
+        finally:  # whoever waits for one reply closes this instead of asking for more
+            wave["seconds"] = time.perf_counter() - wave["began"]
+            self.waves.append(wave)
 
 
 DELIVER = Mail.deliver

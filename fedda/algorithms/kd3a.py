@@ -8,31 +8,22 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
     n           (N,)      weight of an image in the loss: how many teachers stand behind its p_i
     Q           float     quality of a team's consensus, a sum over images (eq. 7)
     CF, focus   (K,)      what each source adds to Q; a sum over images too, so chunks add up
-    teams       (M, K)    1 where a source belongs to a team
     alpha       (K + 1,)  averaging weights, target first, summing to 1
     mu, second  (d,)      a BatchNorm layer's mean and second moment of its input
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from fedda.config import Section
-from fedda.errors import ConfigError
+from fedda.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.wire import MODEL, Contract, Kind, Rule
-
-Form = Literal["soft", "hard", "mean"]
-Value = Literal["marginal", "shapley"]
-
-NOBODY = 0.001  # n of an image that no sure teacher stands behind (section 3.2)
-MOST_TEAMS = 1 << 16  # exact Shapley values vote once per team: 16 sources at most
-BLOCK = 1 << 18  # numbers per working array: small enough to stay in a processor's cache
 
 
 class Gate(Section):
@@ -43,6 +34,9 @@ class Gate(Section):
     )
     high: float = Field(
         default=0.95, ge=0, lt=1, description="top probability needed in the last round"
+    )
+    reach: bool = Field(
+        default=True, description="reach high in the last round; false (official): a round later"
     )
 
 
@@ -81,12 +75,17 @@ class Config(Section):
     mixup: float = Field(
         default=0.2, ge=0, le=100, description="both parameters of Beta; 0 turns it off"
     )
+    mixup_weights: bool = Field(
+        default=True,
+        description="mix the images' weights n too; false (official): each keeps its n",
+    )
 
 
 PRESETS = {
     "paper": {
         "gate.low": 0.9,
         "gate.high": 0.95,
+        "gate.reach": True,
         "vote": "soft",
         "weighting": "focus",
         "focus": "marginal",
@@ -97,10 +96,12 @@ PRESETS = {
         "teacher-batchnorm": "running",
         "heads": "average",
         "mixup": 0.2,
+        "mixup-weights": True,
     },
     "official": {
         "gate.low": 0.9,
         "gate.high": 0.95,
+        "gate.reach": False,
         "vote": "hard",
         "weighting": "focus",
         "focus": "shapley",
@@ -111,6 +112,7 @@ PRESETS = {
         "teacher-batchnorm": "batch",
         "heads": "local",
         "mixup": 2.0,
+        "mixup-weights": False,
     },
 }
 
@@ -124,9 +126,12 @@ class Consensus(NamedTuple):
     kept: Tensor  # (N,) bool, a sure teacher stands behind p
 
 
-def gate(t: int, rounds: int, low: float, high: float) -> float:
-    """g(t) of Alg. 1, linear: `low` in round 1, `high` in round `rounds` -> float."""
-    return low + (high - low) * (t - 1) / max(rounds - 1, 1)
+def gate(t: int, rounds: int, low: float, high: float, reach: bool = True) -> float:
+    """g(t) of Alg. 1, linear: `low` in round 1, `high` in round `rounds` -> float.
+
+    Without `reach` only round `rounds` + 1 would have `high`, as in the official code.
+    """
+    return low + (high - low) * (t - 1) / (max(rounds - 1, 1) if reach else rounds)
 
 
 def knowledge_vote(p: Tensor, gate: float, form: Form = "soft") -> Consensus:
@@ -182,11 +187,14 @@ def distillation_loss(logits: Tensor, p: Tensor, n: Tensor) -> Tensor:
 
 
 def mixup(
-    x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor
+    x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, weights: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Appendix F: lam of each image, consensus and weight, the rest of its partner's -> x, p, n."""
-    x, p, n = (lam * a + (1 - lam) * a[perm] for a in (x, p, n))
-    return x, p, n
+    """Appendix F: lam of each image, consensus and weight, the rest of its partner's -> x, p, n.
+
+    Without `weights` each mixed image keeps the n of its first part, as in the official code.
+    """
+    mixed_x, mixed_p, mixed_n = (lam * a + (1 - lam) * a[perm] for a in (x, p, n))
+    return mixed_x, mixed_p, mixed_n if weights else n
 
 
 def quality(consensus: Consensus) -> Tensor:
@@ -201,125 +209,9 @@ def consensus_focus(
 
     Add up what it gives for chunks of images to get the focus over all of them.
     """
-    teams, share = _teams(p.shape[1], value)
+    teams, share = teams_and_shares(p.shape[1], value)
     teams, share = teams.to(p.device, p.dtype), share.to(p.device)
     return team_quality(p, gate, teams, form) @ share
-
-
-def _teams(K: int, value: Value) -> tuple[Tensor, Tensor]:
-    """Which teams vote, and each one's part in each source's focus -> (M, K), (M, K) float64."""
-    if value == "marginal":
-        alone = torch.eye(K, dtype=torch.float64)
-        everyone = torch.ones(1, K, dtype=torch.float64)
-        return torch.cat([everyone, 1 - alone]), torch.cat([everyone, -alone])
-    if 1 << K > MOST_TEAMS:
-        raise ConfigError(
-            f"Shapley values of {K} sources need 2^{K} votes per image, and 2^16 is the most; "
-            "set focus to marginal."
-        )
-    member = (torch.arange(1 << K)[:, None] >> torch.arange(K)) & 1
-    others = member.sum(dim=1, keepdim=True) - member  # (M, K), team size without k
-    # A team of s others is met by s! (K - 1 - s)! of the K! orders in which sources may join.
-    weight = torch.tensor([1 / (K * math.comb(K - 1, s)) for s in range(K)], dtype=torch.float64)
-    share = weight[others] * (2 * member - 1)
-    return member.double(), share
-
-
-def team_quality(p: Tensor, gate: float, teams: Tensor, form: Form = "soft") -> Tensor:
-    """Eq. 7 for many teams at once: Q(S') of each -> (M,) float64.
-
-    What a vote costs depends on the image. Where the sure teachers agree, as they mostly do, a
-    team with any of them has Q_i = the sum of their confidences, which is linear in the team; only
-    teams with none of them are left to compute. Where they disagree every team is voted on.
-    """
-    confidence, label = p.max(dim=2)  # (N, K)
-    sure = confidence > gate if form != "mean" else torch.zeros_like(label, dtype=torch.bool)
-    first = torch.where(sure, label, p.shape[2]).amin(dim=1)
-    agree = torch.where(sure, label, -1).amax(dim=1) <= first
-    Q = teams.double() @ (confidence * (sure & agree[:, None])).sum(dim=0, dtype=torch.float64)
-
-    if form != "hard":
-        n, size = (1.0 if form == "mean" else NOBODY), teams.sum(dim=1)
-        least = int(size[size > 0].amin())  # fewer unsure teachers than this make no team
-        rows = (agree & ((~sure).sum(dim=1) >= least)).nonzero()[:, 0]
-        for silent, group in _alike(~sure[rows]):
-            alone = ((teams @ (~silent).to(teams.dtype) == 0) & (size > 0)).nonzero()[:, 0]
-            part = teams[alone][:, silent]
-            blocks = _blocks(p, rows[group], silent, len(part))
-            Q[alone] += n * sum((_mean_quality(x, part) for x in blocks), Q.new_zeros(len(part)))
-
-    everyone = sure.new_ones(p.shape[1])
-    for x in _blocks(p, (~agree).nonzero()[:, 0], everyone, len(teams)):
-        Q += _vote_quality(x, gate, teams, form)
-    return Q
-
-
-def _alike(members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Group equal rows -> each distinct row (K,) with the indices where it stands."""
-    distinct, which, count = members.unique(dim=0, return_inverse=True, return_counts=True)
-    yield from zip(distinct, which.argsort().split(count.tolist()), strict=True)
-
-
-def _blocks(p: Tensor, rows: Tensor, members: Tensor, M: int) -> Iterator[Tensor]:
-    """Some images and teachers of p, for M teams: in pieces of bounded size -> (n, k, L)."""
-    if not len(rows) or not M:
-        return
-    k = members.nonzero()[:, 0]
-    for part in rows.split(max(1, 4 * BLOCK // (len(k) * p.shape[2]))):
-        x = p[part] if len(k) == p.shape[1] else p[part[:, None], k]
-        if 4 * len(k) > M:  # too few teams to make up for looking at every class first
-            yield from x.split(max(1, BLOCK // (M * x.shape[2])))
-            continue
-        # Images of a piece share L, so those with few leading classes go together.
-        order = may_lead(x).sum(dim=1).argsort()
-        for piece in order.split(max(16, BLOCK // (16 * M))):
-            y = leading_classes(x[piece])
-            yield from y.split(max(1, BLOCK // (M * y.shape[2])))
-
-
-def may_lead(p: Tensor) -> Tensor:
-    """Which classes may lead in some team's sum of p, whichever the team -> (N, C) bool.
-
-    With m_k the top probability of k, a class with p_k < m_k / K for all k has in a team T the sum
-    sum_T p_k < sum_T m_k / K <= max_T m_k, and that maximum is at most the sum of its own class.
-    So neither argmax nor maximum of any team's sum or mean changes without that class.
-    """
-    return (p * p.shape[1] >= p.amax(dim=2, keepdim=True)).any(dim=1)
-
-
-def leading_classes(p: Tensor) -> Tensor:
-    """Per image the classes that `may_lead`, in their order, and others up to L -> (N, K, L)."""
-    leads = may_lead(p)
-    L = int(leads.sum(dim=1).amax())
-    keep = leads.to(torch.uint8).topk(L, dim=1).indices.sort(dim=1).values
-    return p.gather(2, keep[:, None, :].expand(-1, p.shape[1], -1))
-
-
-def _sums(x: Tensor, teams: Tensor) -> Tensor:
-    """Add up the teachers of each team -> (n, L, M), the longer of L and M along memory."""
-    if len(teams) < x.shape[2]:
-        return (teams @ x).transpose(1, 2)
-    return x.transpose(1, 2).contiguous() @ teams.T
-
-
-def _mean_quality(x: Tensor, teams: Tensor) -> Tensor:
-    """Sum over images of max p_i, with p_i the mean over each team -> (M,) float64."""
-    most = _sums(x, teams).amax(dim=1).sum(dim=0, dtype=torch.float64)
-    return most / teams.sum(dim=1).clamp(min=1)
-
-
-def _vote_quality(x: Tensor, gate: float, teams: Tensor, form: Form) -> Tensor:
-    """`quality` of `knowledge_vote` for each team, all teams in one go -> (M,) float64."""
-    confidence, label = x.max(dim=2, keepdim=True)  # (n, K, 1)
-    sure = (confidence > gate).to(x.dtype)
-    support = _sums(torch.zeros_like(x).scatter_(2, label, confidence * sure), teams)  # (n, L, M)
-    if form == "hard":
-        return support.amax(dim=1).sum(dim=0, dtype=torch.float64)
-    votes = _sums(x * sure, teams)
-    wins = votes == votes.amax(dim=1, keepdim=True)
-    support = torch.where(wins, support, 0).amax(dim=1)  # (n, M)
-    nobody = NOBODY * _sums(x, teams).amax(dim=1) / teams.sum(dim=1).clamp(min=1)
-    return torch.where(support > 0, support, nobody).sum(dim=0, dtype=torch.float64)
 
 
 def with_target(weights: Tensor, share: float) -> Tensor:
@@ -422,33 +314,6 @@ def mix_moments(
         # sum alpha (Var + mu_k^2) - mu^2, written so that nothing cancels: it is never negative.
         var = var + a @ (m - mu) ** 2
     return mu.to(means.dtype), var.to(variances.dtype)
-
-
-def clusters(z: Tensor, C: int, seed: int) -> Tensor:
-    """k-means of features z (N, d) into C clusters -> assignment (N,)."""
-    found = KMeans(min(C, len(z)), random_state=seed).fit_predict(z.cpu().numpy())
-    return torch.from_numpy(found).long().to(z.device)
-
-
-def gap_statistic(z: Tensor, assignment: Tensor) -> Tensor:
-    """FADA eq. 3: I = sum_r 1/(2 n_r) sum_{i,j in r} |f_i - f_j|^2 -> float64 scalar.
-
-    The pairs of a cluster sum to 2 n_r times the squared distances to its centre: O(N d), no pairs.
-    """
-    z = z.double()
-    count = assignment.bincount().clamp(min=1)
-    centre = z.new_zeros(len(count), z.shape[1]).index_add_(0, assignment, z) / count[:, None]
-    return ((z - centre[assignment]) ** 2).sum()
-
-
-def gap_gain(before: Tensor, after: Tensor) -> Tensor:
-    """FADA: how much tighter the target's clusters became with each source's update -> (K,)."""
-    return before - after
-
-
-def gap_weights(gain: Tensor) -> Tensor:
-    """FADA's dynamic attention: softmax of the gains -> (K,) float64."""
-    return gain.double().softmax(dim=0)
 
 
 CONTRACT = Contract(

@@ -73,7 +73,8 @@ def demo(
         sites = {name: (roles[name], path) for name, path in domains.items()}
         try:
             typer.echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
-            with Deployment(folder, sites, insecure=insecure) as deployment, Display(config) as display:
+            federation = Deployment(folder, sites, insecure=insecure)
+            with federation as deployment, Display(config) as display:
                 run_id = deployment.submit(stage(folder / "app"), config.flat())
                 journal = folder / "journal.jsonl"
                 watch(journal, 0, lambda: deployment.status(run_id).ended, display)

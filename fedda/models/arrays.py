@@ -8,7 +8,7 @@ from .networks import Model
 
 
 def to_arrays(model: Model) -> Arrays:
-    """Parameters and buffers; of a model on the CPU they are views, to be packed before it trains on."""
+    """Parameters and buffers; views if the model is on the CPU: pack them before it trains on."""
     return {name: t.detach().cpu().numpy() for name, t in model.state_dict().items()}
 
 

@@ -1,0 +1,416 @@
+"""What crosses the wire, method by method: exactly what is listed, and nothing else gets through.
+
+A refusal happens twice. The site's bridge refuses to send, so that a mistake in a method does not
+leak; the server refuses to accept, so that a site with other code cannot bring in what it likes.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from clients import base
+from clients.site import resident
+from fedda import wire
+from fedda.config import methods
+from fedda.errors import Code, DataError, FeddaError
+from fedda.folders import load_half
+from fedda.wire import Kind, Packed
+from server.ledger import Ledger
+from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, run
+
+SECRET = "secret-sample-42"
+SOURCES = ("anna", "bert", "carl")
+
+TRAINED = {"loss", "steps", "seconds"}
+AVERAGED = {
+    ("to", "source", "train"): ({"model": "model"}, {"round"}),
+    ("from", "source", "train"): ({"model": "model"}, TRAINED),
+}
+TESTED = {
+    ("to", "target", "evaluate"): ({"model": "model"}, {"round"}),
+    ("from", "target", "evaluate"): (
+        {},
+        {"accuracy", "loss", "tested", "infomax", "seconds"},
+    ),
+}
+CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
+    "fedavg": AVERAGED,
+    "fedprox": AVERAGED,
+    "kd3a": AVERAGED
+    | {
+        ("to", "target", "train"): (
+            {"model": "model", **{f"teacher/{s}": "model" for s in SOURCES}},
+            {"round"},
+        ),
+        ("from", "target", "train"): (
+            {"model": "model"},
+            {*TRAINED, "kept", *(f"focus/{s}" for s in SOURCES)},
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("method", methods())
+def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method: str) -> None:
+    assert method in CROSSES, f"say here what {method} sends, per direction, role and request"
+    grid = ScriptedGrid(domains)
+    results, _ = run(domains, runs | {"method": method, "rounds": 1}, grid=grid)
+    assert results["events"] == []
+    seen = {}
+    for c in grid.crossed:
+        if c.kind == "query":
+            offer = {f"offer: {key}" for key in wanted_offer()} if c.way == "from" else set()
+            assert (c.arrays, c.numbers) == ({}, offer)
+            continue
+        key = (c.way, c.role, c.kind)
+        assert seen.setdefault(key, (c.arrays, c.numbers)) == (c.arrays, c.numbers)
+    assert seen == CROSSES[method] | TESTED
+
+
+def wanted_offer() -> set[str]:
+    return {"role", "name", "examples", "tested", "classes", "shape", "version"}
+
+
+def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a")
+    request = bench.begin()[0]
+    assert set(request.content) == {"arrays", "manifests", "task", "step"}
+    assert not [k for k in request.content["task"] if k.startswith(("run.", "wait", "guard"))]
+    target = next(n for n in bench.roster.nodes if n.role == "target")
+    assert (target.examples, target.tested, target.classes) == (48, 24, ())
+
+
+# ---- the site refuses to send --------------------------------------------------------------------
+
+roles = pytest.mark.parametrize(
+    ("method", "role"),
+    [
+        (method, role)
+        for method in methods()
+        for role in ("source", "target")
+        if ("to", role, "train") in CROSSES.get(method, AVERAGED)
+    ],
+)
+
+
+def train_request(bench: Bench, role: str) -> Message:
+    """The request that a site of a role trains on."""
+    requests = bench.begin()
+    if role == "source":
+        return requests[0]
+    bench.round()
+    target = bench.roster.target
+    bench.begin()
+    bench.strategy._asked = {target.name}
+    return next(
+        q
+        for q in bench.grid.requests
+        if (q.metadata.dst_node_id, q.metadata.message_type) == (target.id, "train")
+    )
+
+
+def features(shape: tuple[int, ...]) -> Packed:
+    return wire.pack({"z": np.full(shape, 42, np.float32)}, Kind.MODEL)
+
+
+Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # of a reply's numbers and arrays
+
+
+def per_sample(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    numbers["loss"] = [0.25] * 40
+
+
+def text(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    numbers["loss"] = SECRET
+
+
+def tensor(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    numbers["loss"] = torch.ones(())
+
+
+def unlisted_number(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    numbers["label-0"] = 1.0
+
+
+def many_numbers(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    numbers |= {f"focus/{i}": 0.5 for i in range(40)}
+
+
+def extra_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    arrays["features"] = features((40, 16))
+
+
+def features_as_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    arrays["model"] = features((40, 16))
+
+
+def features_within_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    grown = arrays["model"].unpack() | {"z": np.zeros((40, 16), np.float32)}
+    arrays["model"] = wire.pack(grown, Kind.MODEL)
+
+
+def other_kind(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    arrays["model"] = wire.pack(arrays["model"].unpack(), Kind.GRADIENT)
+
+
+LEAKS: list[Change] = [
+    per_sample,
+    text,
+    tensor,
+    unlisted_number,
+    many_numbers,
+    extra_array,
+    features_as_the_model,
+    features_within_the_model,
+    other_kind,
+]
+
+
+def answer(
+    bench: Bench,
+    role: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change | None = None,
+    error: BaseException | None = None,
+) -> Message:
+    """What a site replies when its method's code is changed."""
+    request = train_request(bench, role)
+    half = load_half("clients", bench.task.method)
+    made = half.Source if role == "source" else half.Target
+    train, outgoing = made.train, made.outgoing
+
+    def changed_train(self: base.Client, request: base.Request) -> dict[str, Any]:
+        if error:
+            raise error
+        numbers = train(self, request)
+        if change:
+            change(numbers, outgoing(self, request))
+        return numbers
+
+    def changed_outgoing(self: base.Client, request: base.Request) -> dict[str, Packed]:
+        arrays = outgoing(self, request)
+        if change:
+            change({"loss": 0.0}, arrays)
+        return arrays
+
+    monkeypatch.setattr(made, "train", changed_train)
+    monkeypatch.setattr(made, "outgoing", changed_outgoing)
+    return bench.grid.call(request)
+
+
+@roles
+def test_the_honest_client_is_not_refused(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, method: str, role: str
+) -> None:
+    bench = Bench(domains, method)
+    reply = answer(bench, role, monkeypatch)
+    assert not reply.has_error()
+    assert len(bench.accept(reply)) == 1
+
+
+@roles
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda c: c.__name__)
+def test_a_site_refuses_to_send_what_is_not_listed(
+    domains: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    role: str,
+    leak: Change,
+) -> None:
+    reply = answer(Bench(domains, method), role, monkeypatch, leak)
+    assert reply.has_error() and not reply.has_content()
+    assert (reply.error.code, reply.error.reason) == (Code.WIRE, Code.WIRE.public)
+    assert SECRET not in str(reply)
+    assert "to be sent" in caplog.text  # the site's own log says what it was
+
+
+@roles
+def test_values_that_are_not_finite_stay_at_the_site(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, method: str, role: str
+) -> None:
+    def spoil(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+        numbers["loss"] = float("nan")
+
+    reply = answer(Bench(domains, method), role, monkeypatch, spoil)
+    assert reply.error.code == Code.NOT_FINITE
+
+
+@roles
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError(SECRET), Code.INTERNAL),
+        (KeyError(SECRET), Code.INTERNAL),
+        (FeddaError(SECRET), Code.INTERNAL),
+        (DataError(SECRET), Code.DATA),
+        (MemoryError(SECRET), Code.MEMORY),
+        (torch.OutOfMemoryError(SECRET), Code.MEMORY),
+        (RecursionError(SECRET), Code.INTERNAL),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_an_exception_quotes_stays_at_the_site(
+    domains: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    role: str,
+    error: Exception,
+    code: Code,
+) -> None:
+    bench = Bench(domains, method)
+    reply = answer(bench, role, monkeypatch, error=error)
+    assert (reply.error.code, reply.error.reason) == (code, code.public)
+    assert SECRET not in str(reply) + str(reply.metadata)
+    assert SECRET in caplog.text  # the site itself is told
+    assert bench.accept(reply) == []
+    assert SECRET not in str(bench.notices) and code.public in str(bench.notices)
+
+
+@pytest.mark.parametrize("kind", ["query", "evaluate"])
+def test_no_other_answer_quotes_data_either(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    bench = Bench(domains, "kd3a")
+    resident.cache_clear()
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError(SECRET)
+
+    for name in ("describe", "load_target", "load_evaluation"):
+        monkeypatch.setattr(f"fedda.data.{name}", fail)
+    bench.begin()
+    request = bench.strategy.request(
+        bench.roster.target, {"model": bench.strategy.model}, kind=kind
+    )
+    reply = bench.grid.call(request)
+    resident.cache_clear()
+    assert reply.error.code == Code.INTERNAL
+    assert SECRET not in str(reply)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"features": ConfigRecord({"x": 1})},
+        {"task": ConfigRecord({"method": "kd3a"})},
+        {"task": MetricRecord({"x": 1}), "step": ConfigRecord({"round": 1})},
+    ],
+)
+def test_a_site_refuses_a_request_that_is_none(
+    domains: list[Node], content: dict[str, Any]
+) -> None:
+    bench = Bench(domains, "kd3a")
+    reply = bench.grid.call(Message(RecordDict(content), 1, "train", ttl=60))
+    assert reply.error.code == Code.WIRE
+
+
+def test_a_site_refuses_settings_and_arrays_it_does_not_know(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a")
+    node = bench.roster.sources[0]
+    bench.begin()
+    strategy = bench.strategy
+    asked = strategy.request(node, {"model": strategy.model, "teacher/bert": strategy.model})
+    assert bench.grid.call(asked).error.code == Code.WIRE  # teachers are for targets
+    other = wire.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
+    assert bench.grid.call(strategy.request(node, {"model": other})).error.code == Code.WIRE
+    unknown = strategy.request(node, {"model": strategy.model})
+    unknown.content["task"]["run.dir"] = "/"  # type: ignore[index]
+    assert bench.grid.call(unknown).error.code == Code.CONFIG
+    late = strategy.request(node, {"model": strategy.model})
+    late.metadata.__dict__["_created_at"] -= 3600
+    assert bench.grid.call(late).error.code == Code.EXPIRED
+
+
+def test_the_target_has_no_part_in_training_where_only_sources_train(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg")
+    bench.begin()
+    request = bench.strategy.request(bench.roster.target, {"model": bench.strategy.model})
+    assert bench.grid.call(request).error.code == Code.WIRE
+
+
+# ---- the server refuses to accept ----------------------------------------------------------------
+
+
+def plain_arrays(request: Message, reply: Message) -> Message:
+    arrays = ArrayRecord({"model": Array(np.ones(3, np.float32))})
+    text = ConfigRecord({"model": "[]"})
+    metrics = MetricRecord({"loss": 1.0})
+    content = {"arrays": arrays, "manifests": text, "metrics": metrics}
+    return Message(RecordDict(content), reply_to=request)  # type: ignore[arg-type]
+
+
+Forged = Callable[[Message, Message], Message]
+FORGED: dict[str, tuple[Forged, str]] = {
+    "extra array": (
+        lambda q, r: changed(q, r, arrays={"features": features((40, 16))}),
+        "no array 'features'",
+    ),
+    "features as the model": (
+        lambda q, r: changed(q, r, arrays={"model": features((40, 16))}),
+        "'model' is not this run's model",
+    ),
+    "other kind": (
+        lambda q, r: changed(q, r, arrays={"model": wire.pack({}, Kind.ATOMS)}),
+        "'model' is of kind atoms",
+    ),
+    "no model": (lambda q, r: changed(q, r, without=["model"]), "sent no model"),
+    "no loss": (lambda q, r: changed(q, r, without=["loss"]), "sent no loss"),
+    "per-sample list": (
+        lambda q, r: changed(q, r, numbers={"loss": [0.25] * 40}),
+        "'loss' must be a single number",
+    ),
+    "unlisted number": (
+        lambda q, r: changed(q, r, numbers={"label-0": 1.0}),
+        "no number 'label-0'",
+    ),
+    "many numbers": (
+        lambda q, r: changed(q, r, numbers={f"focus/{i}": 1.0 for i in range(40)}),
+        "focus/",
+    ),
+    "nan": (lambda q, r: changed(q, r, numbers={"loss": float("nan")}), "loss from .* not finite"),
+    "plain arrays": (plain_arrays, "is serialised as 'numpy.ndarray'"),
+    "other records": (lambda q, r: raw(q, fitres=ConfigRecord({"x": 1})), "record 'fitres'"),
+    "no records": (lambda q, r: raw(q), r"tables \[\]"),
+    "offer": (
+        lambda q, r: raw(q, offer=ConfigRecord({"name": "x"}), metrics=MetricRecord({"loss": 1})),
+        "sent tables",
+    ),
+}
+
+
+@roles
+@pytest.mark.parametrize("case", FORGED)
+def test_the_server_refuses_what_is_not_listed(
+    domains: list[Node], method: str, role: str, case: str
+) -> None:
+    forge, message = FORGED[case]
+    bench = Bench(domains, method)
+    request = train_request(bench, role)
+    forged = forge(request, bench.grid.call(request))
+    assert list(bench.strategy.accept([forged], needs={"loss"})) == []
+    name = "anna" if role == "source" else "town"
+    refused = [text for what, site, text in bench.notices if (what, site) == ("refused", name)]
+    assert len(refused) == 1
+    assert re.search(message, refused[0])
+    Ledger().count(forged, 1, role, "from")  # counting what came never fails
+
+
+def test_replies_that_nobody_asked_for_are_dropped(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg")
+    request = bench.begin()[0]
+    reply = bench.grid.call(request)
+    assert len(bench.accept(reply, reply)) == 1  # the second is a duplicate
+    assert ("stale", "anna") in [n[:2] for n in bench.notices]
+    assert bench.accept(reply) == []  # a replay, after the round
+    stranger = bench.grid.call(request)
+    stranger.metadata.__dict__["_src_node_id"] = 99
+    bench.begin()
+    assert bench.accept(stranger) == []
+    assert ("stale", "") in [n[:2] for n in bench.notices]

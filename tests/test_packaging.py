@@ -1,0 +1,243 @@
+"""What is shipped: a wheel with one name, and a Flower app that is the same from wherever."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedda
+from fedda import fab
+from fedda.cli import app
+from fedda.errors import RunError
+from fedda.processes import OFFLINE
+
+ROOT = Path(__file__).parents[1]
+TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CODE = ("fedda", *fab.FOLDERS)
+SECONDS = 240
+IMPORT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import server.app, clients.app, strategies.kd3a, fedda
+for module in (server.app, clients.app, strategies.kd3a, fedda):
+    assert module.__file__.startswith(sys.argv[1]), module
+print(type(server.app.app).__name__, type(clients.app.app).__name__)
+"""
+
+
+def sh(*words: str | Path, cwd: Path, **env: str) -> str:
+    """Run a program -> what it said; an error shows it."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=clean_env() | env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def clean_env() -> dict[str, str]:
+    """This environment without what would make a program find the checkout."""
+    away = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    scripts = sysconfig.get_path("scripts")
+    env = {key: value for key, value in os.environ.items() if key not in away}
+    return env | OFFLINE | {"PATH": f"{scripts}:{env['PATH']}", "COLUMNS": "200"}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its relative name; without what running it leaves there."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
+def in_wheel(module: str) -> str:
+    return f"fedda/{module}" if module.split("/")[0] in fab.FOLDERS else module
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git has or would take."""
+    copy = tmp_path_factory.mktemp("checkout")
+    listed = sh("git", "ls-files", "-z", "-c", "-o", "--exclude-standard", cwd=ROOT)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def modules(checkout: Path) -> set[str]:
+    """Every module of the project itself."""
+    return {name for name in tree(checkout) if name.endswith(".py") and name.split("/")[0] in CODE}
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    sh(sys.executable, "-m", "build", "--wheel", "--outdir", out, checkout, cwd=out)
+    (built,) = out.iterdir()
+    shutil.rmtree(checkout / "build", ignore_errors=True)  # setuptools leaves it, flwr would not
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel in an environment of its own -> its bin folder.
+
+    The dependencies are this environment's, by a path file. Path files inside a folder that is
+    added so are not read, so this environment's editable fedda stays out of sight.
+    """
+    venv = tmp_path_factory.mktemp("venv")
+    sh(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv)
+    pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install"]
+    sh(*pip, "--no-deps", "--no-index", "--quiet", wheel, cwd=venv)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "dependencies.pth").write_text("\n".join(sorted(here)) + "\n")
+    found = sh(venv / "bin" / "python", "-c", "import fedda; print(fedda.__file__)", cwd=venv)
+    assert Path(found.strip()) == packages / "fedda" / "__init__.py"
+    return venv / "bin"
+
+
+def test_one_version_everywhere() -> None:
+    assert TABLES["project"]["version"] == fedda.__version__
+    assert f"\n## [{fedda.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_staged_app_is_the_checkouts(tmp_path: Path) -> None:
+    folder = fab.stage(tmp_path / "app")
+    staged = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert staged["tool"]["flwr"] == TABLES["tool"]["flwr"]
+    for key in ("name", "version", "license"):
+        assert staged["project"][key] == TABLES["project"][key]
+    files = tree(folder)
+    assert {name.split("/")[0] for name in files} == {"pyproject.toml", *CODE}
+    assert files["server/app.py"] == (ROOT / "server" / "app.py").read_bytes()
+    assert files["fedda/cli/run.py"] == (ROOT / "fedda" / "cli" / "run.py").read_bytes()
+
+
+def test_stage_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(RunError, match="holds files already"):
+        fab.stage(tmp_path)
+    assert tree(tmp_path) == {"notes.md": b"mine"}
+
+
+def test_help_keeps_the_texts_of_arguments() -> None:
+    # click 8.5 under typer 0.20 drops them; the bound in pyproject.toml is there for this.
+    shown = CliRunner().invoke(app, ["keys", "add", "--help"]).output
+    assert "The site." in shown
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_says_what_is_missing(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shown = sh("make", cwd=tmp_path)
+    assert re.findall(r"^make (\w+)", shown, re.MULTILINE) == [
+        "help",
+        "demo",
+        "test",
+        "lint",
+        "clean",
+    ]
+    done = subprocess.run(
+        ["make", "demo", "PYTHON=/no/python"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stdout.startswith("fedda needs Python 3.11 or newer"), done.stdout + done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str]) -> None:
+    info = f"fedda-{fedda.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+        scripts = file.read(f"{info}/entry_points.txt").decode()
+        licence = file.read(f"{info}/licenses/LICENSE")
+    assert {name for name in names if not name.startswith(info)} == {in_wheel(m) for m in modules}
+    assert {"fedda/server/app.py", "fedda/clients/app.py", "fedda/strategies/kd3a.py"} <= names
+    assert "fedda = fedda.cli:main" in scripts
+    assert "fedda-client = fedda.cli:client" in scripts
+    assert licence == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.slow
+def test_installed_commands_say_what_they_do(installed: Path, tmp_path: Path) -> None:
+    strict = {"PYTHONWARNINGS": "error::DeprecationWarning"}
+    shown = sh(installed / "fedda", "--help", cwd=tmp_path, **strict)
+    assert all(word in shown for word in ("demo", "run", "superlink", "keys", "data"))
+    shown = sh(installed / "fedda-client", "--help", cwd=tmp_path, **strict)
+    assert all(word in shown for word in ("--role", "--superlink", "--key"))
+
+
+@pytest.mark.slow
+def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
+    few = ["--train", "20", "--test", "20"]
+    sh(installed / "fedda", "data", "digits", "digits", *few, cwd=tmp_path)
+    simulated = ["--simulate", "digits", "--target", "fonts", "--rounds", "1", "--baseline", "none"]
+    shape = ["-c", "input.size=16", "-c", "input.channels=1", "-c", "train.batch-size=10"]
+    sh(installed / "fedda", "run", "fedavg", *simulated, *shape, cwd=tmp_path, OMP_NUM_THREADS="1")
+    results = json.loads((tmp_path / "runs" / "fedavg" / "results.json").read_text())
+    assert results
+    assert (tmp_path / "runs" / "fedavg" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_app_from_the_wheel_is_the_same(
+    installed: Path, modules: set[str], checkout: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedda import fab; fab.stage(Path(sys.argv[1]))"
+    )
+    sh(installed / "python", "-c", code, tmp_path / "app", cwd=tmp_path)
+    staged = tree(tmp_path / "app")
+    assert set(staged) == {"pyproject.toml", *modules}
+    original = tree(checkout)
+    assert [name for name in modules if staged[name] != original[name]] == []
+    assert staged == tree(fab.stage(tmp_path / "again"))
+
+
+@pytest.mark.slow
+def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> None:
+    folder = fab.stage(tmp_path / "app")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for python in (Path(sys.executable), installed / "python"):
+        said = sh(python, "-c", IMPORT, folder, cwd=elsewhere)
+        assert said.split() == ["ServerApp", "ClientApp"]
+
+
+@pytest.mark.slow
+def test_flower_builds_the_app_and_the_checkout(
+    checkout: Path, modules: set[str], tmp_path: Path
+) -> None:
+    for folder in (fab.stage(tmp_path / "app"), checkout):
+        sh("flwr", "build", cwd=folder, FLWR_HOME=str(tmp_path / "flwr"))
+        (bundle,) = folder.glob("*.fab")
+        with zipfile.ZipFile(bundle) as file:
+            names = set(file.namelist())
+            config = tomllib.loads(file.read("pyproject.toml").decode())
+        bundle.unlink()
+        assert names == {"pyproject.toml", ".info/CONTENT", *modules}
+        assert config["tool"]["flwr"]["app"] == TABLES["tool"]["flwr"]["app"]

@@ -1,0 +1,314 @@
+"""A round of each method against a naive twin, and with every choice the method offers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message
+
+from fedda import data, models, records
+from fedda.config import method_module
+from fedda.wire import Arrays
+from server.local import LocalGrid
+from tests.local_grid import EXAMPLES, Bench, Node, changed, reshaped
+from tests.reference import kd3a_round
+
+SOURCES = ["anna", "bert", "carl"]
+
+
+def sent_by(bench: Bench, name: str) -> Arrays:
+    """The model a site trained, from its last reply to a training request."""
+    found = [
+        reply
+        for reply in bench.grid.replies
+        if reply.metadata.src_node_id == bench.grid.id_of(name) and "arrays" in reply.content
+    ]
+    return records.read(found[-1].content)[0]["model"].unpack()
+
+
+def assert_close(found: Arrays, wanted: dict[str, Any], within: float) -> None:
+    assert list(found) == list(wanted)
+    for name, array in found.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(
+                array.ravel(), np.ravel(wanted[name]), rtol=within, atol=within, err_msg=name
+            )
+
+
+# ---- FedAvg ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_fedavg_is_the_mean_by_the_rosters_counts(
+    domains: list[Node], method: str, weighting: str
+) -> None:
+    bench = Bench(domains, method, **{f"{method}__weighting": weighting})
+    model, numbers = bench.round()
+    counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
+    shares = [n / sum(counts) for n in counts]
+    assert bench.strategy.weights == pytest.approx(dict(zip(SOURCES, shares, strict=True)))
+    sites = [sent_by(bench, s) for s in SOURCES]
+    wanted = {n: sum(w * m[n] for w, m in zip(shares, sites, strict=True)) for n in model}
+    assert_close(model, wanted, 1e-6)
+    assert numbers["loss"] > 0
+
+
+def test_fedprox_stays_nearer_to_what_was_sent(domains: list[Node]) -> None:
+    def moved(**settings: Any) -> float:
+        bench = Bench(domains, "fedprox", **settings)
+        start = bench.model
+        model, _ = bench.round()
+        weights = [n for n in model if n.endswith(("weight", "bias"))]
+        return float(sum(((model[n] - start[n]) ** 2).sum() for n in weights))
+
+    assert moved(fedprox__mu=3.0) < 0.9 * moved(fedprox__mu=0.0)
+
+
+def test_what_a_reply_claims_changes_no_weight(domains: list[Node]) -> None:
+    def boast(request: Message, reply: Message) -> list[Message]:
+        return [changed(request, reply, numbers={"steps": 10**9, "seconds": 1e9})]
+
+    honest, boasting = Bench(domains, "fedavg"), Bench(domains, "fedavg", {"anna": boast})
+    wanted, found = honest.round()[0], boasting.round()[0]
+    assert boasting.strategy.weights == honest.strategy.weights
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
+def test_the_order_of_replies_changes_no_bit(domains: list[Node]) -> None:
+    def round_in(order: int) -> Arrays:
+        bench = Bench(domains, "fedavg")
+        replies = [bench.grid.call(request) for request in bench.begin()]
+        arrays, _ = bench.strategy.aggregate_train(1, replies[::order])
+        return bench.unpack(arrays)
+
+    forwards, backwards = round_in(1), round_in(-1)
+    assert all(forwards[n].tobytes() == backwards[n].tobytes() for n in forwards)
+
+
+def test_who_is_missing_leaves_the_others_to_weigh_among_themselves(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg")
+    bench.grid.offline = {"bert"}
+    bench.round()
+    assert bench.strategy.weights == pytest.approx({"anna": 0.4, "carl": 0.6})
+    assert ("absent", "bert") in [n[:2] for n in bench.notices]
+
+
+# ---- KD3A ------------------------------------------------------------------------------------------
+
+
+def teachers_say(bench: Bench, node: Node) -> torch.Tensor:
+    """Every source's probabilities for the target's images -> (N, K, C)."""
+    target = data.load_target(node["data"])
+    told = []
+    for name in SOURCES:
+        network = models.blank(bench.task.model, bench.task.dims, bench.task.classes)
+        models.load_arrays(network, sent_by(bench, name))
+        told.append(models.predict(network, target.x))
+    return torch.stack(told, dim=1)
+
+
+def test_kd3a_is_algorithm_1(domains: list[Node]) -> None:
+    gate = {"kd3a.gate.low": 0.6, "kd3a.gate.high": 0.6}
+    bench = Bench(domains, "kd3a", train__lr=0.1, train__lr_end=0.1, **gate)
+    for server_round in (1, 2):
+        model, _ = bench.round(server_round)
+    p = teachers_say(bench, domains[-1])
+    assert ((p.amax(dim=2) > 0.6).float().mean(dim=0) > 0).all()  # all are heard somewhere
+    counts = [EXAMPLES[s] for s in SOURCES]
+    alpha = kd3a_round.alpha(p.tolist(), 0.6, counts, EXAMPLES["town"])
+    assert min(alpha) > 0.01
+    assert bench.strategy.weights == pytest.approx(
+        dict(zip(["town", *SOURCES], alpha, strict=True)), abs=1e-6
+    )
+    sites = [sent_by(bench, name) for name in ["town", *SOURCES]]
+    flat = [{n: a.astype(float).ravel().tolist() for n, a in m.items()} for m in sites]
+    assert_close(model, kd3a_round.mean(flat, alpha), 1e-6)
+    counters = [n for n in model if n.endswith("num_batches_tracked")]
+    assert counters and all(model[n] == sites[0][n] for n in counters)
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_presets_run(domains: list[Node], preset: str) -> None:
+    chosen = method_module("kd3a").PRESETS[preset]
+    bench = Bench(domains, "kd3a", **{f"kd3a.{k}": v for k, v in chosen.items()})
+    for server_round in (1, 2):
+        bench.round(server_round)
+    assert sum(bench.strategy.weights.values()) == pytest.approx(1)
+    assert bench.notices == []
+    json_like = bench.strategy.memory["alpha"]
+    assert all(type(k) is str and type(v) is float for k, v in json_like.items())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kd3a__weighting": "focus", "kd3a__focus": "shapley"},
+        {"kd3a__weighting": "examples"},
+        {"kd3a__weighting": "h-divergence"},
+        {"kd3a__weighting": "gap"},
+        {"kd3a__weighting": "gap", "kd3a__target_weight": "kept"},
+        {"kd3a__target_weight": "kept", "kd3a__focus_by_examples": False},
+        {"kd3a__batchnorm": "loss"},
+        {"kd3a__batchnorm": "loss", "kd3a__heads": "local", "wire__dtype": "float16"},
+        {"kd3a__batchnorm": "linear"},
+        {"kd3a__teacher_batchnorm": "batch", "train__batch_size": 47},
+        {"kd3a__vote": "mean"},
+        {"kd3a__vote": "hard", "kd3a__mixup": 0.0},
+        {"kd3a__smoothing": 0.9},
+        {"train__rounds_per_epoch": 0.5},
+        {"train__rounds_per_epoch": 3},
+        {"train__rounds_per_epoch": 20},
+        {"train__optimizer": "adam", "train__lr": 0.01, "train__carry_momentum": True},
+        {"wire__dtype": "float16"},
+        {"model__name": "digit-cnn", "model__sizes": ""},
+    ],
+    ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()),
+)
+def test_every_choice_gives_a_round(domains: list[Node], settings: dict[str, Any]) -> None:
+    rounds = 1 if "model__name" in settings else 2
+    bench = Bench(domains, "kd3a", **settings)
+    start = bench.model
+    for server_round in range(1, rounds + 1):
+        model, numbers = bench.round(server_round)
+    assert bench.notices == []
+    assert all(np.isfinite(a).all() for a in model.values())
+    assert list(model) == list(start)
+    assert any(not np.array_equal(model[n], start[n]) for n in model)
+    assert {n: a.dtype for n, a in model.items()} == {n: a.dtype for n, a in start.items()}
+    assert set(bench.strategy.weights) == {"town", *SOURCES}
+    assert sum(bench.strategy.weights.values()) == pytest.approx(1)
+    assert set(numbers) == {"loss", "distillation", "kept"}
+    if settings.get("kd3a__weighting") == "examples":
+        total = sum(EXAMPLES.values())
+        assert bench.strategy.weights == pytest.approx({s: n / total for s, n in EXAMPLES.items()})
+    if settings.get("wire__dtype") == "float16":
+        sent = [c for c in bench.grid.requests if c.metadata.message_type == "train"]
+        layouts = {m.manifest.floats for c in sent for m in records.read(c.content)[0].values()}
+        assert layouts == {"float16"}
+
+
+def test_smoothing_keeps_part_of_the_last_weights(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a", kd3a__smoothing=0.75, kd3a__weighting="examples")
+    bench.begin()
+    bench.strategy.memory["alpha"] = {"town": 1.0, "anna": 0.0, "bert": 0.0, "carl": 0.0}
+    bench.round()
+    fresh = {s: n / sum(EXAMPLES.values()) for s, n in EXAMPLES.items()}
+    wanted = {s: 0.25 * w + 0.75 * (s == "town") for s, w in fresh.items()}
+    assert bench.strategy.weights == pytest.approx(wanted)
+
+
+def test_local_heads_stay_with_their_sites(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a", kd3a__heads="local")
+    model, _ = bench.round()
+    heads = [n for n in model if n.startswith("head.")]
+    own = {s: sent_by(bench, s) for s in SOURCES}
+    assert all(np.array_equal(model[n], sent_by(bench, "town")[n]) for n in heads)
+    bench.grid.offline = {"carl"}
+    bench.round(2)
+    bench.grid.offline = set()
+    requests = bench.begin(3)
+    for name, request in zip(SOURCES, requests, strict=True):
+        got = records.read(request.content)[0]["model"].unpack()
+        kept = own[name] if name == "carl" else sent_by(bench, name)  # carl missed round 2
+        assert all(np.array_equal(got[n], kept[n]) for n in heads), name
+        rest = [n for n in model if n not in heads]
+        assert all(np.array_equal(got[n], bench.model[n]) for n in rest), name
+
+
+def test_the_second_request_of_a_round_matches_moments(domains: list[Node]) -> None:
+    plain = Bench(domains, "kd3a").round()[0]
+    bench = Bench(domains, "kd3a", kd3a__batchnorm="loss")
+    model = bench.round()[0]
+    to_target = [c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")]
+    assert [(set(c.arrays), c.numbers) for c in to_target] == [
+        ({"model", *(f"teacher/{s}" for s in SOURCES)}, {"round"}),
+        ({"model"}, {"round", "stage"}),
+    ]
+    running = [n for n in model if "running_" in n]
+    assert all(np.array_equal(model[n], plain[n]) for n in running)  # eq. 18's are kept
+    assert any(not np.array_equal(model[n], plain[n]) for n in model if n not in running)
+
+
+def test_a_target_that_claims_to_keep_more_than_all_is_not_believed(domains: list[Node]) -> None:
+    def boast(request: Message, reply: Message) -> list[Message]:
+        return [changed(request, reply, numbers={"kept": 1e6})]
+
+    bench = Bench(domains, "kd3a", {"town": boast}, kd3a__target_weight="kept")
+    bench.round()
+    assert bench.strategy.weights["town"] == pytest.approx(1 / 4)
+    assert min(bench.strategy.weights.values()) >= 0
+
+
+def test_a_round_too_small_for_a_sites_images_is_refused(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg", train__rounds_per_epoch=25)  # anna has 40 images
+    bench.round()
+    assert [(what, site) for what, site, _ in bench.notices] == [("failed", "anna")]
+    assert "refused the run's settings" in bench.notices[0][2]
+
+
+# ---- what the server's guards refuse ---------------------------------------------------------------
+
+
+def scaled(by: float) -> Any:
+    def change(model: Arrays) -> Arrays:
+        weights = [n for n in model if n.endswith(("weight", "bias"))]
+        return model | {n: model[n] * by for n in weights}
+
+    return reshaped(change)
+
+
+def spoiled(name: str, value: float) -> Any:
+    def change(model: Arrays) -> Arrays:
+        entry = next(n for n in model if n.endswith(name))
+        model[entry].flat[0] = value
+        return model
+
+    return reshaped(change)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (scaled(-10), "norms away"),
+        (scaled(1e30), "norms away"),
+        (spoiled("weight", float("nan")), "not finite"),
+        (spoiled("weight", float("inf")), "not finite"),
+        (spoiled("running_var", -0.5), "negative variance"),
+    ],
+)
+def test_a_harmful_model_is_refused_and_the_round_goes_on(
+    domains: list[Node], script: Any, message: str
+) -> None:
+    bench = Bench(domains, "fedavg", {"carl": script})
+    model, _ = bench.round()
+    assert [(what, site) for what, site, _ in bench.notices] == [("refused", "carl")]
+    assert message in bench.notices[0][2]
+    assert bench.strategy.weights == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
+    assert all(np.isfinite(a).all() for a in model.values())
+
+
+def test_the_bound_on_change_can_be_set(domains: list[Node]) -> None:
+    for bound, refused in ((0.0, False), (20.0, False), (10.0, True)):
+        bench = Bench(domains, "fedavg", {"carl": scaled(-10)}, guard__max_change=bound)
+        bench.round()
+        assert ("carl" not in bench.strategy.weights) is refused
+
+
+# ---- Flower's own loop -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "kd3a"])
+def test_flowers_own_start_runs_the_same_strategy(domains: list[Node], method: str) -> None:
+    ours = Bench(domains, method)
+    for server_round in (1, 2):
+        ours.round(server_round)
+    bench = Bench(domains, method)
+    grid: LocalGrid = bench.grid
+    sent: ArrayRecord = bench.strategy.packed(bench.model)
+    result = bench.strategy.start(grid, sent, num_rounds=2)
+    model = bench.unpack(result.arrays)
+    assert all(np.array_equal(model[n], ours.model[n]) for n in model)
+    assert len(result.train_metrics_clientapp) == len(result.evaluate_metrics_clientapp) == 2
+    assert result.evaluate_metrics_clientapp[2]["tested"] == 24
