@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Journal:
         self.troubles: list[Event] = []
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self.troubles = list(_troubles(path))  # of the run's earlier tries
 
     def write(self, event: str, **facts: Any) -> None:
         """Record one event."""
@@ -38,3 +39,14 @@ class Journal:
         """Record something that went wrong at or with a site; kept for the results."""
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
+
+
+def _troubles(path: Path) -> Iterator[Event]:
+    """The troubles a journal tells of; a line that a crash cut short is passed over."""
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("event") == "trouble":
+            yield {k: v for k, v in entry.items() if k not in ("event", "time")}

@@ -15,11 +15,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[int, str, str, str]] = Counter()
-        self._messages: Counter[tuple[int, str, str]] = Counter()
 
     def count(self, message: Message, server_round: int, role: str, direction: Direction) -> None:
         """Add one message."""
-        self._messages[server_round, role, direction] += 1
         if message.has_error():
             return
         for kind, size in records.size(message.content).items():

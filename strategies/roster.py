@@ -1,5 +1,6 @@
 """Who takes part: every site's offer, and whether the offers make a run."""
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from fedda.config import InputConfig
 from fedda.errors import RosterError
 from fedda.wire import Role
 
+NAME = re.compile(r"[\w.-]{1,64}")
 OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version"}
 
 
