@@ -130,7 +130,9 @@ class GuardConfig(Section):
 class RunSection(Section):
     """The run as a whole; never sent to a site."""
 
-    name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$", description="results go to DIR/NAME")
+    name: str = Field(
+        default="run", pattern=r"^[\w-][\w.-]*$", description="results go to DIR/NAME"
+    )
     dir: str = Field(default="runs", description="folder of all runs, on the server")
     seeds: str = Field(
         default="0", pattern=r"^\d+(,\d+)*$", description="one training per seed: 0,1,2"
@@ -145,6 +147,12 @@ class RunSection(Section):
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
     )
+
+
+def is_site_name(name: str) -> bool:
+    """Whether a name can be a part of array names, file names and one-line messages."""
+    plain = name.isprintable() and "/" not in name and not name.startswith(".")
+    return plain and 1 <= len(name) <= 64
 
 
 def methods() -> list[str]:
@@ -199,6 +207,9 @@ class RunConfig(Section):
 
     method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
     rounds: int = Field(default=20, ge=1, description="communication rounds")
+    sources_per_round: int = Field(
+        default=0, ge=0, description="so many sources, drawn anew each round; 0: all"
+    )
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()
     model: ModelConfig = ModelConfig()
@@ -222,7 +233,20 @@ class RunConfig(Section):
         config = validate(cls, tree).model_copy(update={"options": options})
         for method in config.trainings:
             method_module(method)
+        config.check()
         return config
+
+    def check(self) -> None:
+        """Settings that contradict each other.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        if 0 < self.sources_per_round < self.wait.min_sources:
+            raise ConfigError(
+                f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
+                f"{self.wait.min_sources}; lower the one or raise the other."
+            )
 
     @property
     def seeds(self) -> list[int]:

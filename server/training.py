@@ -109,6 +109,7 @@ class Training:
             guard=self.config.guard,
             mail=self.mail,
             notice=self._notice,
+            sources_per_round=self.config.sources_per_round,
             there=lambda grid: self.sites.there(),
         )
         made.memory = dict(state.memory)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -19,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from fedda import records
 from fedda.config import GuardConfig, Task, WaitConfig, method_module
 from fedda.errors import FeddaError, QuorumError, WireError
+from fedda.train import generator
 from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack
 
 from .mail import Mail
@@ -49,6 +51,7 @@ class FedDA(Strategy):
         guard: bounds on replies.
         mail: how messages travel; by default Flower's grid, polled quickly.
         notice: told of every site that failed or was refused.
+        sources_per_round: so many sources, drawn anew each round from the seed; 0: all.
         there: the ids of the nodes worth asking; by default those that Flower calls online.
     """
 
@@ -64,6 +67,7 @@ class FedDA(Strategy):
         guard: GuardConfig | None = None,
         mail: Mail | None = None,
         notice: Notice = lambda what, site, text: None,
+        sources_per_round: int = 0,
         there: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids()),
     ) -> None:
         self.task = task
@@ -73,6 +77,7 @@ class FedDA(Strategy):
         self.guard = guard or GuardConfig()
         self.mail = mail
         self.notice = notice
+        self.sources_per_round = sources_per_round
         self.there = there
         self.contract: Contract = method_module(task.method).CONTRACT
         self.memory: dict[str, Any] = {}
@@ -223,7 +228,10 @@ class FedDA(Strategy):
             if node not in found:
                 self.notice("absent", node.name, "not connected; left out of this round")
         self.enough(len(found))
-        return found
+        if not self.sources_per_round:
+            return found
+        draw = torch.randperm(len(found), generator=generator(self.task.seed, "sample", self.round))
+        return [found[i] for i in sorted(draw[: self.sources_per_round].tolist())]
 
     def _checked(self, node: Node, message: Message, needs: set[str], contract: Contract) -> Reply:
         arrays, tables = records.read(message.content)

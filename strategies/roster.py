@@ -1,17 +1,15 @@
 """Who takes part: every site's offer, and whether the offers make a run."""
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fedda import __version__
-from fedda.config import InputConfig
+from fedda.config import InputConfig, is_site_name
 from fedda.errors import RosterError
 from fedda.wire import Role
 
-NAME = re.compile(r"[\w.-]{1,64}")
 OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version"}
 
 
@@ -53,7 +51,7 @@ class Node:
             )
         except (TypeError, ValueError):
             raise RosterError(f"Node {node_id} sent an offer that cannot be read.") from None
-        if not node.name.isprintable() or "/" in node.name or not 1 <= len(node.name) <= 64:
+        if not is_site_name(node.name):
             raise RosterError(  # names are parts of array names, and of keys in checkpoints
                 f"Node {node_id} calls itself {node.name[:64]!r}; a site's --name has 1 to 64 "
                 "printable characters and no slash."

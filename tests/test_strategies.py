@@ -111,7 +111,7 @@ def teachers_say(bench: Bench, node: Node) -> torch.Tensor:
 
 def test_kd3a_is_algorithm_1(domains: list[Node]) -> None:
     gate = {"kd3a.gate.low": 0.6, "kd3a.gate.high": 0.6}
-    bench = Bench(domains, "kd3a", train__lr=0.1, train__lr_end=0.1, **gate)
+    bench = Bench(domains, "kd3a", train__rounds_per_epoch=0.2, **gate)
     for server_round in (1, 2):
         model, _ = bench.round(server_round)
     p = teachers_say(bench, domains[-1])

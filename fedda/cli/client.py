@@ -15,6 +15,7 @@ import typer
 
 from fedda import keys
 from fedda.cli.exits import clear_exit
+from fedda.config import is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.folders import load
 from fedda.spawn import die_with_parent, free_port, watch_parent
@@ -107,6 +108,11 @@ def client(
         _check_options(superlink, ca, key, insecure)
         data = data.absolute()
         name = name or (data.stem if data.is_file() else data.name)
+        if not is_site_name(name):
+            raise ConfigError(
+                f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
+                "no '/', and no '.' in front"
+            )
         state = (state_dir or _default_state(name)).absolute()
         config: dict[str, bool | int | float | str] = {
             "role": role,

@@ -1,7 +1,8 @@
 """`fedda demo`: a whole federation on this machine, from certificates to results."""
 
-import json
+import contextlib
 import shutil
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,9 @@ def demo(
     ] = Path("runs"),
     seeds: Annotated[str, typer.Option(help="One training of each method per seed.")] = "0,1,2",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the federation up for more runs, until Ctrl-C.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
 ) -> None:
     """Run KD3A over three labelled sites and an unlabelled one, each its own process.
@@ -79,10 +83,21 @@ def demo(
                 journal = folder / "journal.jsonl"
                 watch(journal, 0, lambda: deployment.status(run_id).ended, display)
                 deployment.wait(run_id, SECONDS)
+                if keep:
+                    _stay_up(folder)
         except KeyboardInterrupt:
             typer.echo("\nstopped, with everything that was started", err=True)
             raise typer.Exit(INTERRUPTED) from None
-        present(folder)
-        traffic = json.loads((folder / "traffic.json").read_text())
-        typer.echo(f"what the server saw on its public port: {folder / 'traffic.json'}")
-        assert traffic
+        if not keep:
+            present(folder)
+        typer.echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
+
+
+def _stay_up(folder: Path) -> None:
+    """Wait for Ctrl-C; meanwhile other commands can use the federation."""
+    from fedda.cli.report import present
+
+    present(folder)
+    typer.echo(f"the federation stays up; try: fedda run fedprox --server {folder / 'server'}")
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()

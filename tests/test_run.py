@@ -1,0 +1,566 @@
+"""Whole runs: repeatable, resumable after any round, and honest about the sites that failed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from safetensors.numpy import load_file
+
+from fedda.errors import QuorumError, RosterError, RunError
+from server import checkpoint
+from server.journal import Event, Journal, Listener
+from server.local import folders, simulate
+from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run
+from tests.local_grid import RunConfig as Config
+
+
+def model(results: dict[str, Any]) -> dict[str, bytes]:
+    path = results["trainings"][results["method"]][0]["model"]
+    return {name: array.tobytes() for name, array in load_file(path).items()}
+
+
+def timeless(found: Any) -> Any:
+    """Results without what differs from run to run by nature: seconds and paths."""
+    if isinstance(found, dict):
+        own = ("seconds", "model", "config", "name")
+        return {k: timeless(v) for k, v in found.items() if k not in own}
+    return [timeless(v) for v in found] if isinstance(found, list) else found
+
+
+def stop_after(server_round: int) -> Listener:
+    def listen(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == server_round:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+# ---- repeating and resuming ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_the_same_seed_gives_the_same_bits(
+    domains: list[Node], tmp_path: Path, method: str
+) -> None:
+    def once(name: str, seed: str = "0") -> dict[str, Any]:
+        settings = {"method": method, "run.dir": str(tmp_path), "run.name": name}
+        return run(domains, settings | {"run.seeds": seed})[0]
+
+    one, two, other = once("one"), once("two"), once("three", "1")
+    assert model(one) == model(two) != model(other)
+    assert timeless(one["trainings"]) == timeless(two["trainings"])
+    assert (tmp_path / "one" / "model.safetensors").is_file()
+
+
+RESUMED: list[dict[str, Any]] = [
+    {"method": "fedavg"},
+    {"method": "fedavg", "model.name": "digit-cnn", "model.sizes": "", "rounds": 2},
+    {"method": "fedprox", "train.rounds-per-epoch": 3},
+    {"method": "kd3a"},
+    {"method": "kd3a", "kd3a.heads": "local", "kd3a.smoothing": 0.7},
+    {"method": "kd3a", "kd3a.batchnorm": "loss", "wire.dtype": "float16"},
+    {"method": "kd3a", "train.carry-momentum": True},
+    {"method": "kd3a", "train.carry-momentum": True, "kd3a.batchnorm": "loss"},
+    {"method": "fedavg", "train.carry-momentum": True, "train.optimizer": "adam"},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", RESUMED, ids=lambda s: ",".join(str(v) for v in s.values())
+)
+def test_a_stopped_run_goes_on_bit_for_bit(
+    domains: list[Node], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    def sites(kept: str) -> list[Node]:
+        return [node | {"state-dir": str(tmp_path / kept)} for node in domains]
+
+    def place(name: str) -> dict[str, Any]:
+        return {"rounds": 3, "run.dir": str(tmp_path / name), **settings}
+
+    whole, _ = run(sites("a"), place("whole"))
+    stopped = 1 if settings.get("rounds") == 2 else 2
+    with pytest.raises(KeyboardInterrupt):
+        run(sites("b"), place("parts"), stop_after(stopped))
+    resumed, events = run(sites("b"), place("parts") | {"run.resume": True})
+    rounds = [e["round"] for e in events if e["event"] == "round"]
+    assert rounds == list(range(stopped + 1, settings.get("rounds", 3) + 1))
+    assert model(resumed) == model(whole)
+    assert timeless(resumed) == timeless(whole)
+
+
+def test_a_round_that_is_asked_for_again_gives_the_same_bits(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    """With momentum carried over a site has to go back to what it had before the round."""
+    sites = [node | {"state-dir": str(tmp_path / "kept")} for node in domains]
+    settings = {"method": "kd3a", "rounds": 3, "train.carry-momentum": True}
+    whole, _ = run(sites, settings | {"run.dir": str(tmp_path / "whole")})
+    calls = 0
+
+    def fail_once(request: Message, reply: Message) -> list[Message]:
+        nonlocal calls
+        calls += 1
+        if calls != 2:
+            return [reply]
+        return [Message(Error(1000, "the site's program failed"), reply_to=request)]
+
+    sites = [node | {"state-dir": str(tmp_path / "again")} for node in domains]
+    settings |= {"run.dir": str(tmp_path / "again")}
+    again, _ = run(sites, settings, script={"town": fail_once})
+    assert [e["what"] for e in again["events"]] == ["failed", "paused", "resumed"]
+    assert model(again) == model(whole)
+
+
+def test_a_finished_run_can_be_resumed_and_trains_nothing(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    first, _ = run(domains, runs)
+    again, events = run(domains, runs | {"run.resume": True})
+    assert model(again) == model(first)
+    assert not [e for e in events if e["event"] == "round"]
+
+
+def test_seeds_and_baseline(domains: list[Node], runs: dict[str, str]) -> None:
+    settings = {"run.seeds": "0,1", "run.baseline": "fedavg", "rounds": 1}
+    results, events = run(domains, runs | settings)
+    begun = [(e["seed"], e["method"]) for e in events if e["event"] == "training"]
+    assert begun == [(0, "fedavg"), (0, "kd3a"), (1, "fedavg"), (1, "kd3a")]
+    assert {m: [t["seed"] for t in ts] for m, ts in results["trainings"].items()} == {
+        "fedavg": [0, 1],
+        "kd3a": [0, 1],
+    }
+    for method, key in (("kd3a", "final"), ("fedavg", "fedavg")):
+        found = [t["final_accuracy"] for t in results["trainings"][method]]
+        assert results[f"{key}_accuracy"] == pytest.approx(np.mean(found))
+        assert results[f"{key}_accuracy_std"] == pytest.approx(np.std(found, ddof=1))
+
+
+# ---- the run's folder ------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> None:
+    with pytest.raises(RunError, match="holds no run to go on with"):
+        run(domains, runs | {"run.resume": True})
+    run(domains, runs | {"rounds": 1})
+    with pytest.raises(RunError, match="holds a run already"):
+        run(domains, runs | {"rounds": 1})
+    with pytest.raises(RunError, match=r"began with rounds 1, not 2"):
+        run(domains, runs | {"rounds": 2, "run.resume": True})
+    with pytest.raises(RunError, match=r"began with kd3a\.mixup 0\.2, not 0\.5"):
+        run(domains, runs | {"rounds": 1, "kd3a.mixup": 0.5, "run.resume": True})
+    run(domains, runs | {"rounds": 1, "wait.sites": 0.4, "run.resume": True})
+
+
+def test_a_damaged_folder_is_an_error_that_names_it(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    run(domains, runs | {"rounds": 1})
+    config = Path(runs["run.dir"]) / "run" / "config.json"
+    config.write_text(config.read_text()[:-9])
+    with pytest.raises(RunError, match="run"):
+        run(domains, runs | {"rounds": 1, "run.resume": True})
+
+
+def a_state(server_round: int = 1) -> checkpoint.State:
+    rng = np.random.default_rng(server_round)
+    arrays = {
+        "w": rng.normal(size=(3, 2)).astype(np.float32).T,  # not contiguous
+        "a": rng.normal(size=2).astype(np.float32),
+        "n": np.array(7),
+        "none": np.zeros((0, 2), np.float32),
+    }
+    history = [{"round": server_round, "loss": 0.5}]
+    return checkpoint.State(
+        server_round,
+        arrays,
+        {"Real World": {"head.w": arrays["a"]}},
+        {"alpha": {"anna": 0.25}},
+        history,
+        [[1, "source", "to", "model", 80]],
+        {"round": 1, "infomax": 0.5},
+    )
+
+
+def assert_same(found: checkpoint.State | None, wanted: checkpoint.State) -> None:
+    assert found is not None
+    for arrays, others in [(found.model, wanted.model), *zip(
+        found.kept.values(), wanted.kept.values(), strict=True
+    )]:
+        assert list(arrays) == list(others)
+        for name, array in others.items():
+            assert arrays[name].dtype == array.dtype and arrays[name].shape == array.shape
+            np.testing.assert_array_equal(arrays[name], array)
+    rest = ("round", "memory", "history", "ledger", "best")
+    assert [getattr(found, k) for k in rest] == [getattr(wanted, k) for k in rest]
+    assert list(found.kept) == list(wanted.kept)
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert checkpoint.read(tmp_path) is None
+    checkpoint.write(tmp_path, a_state(1))
+    checkpoint.write(tmp_path, a_state(2))
+    assert_same(checkpoint.read(tmp_path), a_state(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "2.checkpoint.safetensors",
+        "checkpoint.json",
+    ]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_full_disk_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Whichever of its two files and two steps the disk fails at."""
+    checkpoint.write(tmp_path, a_state(1))
+    calls = 0
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise OSError(28, "No space left on device")
+            return real(*args)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", failing(checkpoint.os.fsync))
+        patch.setattr(Path, "replace", failing(Path.replace))
+        with pytest.raises(RunError, match=r"round 2 cannot be written .*No space left"):
+            checkpoint.write(tmp_path, a_state(2))
+    assert_same(checkpoint.read(tmp_path), a_state(1))
+    assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
+    checkpoint.write(tmp_path, a_state(2))
+    assert_same(checkpoint.read(tmp_path), a_state(2))
+
+
+def damage(folder: Path, how: str) -> None:
+    arrays, facts = folder / "1.checkpoint.safetensors", folder / "checkpoint.json"
+    told = json.loads(facts.read_text())
+    if how == "bit":
+        data = bytearray(arrays.read_bytes())
+        data[-1] ^= 1
+        arrays.write_bytes(data)
+    elif how == "cut":
+        arrays.write_bytes(arrays.read_bytes()[:-8])
+    elif how == "gone":
+        arrays.unlink()
+    elif how == "half a text":
+        facts.write_text(facts.read_text()[:40])
+    elif how == "no text":
+        facts.write_bytes(b"\xff\xfe\x00")
+    elif how == "a list":
+        facts.write_text("[]")
+    elif how == "a word":
+        facts.write_text('"checkpoint"')
+    else:
+        facts.write_text(json.dumps({k: v for k, v in told.items() if k != how}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["bit", "cut", "gone", "half a text", "no text", "a list", "a word"]
+    + ["digest", "round", "arrays", "order"],
+)
+def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path, how: str) -> None:
+    checkpoint.write(tmp_path, a_state(1))
+    damage(tmp_path, how)
+    with pytest.raises(RunError, match=str(tmp_path)):
+        checkpoint.read(tmp_path)
+
+
+def test_a_run_on_a_full_disk_can_go_on_later(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = checkpoint.write, []
+
+    def write(folder: Path, state: checkpoint.State) -> None:
+        written.append(state.round)
+        if state.round == 2:
+            monkeypatch.setattr(checkpoint.os, "fsync", full)
+        real(folder, state)
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", write)
+        with pytest.raises(RunError, match="make room|Make room"):
+            run(domains, runs)
+    monkeypatch.undo()
+    _, events = run(domains, runs | {"run.resume": True})
+    assert [e["round"] for e in events if e["event"] == "round"] == [2]
+
+
+# ---- sites that fail -------------------------------------------------------------------------------
+
+
+def failing(request: Message, reply: Message) -> list[Message]:
+    return [Message(Error(1000, "the site's program failed"), reply_to=request)]
+
+
+def nan(request: Message, reply: Message) -> list[Message]:
+    def spoil(model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: a * np.float32("nan") if a.dtype.kind == "f" else a for n, a in model.items()}
+
+    return reshaped(spoil)(request, reply)
+
+
+def twice(request: Message, reply: Message) -> list[Message]:
+    return [reply, reply]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+@pytest.mark.parametrize(
+    ("script", "what"), [(failing, "failed"), (nan, "refused"), (never, "silent")]
+)
+def test_a_run_goes_on_without_a_site_and_says_so(
+    domains: list[Node],
+    runs: dict[str, str],
+    method: str,
+    script: Any,
+    what: str,
+) -> None:
+    settings = {"method": method, "wait.min-sources": 2, "wait.train": 0.3}
+    results, events = run(domains, runs | settings, script={"carl": script})
+    told = [(e["what"], e["site"], e["round"]) for e in results["events"]]
+    assert told == [(what, "carl", 1), (what, "carl", 2)]
+    assert [e for e in events if e["event"] == "trouble"]
+    last = results["trainings"][method][0]["rounds"][-1]["weights"]
+    assert set(last) == {"anna", "bert"} | ({"town"} if method == "kd3a" else set())
+    assert sum(last.values()) == pytest.approx(1)
+    if method == "fedavg":
+        assert last == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_without_a_quorum_a_run_fails(
+    domains: list[Node], runs: dict[str, str], tries: int
+) -> None:
+    asked = 0
+
+    def fail(request: Message, reply: Message) -> list[Message]:
+        nonlocal asked
+        asked += 1
+        return failing(request, reply)
+
+    settings = {"method": "fedavg", "wait.min-sources": 3, "wait.tries": tries}
+    events: list[Event] = []
+    with pytest.raises(QuorumError, match=r"2 sources are left .*wait\.min-sources is 3"):
+        run(domains, runs | settings, events.append, script={"carl": fail})
+    assert asked == tries
+    assert sum(e.get("what") == "paused" for e in events) == tries - 1
+    assert not [e for e in events if e["event"] in ("round", "done")]
+    assert not (Path(runs["run.dir"]) / "run" / "results.json").exists()
+
+
+def test_without_its_target_a_run_tries_again_and_fails(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    with pytest.raises(QuorumError, match=r"town \(target\) gave no usable reply"):
+        run(domains, runs, script={"town": failing})
+
+
+def test_a_target_that_fails_once_costs_one_try(domains: list[Node], runs: dict[str, str]) -> None:
+    calls = 0
+
+    def once(request: Message, reply: Message) -> list[Message]:
+        nonlocal calls
+        calls += 1
+        return failing(request, reply) if calls == 1 else [reply]
+
+    results, _ = run(domains, runs, script={"town": once})
+    told = [(e["what"], e["site"]) for e in results["events"]]
+    assert told == [("failed", "town"), ("paused", ""), ("resumed", "")]
+    assert len(results["trainings"]["kd3a"][0]["rounds"]) == 2
+
+
+def test_a_reply_that_comes_twice_counts_once(domains: list[Node], runs: dict[str, str]) -> None:
+    fine, _ = run(domains, {"method": "fedavg", "run.dir": runs["run.dir"] + "-fine"})
+    results, _ = run(domains, runs | {"method": "fedavg"}, script={"anna": twice})
+    assert {(e["what"], e["site"]) for e in results["events"]} == {("stale", "anna")}
+    assert model(results) == model(fine)
+
+
+def test_a_source_that_leaves_is_left_out_and_taken_back(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    grid = ScriptedGrid(domains)
+
+    def come_and_go(event: Event) -> None:
+        if event["event"] == "round":
+            grid.offline = {"carl"} if event["round"] == 1 else set()
+
+    settings = {"method": "fedavg", "rounds": 3, "wait.min-sources": 2}
+    results, _ = run(domains, runs | settings, come_and_go, grid=grid)
+    who = [sorted(r["weights"]) for r in results["trainings"]["fedavg"][0]["rounds"]]
+    assert who == [["anna", "bert", "carl"], ["anna", "bert"], ["anna", "bert", "carl"]]
+    assert [(e["what"], e["site"]) for e in results["events"]] == [("absent", "carl")]
+
+
+def test_a_run_waits_for_sites_that_left_but_not_for_ever(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    grid = ScriptedGrid(domains)
+
+    def leave(event: Event) -> None:
+        if event["event"] == "round":
+            grid.offline = {"bert", "carl"}
+
+    def back(event: Event) -> None:
+        leave(event)
+        if event.get("what") == "paused":
+            grid.offline = set()
+
+    settings = {"method": "fedavg", "wait.min-sources": 2}
+    with pytest.raises(QuorumError, match="only 1 sources did not come back"):
+        run(domains, runs | settings, leave, grid=grid)
+    grid.offline = set()
+    resumed = run(domains, runs | settings | {"run.resume": True}, back, grid=grid)[0]
+    assert len(resumed["trainings"]["fedavg"][0]["rounds"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("offline", "error"),
+    [({"town"}, QuorumError), ({"anna", "bert", "carl"}, QuorumError), ({"anna"}, QuorumError)],
+)
+def test_a_run_without_enough_sites_does_not_begin(
+    domains: list[Node], runs: dict[str, str], offline: set[str], error: type[Exception]
+) -> None:
+    grid = ScriptedGrid(domains)
+    grid.offline = offline
+    with pytest.raises(error, match="joined"):
+        run(domains, runs, grid=grid)
+
+
+def test_a_claim_of_many_examples_is_bounded_and_told(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clients.site import Site
+
+    real = Site.offer
+
+    def offer(self: Site) -> dict[str, Any]:
+        return real(self) | ({"examples": 10**6} if self.name == "anna" else {})
+
+    monkeypatch.setattr(Site, "offer", offer)
+    results, _ = run(domains, runs | {"method": "fedavg", "rounds": 1})
+    counts = {"anna": 300, "bert": 50, "carl": 60}  # five times the median, 60
+    weights = results["trainings"]["fedavg"][0]["rounds"][0]["weights"]
+    assert weights == pytest.approx({s: n / 410 for s, n in counts.items()})
+    assert [(e["what"], e["site"]) for e in results["events"]] == [("bounded", "anna")]
+
+
+def test_a_site_whose_offer_is_no_offer_does_not_stop_the_others(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clients.site import Site
+
+    real = Site.offer
+
+    def offer(self: Site) -> dict[str, Any]:
+        return real(self) | ({"examples": "secret"} if self.name == "anna" else {})
+
+    monkeypatch.setattr(Site, "offer", offer)
+    results, _ = run(domains, runs | {"method": "fedavg", "rounds": 1, "run.expect": 3})
+    assert [e["what"] for e in results["events"]] == ["no offer"]
+    assert [s["name"] for s in results["sites"]] == ["bert", "carl", "town"]
+
+
+def test_two_targets_make_no_run(domains: list[Node], runs: dict[str, str]) -> None:
+    village = domains[-1] | {"name": "village"}
+    with pytest.raises(RosterError, match="2 targets"):
+        run([*domains, village], runs | {"run.expect": 5})
+
+
+# ---- results ---------------------------------------------------------------------------------------
+
+
+def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(domains, runs | {"run.baseline": "fedavg"})
+    path = Path(runs["run.dir"]) / "run" / "results.json"
+    assert json.loads(path.read_text()) == json.loads(json.dumps(results))
+    assert set(results) >= {
+        *("name", "method", "config", "seeds", "versions", "sites", "shape", "classes"),
+        *("final_accuracy", "final_accuracy_std", "selected_accuracy", "selected_by"),
+        *("fedavg_accuracy", "fedavg_accuracy_std", "seconds", "trainings", "events"),
+    }
+    assert set(results["versions"]) == {"fedda", "flwr", "torch", "python"}
+    assert results["sites"][0] == {"name": "anna", "role": "source", "examples": 40, "tested": 24}
+    training = results["trainings"]["kd3a"][0]
+    assert set(training) >= {
+        *("seed", "final_accuracy", "selected_accuracy", "selected_round"),
+        *("seconds", "bytes", "model", "rounds"),
+    }
+    first = training["rounds"][0]
+    assert set(first) >= {
+        *("round", "loss", "distillation", "kept", "accuracy", "test_loss", "tested", "infomax"),
+        *("weights", "bytes", "seconds"),
+    }
+    size = first["bytes"]["to source model"] / 3
+    assert first["bytes"]["from source model"] == 3 * size
+    assert first["bytes"]["to target model"] == 5 * size  # three teachers, and two models
+    assert first["bytes"]["from target model"] == size
+    assert training["bytes"]["from target model"] == 2 * size
+    best = max(training["rounds"], key=lambda r: r["infomax"])
+    assert training["selected_round"] == best["round"]
+    assert training["selected_accuracy"] == best["accuracy"]
+
+
+def test_a_run_without_a_test(domains: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(domains, runs | {"rounds": 1, "run.evaluate": False})
+    assert results["final_accuracy"] is None and results["selected_accuracy"] is None
+    assert "infomax" not in results["trainings"]["kd3a"][0]["rounds"][0]
+
+
+def test_an_unreadable_reply_is_counted_and_refused(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    def strip(request: Message, reply: Message) -> list[Message]:
+        sent = changed(request, reply)
+        del sent.content["manifests"]
+        return [sent]
+
+    settings = {"method": "fedavg", "rounds": 1, "wait.min-sources": 2}
+    results, _ = run(domains, runs | settings, script={"carl": strip})
+    assert [(e["what"], e["site"]) for e in results["events"]] == [("refused", "carl")]
+    bytes_ = results["trainings"]["fedavg"][0]["rounds"][0]["bytes"]
+    assert bytes_["from source unreadable"] == bytes_["from source model"] / 2
+
+
+def test_folders_become_sites_and_simulate_runs_them(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    root = Path(domains[0]["data"]).parent
+    sites = folders(root, "town", {"anna": 20})
+    assert [(s["name"], s["role"], s["poison"]) for s in sites] == [
+        ("anna", "source", 20.0),
+        ("bert", "source", 0.0),
+        ("carl", "source", 0.0),
+        ("town", "target", 0.0),
+    ]
+    config = Config.parse(FAST | runs | {"rounds": 1})
+    results = simulate(config, sites, Journal(), "process")
+    assert len(results["trainings"]["kd3a"][0]["rounds"]) == 1
+    with pytest.raises(RunError, match="no domain 'nowhere'"):
+        folders(root, "nowhere", {})
+    with pytest.raises(RunError, match="'town' is not a source"):
+        folders(root, "town", {"town": 5})
+    with pytest.raises(RunError, match="is not a folder"):
+        folders(root / "none", "town", {})
+
+
+def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    journal = Journal(tmp_path / "sub" / "journal.jsonl", heard.append)
+    journal.write("started", engine="process")
+    journal.trouble("failed", "anna", "no reason", round=3)
+    lines = [json.loads(line) for line in (tmp_path / "sub" / "journal.jsonl").open()]
+    assert lines == heard
+    assert [e["event"] for e in lines] == ["started", "trouble"]
+    assert journal.troubles == [{"what": "failed", "site": "anna", "text": "no reason", "round": 3}]
