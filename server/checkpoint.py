@@ -91,7 +91,7 @@ def read(folder: Path) -> State | None:
                 site, rest = rest.split("/", 1)
                 kept.setdefault(site, {})[rest] = flat[name]
         return State(model=model, kept=kept, **facts)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError) as error:
         raise RunError(
             f"The checkpoint in {folder} cannot be read ({error}); delete the folder to train "
             "afresh, or restore it."

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from fedda.errors import RunError
 from fedda.submit import OFFLINE
 
-from .filter import FleetOnly, Traffic
+from .filter import FleetOnly, Traffic, shortened
 
 LOOPBACK = "127.0.0.1"
 TRAFFIC_EVERY_S = 2.0
@@ -146,8 +146,9 @@ async def _serve(
         )
 
     traffic = Traffic()
-    admin = server(app, "on")
-    public = server(FleetOnly(app, traffic), "off")
+    short = shortened(app)
+    admin = server(short, "on")
+    public = server(FleetOnly(short, traffic), "off")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):

@@ -95,6 +95,10 @@ def claim(folder: Path, config: RunConfig) -> None:
         checkpoint.replace(path, json.dumps(mine, indent=1).encode())
     except OSError as error:
         raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
+    except (ValueError, AttributeError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); restore it, or choose another --name for a new run."
+        ) from error
 
 
 def summarise(

@@ -53,7 +53,8 @@ class KD3A(FedDA):
             mixed = self.as_sent(pack(model, Kind.MODEL))
             reply = self.ask(self.roster.target, {"model": mixed}, stage=2)
             model = reply.arrays["model"].unpack()
-        self.memory["alpha"] = self.weights = alpha
+        self.weights = alpha
+        self.memory["alpha"] = self.memory.get("alpha", {}) | alpha  # who is away keeps a past
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
         return self.packed(model), MetricRecord(losses | numbers)

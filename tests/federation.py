@@ -1,14 +1,33 @@
-"""A small real federation for the live tests: our server, echoing sites, a run that counts."""
+"""Small real federations for the live tests: our server with sites that echo, or that train."""
 
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda.config import RunConfig
+from fedda.fab import stage
 from fedda.processes import Deployment
 from fedda.spawn import LOOPBACK, Process
+from server.checkpoint import replace
+from server.journal import Event, Journal
+from server.local import simulate
+from tests.local_grid import make_domains
+
+LIVE: dict[str, Any] = {
+    "rounds": 3,
+    "model.name": "mlp",
+    "model.sizes": "64",
+    "train.batch-size": 16,
+    "run.expect": 4,
+    "wait.sites": 40.0,
+    "wait.settle": 1.0,
+    "wait.train": 30.0,
+    "wait.evaluate": 20.0,
+}
 
 SITE = """
 import logging, os, sys
@@ -142,3 +161,130 @@ class Echo(Deployment):
         while len(self.node_ids()) != count:
             assert time.monotonic() < ends, f"{len(self.node_ids())} sites online, not {count}"
             time.sleep(0.2)
+
+
+class Federation(Deployment):
+    """Three tiny sources and a target behind TLS and node keys, each its own process.
+
+    Args:
+        directory: of everything.
+        acting: start the sites with `tests.actor`, so that they can be told to misbehave.
+        more: as of `Deployment`.
+    """
+
+    def __init__(self, directory: Path, acting: bool = False, **more: Any) -> None:
+        data = directory / "data"
+        data.mkdir(parents=True)
+        self.nodes = make_domains(data)
+        sites = {n["name"]: (n["role"], Path(n["data"])) for n in self.nodes}
+        super().__init__(directory, sites, **more)
+        self.acting = acting
+        self.app = stage(directory / "app")
+        self.runs = directory / "runs"
+
+    def act(self, name: str, acts: Mapping[str, Any]) -> None:
+        """Tell a site what to do wrong from now on; see `tests.actor`."""
+        replace(self._acts(name), json.dumps(acts).encode())
+
+    def kill(self, name: str) -> None:
+        """End a process at once, by its id, as a power cut would."""
+        process = self.processes[name].popen
+        process.kill()
+        process.wait()
+
+    def begin(self, name: str, settings: Mapping[str, Any], app: Path | None = None) -> "Run":
+        """Submit a run, as `fedda run` does."""
+        flat = LIVE | {"run.dir": str(self.runs), "run.name": name} | dict(settings)
+        return Run(self, self.runs / name, self.submit(app or self.app, flat), flat)
+
+    def alone(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The same run in this process, without a server -> its results."""
+        directory = self.directory / "alone"
+        flat = LIVE | {"run.dir": str(directory), "run.name": name} | dict(settings)
+        sites = [{**n, "state-dir": str(directory / name), "threads": 1} for n in self.nodes]
+        return simulate(RunConfig.parse(flat), sites, Journal(), "process")
+
+    def _acts(self, name: str) -> Path:
+        folder = self.directory / "acts"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{name}.json"
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        if not (self.acting and name in self.sites):
+            return super()._start(name, arguments)
+        command = [sys.executable, "-m", "tests.actor", self._acts(name), *arguments]
+        command += ["--parent-pid", os.getpid()]
+        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
+        self.processes[name] = process
+        return process
+
+
+class Run:
+    """A run on a federation's server, seen through the journal that an operator reads."""
+
+    def __init__(self, hub: Federation, folder: Path, run_id: int, flat: Mapping[str, Any]) -> None:
+        self.hub = hub
+        self.folder = folder
+        self.id = run_id
+        self.flat = flat
+
+    def events(self) -> list[Event]:
+        """What the journal holds by now."""
+        path = self.folder / "journal.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def find(self, event: str, **facts: Any) -> list[Event]:
+        """The events of one sort in which these facts are so."""
+        found = [e for e in self.events() if e["event"] == event]
+        return [e for e in found if all(e.get(k) == v for k, v in facts.items())]
+
+    def wait_for(self, event: str, seconds: float = 45, **facts: Any) -> Event:
+        """Wait until such an event is in the journal -> the last of them."""
+        ends = time.monotonic() + seconds
+        while not (found := self.find(event, **facts)):
+            seen = [e for e in self.events() if e["event"] in ("trouble", "round", "failed")]
+            assert time.monotonic() < ends and not self.find("failed"), (event, facts, seen)
+            time.sleep(0.1)
+        return found[-1]
+
+    def finish(self, seconds: float = 90) -> dict[str, Any]:
+        """Wait for its end -> its results."""
+        state = self.hub.wait(self.id, seconds)
+        log = self.hub.processes["superlink"].tail(30)
+        assert state.succeeded, f"{state}\n{self.events()[-3:]}\n{log}"
+        return json.loads((self.folder / "results.json").read_text())
+
+
+def rounds(results: Mapping[str, Any], method: str) -> dict[int, dict[str, Any]]:
+    """What results say of a method's only training, by round."""
+    (training,) = results["trainings"][method]
+    return {entry["round"]: entry for entry in training["rounds"]}
+
+
+def final_model(results: Mapping[str, Any], method: str) -> bytes:
+    """The file of a method's only training, whose bytes are the same where the model is."""
+    (training,) = results["trainings"][method]
+    return Path(training["model"]).read_bytes()
+
+
+def processes_with(text: str) -> list[int]:
+    """Ids of the running processes whose command line contains text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if text in line:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Look ten times a second until the condition holds."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, what
+        time.sleep(0.1)

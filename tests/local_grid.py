@@ -1,9 +1,9 @@
 """A tiny federation in this process: its data, a grid whose sites can be told to misbehave, runs.
 
-    make_domains   three sources and a target as .npz files
-    ScriptedGrid   server.local's grid, with a record of what crossed and a script of what goes wrong
-    Bench          one strategy with its grid and roster, to drive a round by hand
-    run            a whole run, with the events it wrote
+make_domains   three sources and a target as .npz files
+ScriptedGrid   server.local's grid, with a record of what crossed and a script of what goes wrong
+Bench          one strategy with its grid and roster, to drive a round by hand
+run            a whole run, with the events it wrote
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,7 +193,11 @@ class Bench:
     """One strategy over a grid, as server.training would have made it."""
 
     def __init__(
-        self, nodes: Sequence[Node], method: str, script: Mapping[str, Script] | None = None, **s: Any
+        self,
+        nodes: Sequence[Node],
+        method: str,
+        script: Mapping[str, Script] | None = None,
+        **s: Any,
     ) -> None:
         self.config = RunConfig.parse(FAST | {"method": method} | dotted(s))
         self.grid = ScriptedGrid(nodes, script)

@@ -112,7 +112,9 @@ def test_a_config_is_frozen() -> None:
 
 def test_overrides_take_the_type_of_the_default() -> None:
     given = ["rounds=3", "train.lr=1e-3", "wait.sites=5", "kd3a.heads=local", "gate.low=0.5"]
-    found = overrides("kd3a", [*given, "focus-by-examples=FALSE", "run.evaluate=true", "model.sizes="])
+    found = overrides(
+        "kd3a", [*given, "focus-by-examples=FALSE", "run.evaluate=true", "model.sizes="]
+    )
     assert found == {
         "rounds": 3,
         "train.lr": 0.001,
@@ -164,7 +166,7 @@ def test_a_task_survives_the_wire(method: str) -> None:
 def test_a_task_says_nothing_of_the_server() -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), 4, 4).flat()
     assert {key.split(".")[0] for key in flat} == {
-        *("method", "seed", "rounds", "shape", "classes", "sites"),
+        *("run", "method", "seed", "rounds", "shape", "classes", "sites"),
         *("model", "train", "wire", "options"),
     }
 

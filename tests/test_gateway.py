@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from fedda.processes import Deployment
 from fedda.spawn import LOOPBACK
 from server import control, gateway
 from server.filter import ALLOWED, FLEET, FleetOnly, Traffic, allowed
-from tests.federation import Echo
+from tests.federation import Echo, processes_with, wait_until
 
 TRICKS = [
     "/",
@@ -331,27 +330,6 @@ def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> in
         stream.sendall(request.encode())
         answer = stream.recv(200)
     return int(answer.split()[1]) if answer else 0
-
-
-def processes_with(text: str) -> list[int]:
-    """Ids of the running processes whose command line contains text."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if text in line:
-                found.append(int(entry.name))
-    return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, what
-        time.sleep(0.1)
 
 
 @pytest.mark.slow

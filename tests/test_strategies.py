@@ -221,7 +221,9 @@ def test_the_second_request_of_a_round_matches_moments(domains: list[Node]) -> N
     plain = Bench(domains, "kd3a").round()[0]
     bench = Bench(domains, "kd3a", kd3a__batchnorm="loss")
     model = bench.round()[0]
-    to_target = [c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")]
+    to_target = [
+        c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")
+    ]
     assert [(set(c.arrays), c.numbers) for c in to_target] == [
         ({"model", *(f"teacher/{s}" for s in SOURCES)}, {"round"}),
         ({"model"}, {"round", "stage"}),

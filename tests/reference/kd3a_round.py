@@ -1,7 +1,7 @@
 """The server's part of a KD3A round, read from Algorithm 1: one number at a time, plain lists.
 
-    models      one per site, the target's first: name -> flat list of numbers
-    p           N images x K teachers x C classes
+models      one per site, the target's first: name -> flat list of numbers
+p           N images x K teachers x C classes
 """
 
 from collections.abc import Sequence

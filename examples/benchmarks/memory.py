@@ -1,0 +1,75 @@
+"""Memory of the server's program (the ServerApp process), in models, while sources reply.
+
+    python examples/benchmarks/memory.py
+
+Starts a real server and a real client per site, each its own process, and trains a network of --mb
+megabytes. The server's program notes its own resident memory as the kernel counts it: VmRSS just
+before the run's first model is made, with everything imported and all sites joined, is idle; the
+peak is VmHWM, reset at the start of every phase, so no sampling can miss it. A model is the bytes
+that one takes on the wire. The model itself is not in idle, so one of the models counted is it.
+
+    models_above_idle_K        FedAvg with K sources: the training waves, evaluation and checkpoints
+    kd3a_models_above_idle_K   KD3A with K sources, whose models the target needs together
+    phases                     the same peak by phase, of the last run of each
+
+The last line of the output is one JSON object with these keys.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import live
+
+from fedda.processes import Deployment
+
+
+def by_phase(measured: live.Measured) -> dict[str, float]:
+    """The highest peak of each phase above idle, in models."""
+    found: dict[str, float] = {}
+    for phase in measured.phases:
+        peak = round((phase["peak"] - measured.idle) / measured.model, 2)
+        found[phase["phase"]] = max(peak, found.get(phase["phase"], peak))
+    return found
+
+
+def measure(folder: Path, app: Path, method: str, sources: int, settings: Any) -> live.Measured:
+    """One run with so many sources."""
+    live.say(f"{method} with {sources} sources")
+    sites = live.domains(folder / "data", sources)
+    with Deployment(folder / "server", sites, patience=300) as deployment:
+        return live.run(deployment, app, method, {"method": method, **settings})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mb", type=float, default=45.0, help="size of the model")
+    parser.add_argument("--sources", default="2,10", help="of FedAvg; empty: none")
+    parser.add_argument("--kd3a", type=int, default=3, help="sources of KD3A; 0: none")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+
+    settings = live.mlp(args.mb) | {"rounds": args.rounds}
+    cases = [("fedavg", "", int(k)) for k in args.sources.split(",") if k]
+    cases += [("kd3a", "kd3a_", args.kd3a)] if args.kd3a else []
+    figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 2), "phases": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        app = live.stage(Path(scratch) / "app")
+        for method, prefix, sources in cases:
+            folder = Path(scratch) / f"{method}-{sources}"
+            found = measure(folder, app, method, sources, settings)
+            key = f"{prefix}models_above_idle_{sources}"
+            figures[key] = round(found.peak(), 2)
+            figures["phases"][key] = by_phase(found)
+            figures |= {"model_mb": found.model / 1e6, "idle_mb": round(found.idle / 1e6)}
+            live.say(f"{key}: {figures[key]}  {figures['phases'][key]}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

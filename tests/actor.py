@@ -1,0 +1,65 @@
+"""`fedda-client` as it is, except for what a file tells it to do wrong; for the live tests.
+
+    python -m tests.actor FILE client --role source ...
+
+FILE is read at every request: JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}},
+with what to do in round 2 and which facts to offer instead of the true ones. A reply is spoilt
+after the site's own checks, as a site with another program would.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+
+from clients import bridge
+from clients.site import Site
+from fedda import cli, records
+from fedda.wire import Arrays
+from tests.local_grid import reshaped
+
+FILE = Path(sys.argv[1])
+
+
+def act(key: str) -> Any:
+    """What FILE says under a key; nothing if there is no such file."""
+    return json.loads(FILE.read_text()).get(key) if FILE.exists() else None
+
+
+def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
+    """The bridge's `train` with the round's misdeed."""
+    step = str(records.read(message.content)[1]["step"]["round"])
+    what, value = act(step) or ("", None)
+    if not what:
+        return honest(message, site)
+    print(f"acting: {what} in round {step}", flush=True)
+    if what == "sleep":
+        time.sleep(value)
+    if what == "hold":
+        while (act(step) or [""])[0] == "hold":
+            time.sleep(0.1)
+    if what == "raise":
+        raise ValueError(value)
+    reply = honest(message, site)
+    if what == "scale":
+        reply = reshaped(lambda model: scaled(model, float(value)))(message, reply)[0]
+    return reply
+
+
+def scaled(model: Arrays, by: float) -> Arrays:
+    """Every weight and bias times a number, which may be NaN."""
+    return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
+
+
+def offer(site: Site, honest: Any = Site.offer) -> dict[str, Any]:
+    """The site's `offer` with FILE's facts in place of its own."""
+    return honest(site) | (act("offer") or {})
+
+
+if __name__ == "__main__":
+    bridge.train, Site.offer = train, offer
+    sys.argv = ["fedda", *sys.argv[2:]]
+    cli.main()

@@ -1,0 +1,180 @@
+"""A whole federation as processes, over TLS with node keys: what crosses, and what does not."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.federation import Federation, final_model, processes_with, rounds
+
+pytestmark = pytest.mark.slow
+
+# Imported by every Python process that has its folder on PYTHONPATH.
+WATCH = """
+import os, sys
+LOG = {log!r}
+
+def note(event, args):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        where = args[1]
+    elif event == "socket.getaddrinfo":
+        where = (args[0], args[1])
+    else:
+        return
+    where = "unix" if isinstance(where, (str, bytes)) or where is None else where[0]
+    if isinstance(where, bytes):
+        where = where.decode()
+    with open(LOG, "a") as file:
+        file.write(f"{{os.getpid()}} {{event}} {{where}}\\n")
+
+sys.addaudithook(note)
+"""
+HERE = {"unix", "127.0.0.1", "::1", "localhost", "None"}
+
+# Appended to the client's program in the bundle that the server ships.
+MARK = """
+import os, pathlib
+pathlib.Path({folder!r}, str(os.getpid())).write_text("imported from " + __file__)
+"""
+
+RUN = {
+    "method": "kd3a",
+    "run.baseline": "fedavg",
+    "rounds": 3,
+    "model.sizes": "256",  # so large that its bytes stand out among those of requests
+    "wait.min-sources": 3,
+}
+STOCK = RUN | {"rounds": 2, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
+
+
+class Watched(Federation):
+    """A federation whose processes write down where they connect to."""
+
+    def __init__(self, directory: Path, watch: Path) -> None:
+        super().__init__(directory)
+        self.connected = directory / "connected.log"
+        (watch / "sitecustomize.py").write_text(WATCH.format(log=str(self.connected)))
+        self.marks = directory / "marks"
+        self.marks.mkdir()
+        with (self.app / "clients" / "app.py").open("a") as file:
+            file.write(MARK.format(folder=str(self.marks)))
+
+    def wheres(self) -> dict[str, set[int]]:
+        """The addresses that were connected to or looked up, and by which processes."""
+        found: dict[str, set[int]] = {}
+        for line in self.connected.read_text().splitlines():
+            pid, _, where = line.split(" ", 2)
+            found.setdefault(where, set()).add(int(pid))
+        return found
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("e2e")
+    watch = folder / "watch"
+    watch.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(watch))
+        with Watched(folder / "hub", watch) as made:
+            yield made
+    assert processes_with(str(folder)) == []
+
+
+@pytest.fixture(scope="module")
+def results(hub: Watched) -> dict[str, Any]:
+    return hub.begin("live", RUN).finish()
+
+
+@pytest.fixture(scope="module")
+def alone(hub: Watched) -> dict[str, Any]:
+    return hub.alone("live", RUN)
+
+
+def test_the_run_is_complete(hub: Watched, results: dict[str, Any]) -> None:
+    assert results["events"] == []
+    assert [s["name"] for s in results["sites"]] == ["anna", "bert", "carl", "town"]
+    for method in ("fedavg", "kd3a"):
+        found = rounds(results, method)
+        assert list(found) == [1, 2, 3]
+        trained = {"anna", "bert", "carl"} | ({"town"} if method == "kd3a" else set())
+        for entry in found.values():
+            assert set(entry["weights"]) == trained
+            assert sum(entry["weights"].values()) == pytest.approx(1)
+            assert 0 <= entry["accuracy"] <= 1
+    assert results["final_accuracy"] == found[3]["accuracy"]
+    lines = (hub.runs / "live" / "journal.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert (events[0], events[-1]) == ("started", "done")
+    assert events.count("round") == 6
+
+
+def test_the_same_seed_gives_the_same_model_without_a_server(
+    results: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    for method in ("fedavg", "kd3a"):
+        assert final_model(results, method) == final_model(alone, method)
+        for live, here in zip(
+            rounds(results, method).values(), rounds(alone, method).values(), strict=True
+        ):
+            assert {**live, "seconds": 0} == {**here, "seconds": 0}
+    assert final_model(results, "kd3a") != final_model(results, "fedavg")
+
+
+def test_what_crossed_is_models_and_a_few_numbers(
+    hub: Watched, results: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    ledger: dict[str, int] = {}
+    for method in ("fedavg", "kd3a"):
+        (training,) = results["trainings"][method]
+        for what, size in training["bytes"].items():
+            assert what.split()[-1] in ("model", "scalars"), what
+            ledger[what] = ledger.get(what, 0) + size
+    size = len(final_model(results, "kd3a"))
+    # Three sources in three rounds of both methods; the target trains in one, with its teachers.
+    assert ledger["from source model"] == pytest.approx(18 * size, rel=0.01)
+    assert ledger["from target model"] == pytest.approx(3 * size, rel=0.01)
+    assert ledger["to target model"] == pytest.approx((3 * 4 + 6) * size, rel=0.01)
+    into = sum(n for what, n in ledger.items() if what.startswith("from"))
+    out = sum(n for what, n in ledger.items() if what.startswith("to"))
+    seen = json.loads(hub.traffic.read_text())["routes"]
+    print(f"\nledger in {into}, out {out}; port {seen}")
+    pushed, pulled = seen["/v1/fleet/push-object"], seen["/v1/fleet/pull-object"]
+    assert into <= pushed["bytes-in"] <= 1.05 * into + 200_000
+    assert out <= pulled["bytes-out"] <= 1.05 * out + 200_000
+
+
+def test_the_program_that_the_server_ships_is_not_run(hub: Watched, results: Any) -> None:
+    assert list(hub.marks.iterdir()) == []
+
+
+def test_no_process_talked_to_another_machine(hub: Watched, results: Any) -> None:
+    found = hub.wheres()
+    assert set(found) <= HERE
+    assert {p.popen.pid for p in hub.processes.values()} <= found["127.0.0.1"] | found["localhost"]
+
+
+def test_the_watch_sees_other_addresses(hub: Watched) -> None:
+    """Otherwise the test before could not fail; 127.0.0.2 is this machine as well."""
+    reach = "import socket; socket.socket().connect_ex(('127.0.0.2', 9))"
+    subprocess.run([sys.executable, "-c", reach], env=hub.env, check=True, timeout=30)
+    assert set(hub.wheres()) - HERE == {"127.0.0.2"}
+
+
+@pytest.mark.timeout(240)
+def test_flowers_own_node_gives_the_same_result_and_runs_what_it_is_sent(hub: Watched) -> None:
+    assert hub.processes["anna"].stop() == 0
+    hub.client_options["anna"] = ["--stock"]
+    hub.start_site("anna")
+    live = hub.begin("stock", STOCK).finish(180)
+    here = hub.alone("stock", STOCK)
+    assert live["events"] == []
+    assert final_model(live, "kd3a") == final_model(here, "kd3a")
+    assert set(hub.wheres()) <= HERE | {"127.0.0.2"}
+    marks = [path.read_text() for path in hub.marks.iterdir()]
+    assert marks, "the check of the program that the server ships could not fail"
+    assert all(re.search(r"anna/flwr/.*/clients/app\.py$", mark) for mark in marks)
