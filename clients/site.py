@@ -39,7 +39,7 @@ class Site:
             # How sums are split over threads decides their last bits, so engines must agree on it.
             torch.set_num_threads(int(node["threads"]))
         self._sets: dict[tuple[int, ...], Any] = {}
-        self._tests: dict[tuple[int, ...], Any] = {}
+        self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
 
     def offer(self) -> dict[str, Any]:
@@ -72,16 +72,22 @@ class Site:
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
         return found
 
-    def evaluation(self, shape: tuple[int, ...]) -> "data.Labelled | None":
-        """The labelled test files, apart from the training images; only a test opens them."""
-        if shape not in self._tests:
+    def evaluation(
+        self, shape: tuple[int, ...], classes: tuple[str, ...]
+    ) -> "data.Labelled | None":
+        """The labelled test files, apart from the training images; only a test opens them.
+
+        Labels are numbered as the run numbers its classes, by name.
+        """
+        if (shape, classes) not in self._tests:
             channels, size = _image(shape)
-            self._tests = {shape: data.load_evaluation(self.path, channels=channels, size=size)}
-        return self._tests[shape]
+            found = data.load_evaluation(self.path, classes=classes, channels=channels, size=size)
+            self._tests = {(shape, classes): found}
+        return self._tests[shape, classes]
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they outlive the request."""
-        key = (task.run, task.method, task.seed, task.model, task.dims, task.classes)
+        key = (task.run, task.method, task.seed, task.model, task.dims, task.names)
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
         return self._workspaces[key]

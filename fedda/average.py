@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from fedda.wire import Arrays
+from fedda.wire import PIECE, Arrays, pieces
 
 HEADROOM = (
     8  # bits: sums stay exact until they exceed 2^8 times the largest value of the model sent
@@ -40,26 +40,39 @@ class RunningMean:
         self._weights.append(weight)
         for name, sums in self._sums.items():
             if name in self._grid:
-                term = arrays[name].astype(np.float64)
-                term *= weight
-                term += self._grid[name]
-                term -= self._grid[name]
-                sums += term
+                for total, values in pieces(sums, arrays[name]):
+                    term = values.astype(np.float64)
+                    term *= weight
+                    term += self._grid[name]
+                    term -= self._grid[name]
+                    total += term
             else:
                 np.maximum(sums, arrays[name], out=sums)
 
     def result(self) -> Arrays:
-        """The mean; of integer buffers (BatchNorm's counters) the largest seen."""
+        """The mean, in the sums' own memory: the end of this object.
+
+        Of integer buffers (BatchNorm's counters) it is the largest seen.
+        """
         total = math.fsum(self._weights)  # exact, so the order does not matter here either
         if total <= 0:
             raise ValueError("no model with a positive weight was added")
         return {
-            name: (sums / total).astype(self._dtypes[name]) if name in self._grid else sums
+            name: _shrunk(sums, total, self._dtypes[name]) if name in self._grid else sums
             for name, sums in self._sums.items()
         }
 
 
+def _shrunk(sums: np.ndarray, total: float, dtype: np.dtype) -> np.ndarray:
+    """The quotient in a dtype of at most eight bytes, written over what has been read already."""
+    flat = sums.reshape(-1)
+    mean = flat.view(dtype)[: flat.size]
+    for start in range(0, flat.size, PIECE):
+        mean[start : start + PIECE] = flat[start : start + PIECE] / total
+    return mean.reshape(sums.shape)
+
+
 def _rounder(values: np.ndarray) -> float:
     """A number that, added and taken away, leaves only multiples of the grid."""
-    largest = max(float(np.abs(values).max(initial=0.0)), 1.0)
+    largest = max(float(values.max(initial=1.0)), -float(values.min(initial=0.0)))
     return 1.5 * 2.0 ** (np.ceil(np.log2(largest)) + HEADROOM)

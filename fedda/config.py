@@ -10,7 +10,7 @@ stand once more in pyproject.toml, where Flower reads them; a test compares the 
 
 import difflib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, Self, TypeVar
 
@@ -177,12 +177,22 @@ class Task(Section):
     shape: str = Field(
         default="", pattern=r"^(\d+(,\d+,\d+)?)?$", description="one input: C,H,W or d"
     )
-    classes: int = Field(default=0, ge=0, le=1_000_000)
+    class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     wire: WireConfig = WireConfig()
     options: Any = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names in the order of the labels."""
+        return tuple(self.class_names.split("\n")) if self.class_names else ()
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -259,7 +269,7 @@ class RunConfig(Section):
         return [*baseline, self.method]
 
     def task(
-        self, method: str, seed: int, shape: tuple[int, ...], classes: int, sites: int
+        self, method: str, seed: int, shape: tuple[int, ...], classes: Sequence[str], sites: int
     ) -> Task:
         """What sites are told for one training with the sites that joined."""
         return Task(
@@ -268,7 +278,7 @@ class RunConfig(Section):
             seed=seed,
             rounds=self.rounds,
             shape=",".join(map(str, shape)),
-            classes=classes,
+            class_names="\n".join(classes),
             sites=sites,
             model=self.model,
             train=self.train,

@@ -10,9 +10,10 @@ Each array of a Flower message is stored and fetched apart, so a model travels a
 45 MB take seconds as one array and most of a minute as three hundred.
 """
 
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -30,6 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 ALIGN = 8  # bytes; entries start at multiples of this, so that they can be read in place
 MAX_ENTRIES = 100_000
 MAX_SIZE = 2**40  # values in one entry; sides of 0 count as 1, so that numpy can make the shape
+PIECE = 2**18  # values worked on at a time, so that no temporary is as large as a model
 DTYPES = {"float16", "float32", "float64", "int64", "int32", "uint8", "bool"}
 
 
@@ -147,7 +149,9 @@ class Packed:
             NotFiniteError: naming the first entry that has one.
         """
         for name, values in self.raw().items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
+            if values.dtype.kind != "f":
+                continue
+            if not all(np.isfinite(part).all() for (part,) in pieces(values)):
                 raise NotFiniteError(f"{name} from {who} holds values that are not finite.")
 
 
@@ -162,12 +166,20 @@ def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32"
             raise WireError(f"{name} is of type {array.dtype}, which does not travel.")
     entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
     manifest = Manifest(kind, floats, entries)
-    buffer = bytearray(manifest.nbytes)
+    buffer = io.BytesIO()  # hands its memory over as bytes, where a bytearray would be copied
     with np.errstate(over="ignore"):  # an overflow to infinity is caught by check_finite
-        for entry, start in zip(entries, manifest.offsets[:-1], strict=True):
-            place = np.frombuffer(buffer, manifest.travels(entry), entry.size, start)
-            place[...] = arrays[entry.name].reshape(-1)
-    return Packed(manifest, bytes(buffer))
+        for entry, end in zip(entries, manifest.offsets[1:], strict=True):
+            for (part,) in pieces(arrays[entry.name]):
+                buffer.write(part.astype(manifest.travels(entry), copy=False).tobytes())
+            buffer.write(bytes(end - buffer.tell()))
+    return Packed(manifest, buffer.getvalue())
+
+
+def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Arrays of the same size side by side, flat, a piece at a time."""
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, PIECE):
+        yield tuple(values[start : start + PIECE] for values in flat)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fedda.errors import FeddaError
 
 from . import run
 from .journal import Journal
+from .lean import lean
 
 JOURNAL = "journal.jsonl"
 
@@ -23,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id)
     try:
-        run.execute(config, grid, journal)
+        run.execute(config, lean(grid), journal)
     except FeddaError as error:
         journal.write("failed", error=type(error).__name__, text=str(error))
         raise

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedda import __version__
 from fedda.config import RunConfig
 from fedda.errors import RunError
+from fedda.folders import load_half
 
 from . import checkpoint
 from .folders import roster
@@ -21,7 +22,7 @@ from .journal import Journal
 from .sites import Sites
 from .training import Training
 
-RESULTS, CONFIG = "results.json", "config.json"
+RESULTS, CONFIG, ROSTER = "results.json", "config.json", "roster.json"
 
 
 def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
@@ -36,11 +37,7 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     claim(folder, config)
     start = time.time()
     sites = Sites(grid, config, journal)
-    joined = sites.gather()
-    who = joined.bounded(config.guard.max_examples)
-    for name in (n for n, count in joined.counts.items() if who.counts[n] < count):
-        text = f"claims {joined.counts[name]} examples and counts as {who.counts[name]}"
-        journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
+    who = meet(folder, config, sites, journal)
     journal.write(
         "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
     )
@@ -65,6 +62,32 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     checkpoint.replace(folder / "model.safetensors", model.read_bytes())
     journal.write("done", results=str(folder / RESULTS))
     return results
+
+
+def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> roster.Roster:
+    """Wait for the sites; a resumed run waits for those it began with, and counts them as then.
+
+    Raises:
+        RosterError: the offers make no run, or differ from those the run began with.
+        QuorumError: too few sites came.
+    """
+    path = folder / ROSTER
+    if config.run.resume and path.is_file():
+        known = roster.Roster.parse(path.read_text())
+        return sites.reunite(known, roles_of(config))
+    joined = sites.gather()
+    who = joined.bounded(config.guard.max_examples)
+    for name in (n for n, count in joined.counts.items() if who.counts[n] < count):
+        text = f"claims {joined.counts[name]} examples and counts as {who.counts[name]}"
+        journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
+    checkpoint.replace(path, who.text().encode())
+    return who
+
+
+def roles_of(config: RunConfig) -> set[str]:
+    """The roles that train in any of the run's methods."""
+    halves = (load_half("strategies", method) for method in config.trainings)
+    return {role for half in halves for role in half.STRATEGY.roles}
 
 
 def claim(folder: Path, config: RunConfig) -> None:

@@ -65,6 +65,23 @@ class Sites:
                 )
             time.sleep(LOOK)
 
+    def reunite(self, known: roster.Roster, roles: set[str]) -> roster.Roster:
+        """Wait for the sites of a roster; when the time is up, go on with those that are needed.
+
+        Args:
+            known: as the run began.
+            roles: those that train; without a target among them the target may be away.
+
+        Raises:
+            QuorumError: the needed ones are not there.
+            RosterError: one came back with another offer.
+        """
+        try:
+            return self.back(known, {n.name for n in known.nodes}, len(known.sources))
+        except QuorumError:
+            needed = {known.target.name} if "target" in roles else set()
+            return self.back(known, needed, self.config.wait.min_sources)
+
     def refresh(self, known: roster.Roster) -> roster.Roster:
         """The roster under the node ids of now; gives doubted sites a moment to answer.
 

@@ -51,7 +51,7 @@ class Training:
         self.ledger = Ledger()
         self.mail = mail.Mail(grid, self._sent, self._received)
         self.round = 0
-        self.task = config.task(method, seed, who.shape, len(who.classes), len(who.nodes))
+        self.task = config.task(method, seed, who.shape, who.classes, len(who.nodes))
 
     def run(self) -> dict[str, Any]:
         """Train, or go on training -> what results.json says of it.
@@ -72,11 +72,13 @@ class Training:
             round=state.round,
             rounds=self.config.rounds,
         )
+        arrays = strategy.packed(state.model)
         while state.round < self.config.rounds:
+            # The state's model is a view of what travels, so that it is in memory once.
+            state.model = self._unpacked(arrays)
             start = time.perf_counter()
             self.round = state.round + 1
-            arrays, numbers = self._train_round(strategy, state.model)
-            model = records.from_arrays(arrays, {"model": self._layout.text})["model"].unpack()
+            arrays, numbers = self._train_round(strategy, arrays)
             found = self._test(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
                 "round": self.round,
@@ -88,7 +90,7 @@ class Training:
             }
             state = checkpoint.State(
                 self.round,
-                model,
+                self._unpacked(arrays),
                 {name: packed.unpack() for name, packed in strategy.kept.items()},
                 strategy.memory,
                 [*state.history, entry],
@@ -116,12 +118,14 @@ class Training:
         made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
         return made
 
+    def _unpacked(self, arrays: ArrayRecord) -> Arrays:
+        return records.from_arrays(arrays, {"model": self._layout.text})["model"].unpack()
+
     def _train_round(
-        self, strategy: base.FedDA, model: Arrays
+        self, strategy: base.FedDA, sent: ArrayRecord
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """One round, tried again when too few sites took part."""
         for left in reversed(range(self.config.wait.tries)):
-            sent = strategy.packed(model)
             memory, kept = dict(strategy.memory), dict(strategy.kept)
             try:
                 strategy.roster = self.roster = self.sites.refresh(self.roster)

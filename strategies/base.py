@@ -21,7 +21,7 @@ from fedda import records
 from fedda.config import GuardConfig, Task, WaitConfig, method_module
 from fedda.errors import FeddaError, QuorumError, WireError
 from fedda.train import generator
-from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack
+from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack, pieces
 
 from .mail import Mail
 from .roster import Node, Roster
@@ -181,7 +181,9 @@ class FedDA(Strategy):
             except FeddaError as error:
                 self.notice("refused", node.name, str(error))
                 continue
+            del message
             yield reply
+            del reply  # not held while the next one is fetched
         for name in sorted(self._asked):
             self.notice("silent", name, "no reply before the deadline; left out of this round")
         self._asked.clear()
@@ -249,7 +251,10 @@ class FedDA(Strategy):
             sites=len(self.roster.nodes),
             where=f"{node.name} ({node.role})",
         )
+        names = {n.name for n in self.roster.nodes}
         for name, value in numbers.items():
+            if "/" in name and name.split("/", 1)[1] not in names:
+                raise WireError(f"{node.name} sent '{name[:80]}', which is about no site here.")
             if not math.isfinite(value):
                 raise WireError(f"{name} from {node.name} is not finite.")
         for name, packed in arrays.items():
@@ -279,6 +284,7 @@ def _norm(arrays: Arrays, minus: Arrays | None) -> float:
     total = 0.0
     for name, values in arrays.items():
         if values.dtype.kind == "f" and "running_" not in name:
-            moved = values if minus is None else values - minus[name]
-            total += float(np.vdot(moved, moved).real)
+            for part, other in pieces(values, values if minus is None else minus[name]):
+                moved = part if minus is None else part - other
+                total += float(np.vdot(moved, moved))
     return math.sqrt(total)

@@ -31,6 +31,7 @@ class FedAvg(FedDA):
         for reply in self.accept(replies, needs={"loss"}):
             mean.add(reply.arrays["model"].unpack(), weight[reply.node.name])
             losses[reply.node.name] = float(reply.numbers["loss"])
+            del reply  # not held while the next one is fetched
         self.enough(len(losses))
         total = sum(weight[name] for name in sorted(losses))
         self.weights = {name: weight[name] / total for name in sorted(losses)}

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedda import gap
 from fedda.algorithms import kd3a
-from fedda.wire import Arrays, Kind, Packed, Role, pack
+from fedda.wire import Arrays, Kind, Packed, Role, pack, pieces
 
 from .base import FedDA, Reply
 from .roster import Node
@@ -57,6 +57,7 @@ class KD3A(FedDA):
         self.memory["alpha"] = self.memory.get("alpha", {}) | alpha  # who is away keeps a past
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
+        del sources, teachers, target, everyone, models  # K + 1 models, not held while one is packed
         return self.packed(model), MetricRecord(losses | numbers)
 
     def source_arrays(self, node: Node) -> dict[str, Packed]:
@@ -104,7 +105,7 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
     mixed: Arrays = {}
     for name, first in models[0].items():
         if first.dtype.kind != "f":
-            mixed[name] = first
+            mixed[name] = first.copy()  # a view would hold the whole model that came
         elif name.endswith("running_var"):
             mean = name.replace("running_var", "running_mean")
             means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
@@ -113,8 +114,10 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
             mu, var = kd3a.mix_moments(*moments, weights, form)
             mixed[mean], mixed[name] = mu.numpy(), var.numpy()
         elif not name.endswith("running_mean"):
-            terms = (a * m[name].astype(np.float64) for a, m in zip(alpha, models, strict=True))
-            mixed[name] = sum(terms, np.zeros(first.shape)).astype(first.dtype)
+            mixed[name] = np.empty_like(first)
+            for mean, *parts in pieces(mixed[name], *(m[name] for m in models)):
+                terms = (a * part.astype(np.float64) for a, part in zip(alpha, parts, strict=True))
+                mean[...] = sum(terms, np.zeros(mean.shape))
     return {name: mixed[name] for name in models[0]}
 
 

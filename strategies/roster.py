@@ -1,8 +1,9 @@
 """Who takes part: every site's offer, and whether the offers make a run."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from fedda import __version__
@@ -56,6 +57,8 @@ class Node:
                 f"Node {node_id} calls itself {node.name[:64]!r}; a site's --name has 1 to 64 "
                 "printable characters and no slash."
             )
+        if not all(c.isprintable() for c in node.classes):
+            raise RosterError(f"{node.name} has a class whose name is not one line of plain text.")
         if node.examples < 1 or node.tested < 0:
             raise RosterError(
                 f"{node.name} offers {node.examples} examples and {node.tested} labelled tests; "
@@ -119,6 +122,24 @@ class Roster:
                 raise RosterError(f"A site came back with another offer: {known}; now {node}.")
             nodes[node.name] = node
         return replace(self, nodes=tuple(nodes[n.name] for n in self.nodes))
+
+    def text(self) -> str:
+        """JSON, for a run's folder."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> "Roster":
+        """Read what `text` wrote.
+
+        Raises:
+            RosterError: it is something else.
+        """
+        try:
+            found = json.loads(text)
+            nodes = tuple(Node.read(n.pop("id"), n) for n in found["nodes"])
+            return cls(nodes, tuple(found["shape"]), found["counts"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RosterError(f"The roster of the run cannot be read ({error}).") from None
 
     def bounded(self, most: float) -> "Roster":
         """The roster in which no site counts more than `most` times the sources' median.

@@ -1,5 +1,6 @@
 """Small real federations for the live tests: our server with sites that echo, or that train."""
 
+import contextlib
 import json
 import os
 import sys
@@ -192,6 +193,11 @@ class Federation(Deployment):
         process.kill()
         process.wait()
 
+    def revive(self, name: str, seconds: float = 45) -> None:
+        """Start a site that has ended again, and wait until the server knows it."""
+        self.processes[name].start()
+        self.processes[name].wait_for("connected", seconds)
+
     def begin(self, name: str, settings: Mapping[str, Any], app: Path | None = None) -> "Run":
         """Submit a run, as `fedda run` does."""
         flat = LIVE | {"run.dir": str(self.runs), "run.name": name} | dict(settings)
@@ -280,6 +286,18 @@ def processes_with(text: str) -> list[int]:
             if text in line:
                 found.append(int(entry.name))
     return found
+
+
+def descendants(pid: int, text: str) -> list[int]:
+    """Ids of the processes below one whose command line contains text."""
+    found, above = [], {pid}
+    for each in sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()):
+        with contextlib.suppress(OSError):
+            parent = int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent in above:
+                above.add(each)
+                found.append(each)
+    return [each for each in found if each in processes_with(text)]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -121,8 +121,9 @@ class ScriptedGrid(LocalGrid):
             node = self.nodes[request.metadata.dst_node_id]
             reply = self._call(request)
             script = self.script.get(node["name"])
-            scripted = script is not None and request.metadata.message_type == "train"
-            for arrived in script(request, reply) if scripted else [reply]:
+            if request.metadata.message_type != "train":
+                script = None
+            for arrived in script(request, reply) if script else [reply]:
                 self.replies.append(arrived)
                 self._note("from", node, arrived)
                 yield arrived
@@ -148,7 +149,7 @@ class ScriptedGrid(LocalGrid):
                 crossing.numbers |= {f"{name}: {key}" for key in record}
 
 
-# ---- scripts ----------------------------------------------------------------------------------
+# ---- scripts -----------------------------------------------------------------------------------
 
 
 def never(request: Message, reply: Message) -> list[Message]:
@@ -186,7 +187,7 @@ def raw(request: Message, **content: ConfigRecord | MetricRecord) -> Message:
     return Message(RecordDict(dict(content)), reply_to=request)
 
 
-# ---- driving ----------------------------------------------------------------------------------
+# ---- driving -----------------------------------------------------------------------------------
 
 
 class Bench:
@@ -197,13 +198,14 @@ class Bench:
         nodes: Sequence[Node],
         method: str,
         script: Mapping[str, Script] | None = None,
+        /,
         **s: Any,
     ) -> None:
         self.config = RunConfig.parse(FAST | {"method": method} | dotted(s))
         self.grid = ScriptedGrid(nodes, script)
         self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
         who, sites = self.roster, len(self.roster.nodes)
-        self.task = self.config.task(method, 0, who.shape, len(who.classes), sites)
+        self.task = self.config.task(method, 0, who.shape, who.classes, sites)
         network = models.build(self.task.model, self.task.dims, self.task.classes, 0)
         self.model: Arrays = {n: a.copy() for n, a in models.to_arrays(network).items()}
         self.notices: list[tuple[str, str, str]] = []

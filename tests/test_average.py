@@ -18,6 +18,7 @@ def some_models(count: int, seed: int = 0, scale: float = 1.0) -> list[Arrays]:
         {
             "w": (scale * rng.normal(size=(3, 4))).astype(np.float32),
             "tiny": (1e-6 * rng.normal(size=5)).astype(np.float32),
+            "wide": scale * rng.normal(size=8),  # shows bits that a cast to float32 hides
             "half": rng.normal(size=2).astype(np.float16),
             "n": np.array(rng.integers(100)),
         }
@@ -58,7 +59,7 @@ def test_a_mean_by_hand() -> None:
 def test_it_is_the_naive_mean(weights: list[float], seed: int) -> None:
     models = some_models(len(weights), seed)
     found = mean(models, weights)
-    for name in ("w", "tiny", "half"):
+    for name in ("w", "tiny", "wide", "half"):
         wanted = naive([m[name] for m in models], weights)
         assert found[name].dtype == models[0][name].dtype
         grid = len(weights) * 2.0**-42 / math.fsum(weights)  # the models' values are below 4
@@ -86,7 +87,7 @@ def test_plain_sums_would_depend_on_the_order() -> None:
     """Without this the test above could not fail."""
     models, weights = some_models(7), np.random.default_rng(0).dirichlet(np.ones(7))
     sums = {
-        sum(weights[k] * models[k]["w"].astype(np.float64) for k in order).tobytes()
+        sum((weights[k] * models[k]["w"].astype(float) for k in order), np.zeros((3, 4))).tobytes()
         for order in ([0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [3, 1, 6, 0, 2, 5, 4])
     }
     assert len(sums) > 1

@@ -19,7 +19,7 @@ from fedda import wire
 from fedda.config import methods
 from fedda.errors import Code, DataError, FeddaError
 from fedda.folders import load_half
-from fedda.wire import Kind, Packed
+from fedda.wire import MODEL, Kind, Packed
 from server.ledger import Ledger
 from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, run
 
@@ -85,7 +85,7 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
     assert (target.examples, target.tested, target.classes) == (48, 24, ())
 
 
-# ---- the site refuses to send --------------------------------------------------------------------
+# ---- the site refuses to send ------------------------------------------------------------------
 
 roles = pytest.mark.parametrize(
     ("method", "role"),
@@ -335,7 +335,7 @@ def test_the_target_has_no_part_in_training_where_only_sources_train(domains: li
     assert bench.grid.call(request).error.code == Code.WIRE
 
 
-# ---- the server refuses to accept ----------------------------------------------------------------
+# ---- the server refuses to accept --------------------------------------------------------------
 
 
 def plain_arrays(request: Message, reply: Message) -> Message:
@@ -414,3 +414,14 @@ def test_replies_that_nobody_asked_for_are_dropped(domains: list[Node]) -> None:
     bench.begin()
     assert bench.accept(stranger) == []
     assert ("stale", "") in [n[:2] for n in bench.notices]
+
+
+def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a")
+    request, *_ = bench.begin()
+    reply = changed(request, bench.grid.call(request), numbers={"focus/sample-42": 1.0})
+    notices: list[str] = []
+    bench.strategy.contract = wire.Contract({}, {"source": wire.Rule(MODEL, frozenset({"*"}))})
+    bench.strategy.notice = lambda what, site, text: notices.append(text)
+    assert not bench.accept(reply)
+    assert "about no site here" in notices[0]

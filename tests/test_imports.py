@@ -1,4 +1,4 @@
-"""Which part may know which, read from the source: imports flow down, and labels stay at sources."""
+"""Which part may know which, read from the source: imports flow down, labels stay at sources."""
 
 import ast
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def test_strategies_hold_no_module_and_touch_no_disk(path: Path) -> None:
     assert not [f for f in calls if isinstance(f, ast.Name) and f.id == "open"]
 
 
-# ---- labels --------------------------------------------------------------------------------------
+# ---- labels ------------------------------------------------------------------------------------
 
 
 def classes(tree: ast.Module) -> list[ast.ClassDef]:

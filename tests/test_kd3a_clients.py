@@ -65,7 +65,7 @@ def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_or
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5, "model.name": "mlp"}
-    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), 3, 2)
+    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
     x = torch.arange(21.0)[:, None]
     target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
     target.data = Unlabelled(x)
@@ -88,7 +88,7 @@ def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_or
 
 def test_a_lone_last_image_votes_with_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5}
-    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), 3, 2)
+    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
     target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
     target.data = Unlabelled(torch.arange(6.0)[:, None])
     monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))

@@ -3,7 +3,7 @@
 import gc
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -16,9 +16,9 @@ from strategies.mail import Mail
 class SlowGrid(LocalGrid):
     """Sites that answer after so many looks; None never."""
 
-    def __init__(self, looks: dict[int, int | None]) -> None:
+    def __init__(self, looks: Mapping[int, int | None]) -> None:
         super().__init__(lambda message, context: message, [{} for _ in looks])  # type: ignore[arg-type]
-        self.looks = looks
+        self.looks: dict[int, int | None] = dict(looks)
         self.pulled: list[int] = []
         self.refuse: set[int] = set()
 
@@ -82,12 +82,30 @@ def test_neither_requests_nor_replies_are_held() -> None:
     )
     replies = box.deliver((request(n) for n in (1, 2)), 5)
     reply = next(replies)
+    assert src(reply) == 1
     del reply
     reply = next(replies)
+    assert src(reply) == 2
     grid._open.clear()
     gc.collect()
     assert [r() is None for r in got] == [True, False]
     assert all(r() is None for r in sent)
+
+
+def test_a_reply_is_let_go_before_the_next_is_fetched() -> None:
+    got: list[weakref.ref] = []
+    held: list[int] = []
+
+    class Watching(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            held.append(sum(r() is not None for r in got))
+            yield from super().pull_messages(message_ids)
+
+    grid = Watching({1: 0, 2: 0, 3: 0})
+    replies = Mail(grid, received=lambda m: got.append(weakref.ref(m.content)))
+    for reply in replies.deliver(map(request, (1, 2, 3)), 5):
+        del reply
+    assert held == [0, 0, 0]
 
 
 def test_after_the_deadline_nothing_is_fetched() -> None:
@@ -97,7 +115,7 @@ def test_after_the_deadline_nothing_is_fetched() -> None:
     assert found == [1]
     assert 0.05 <= time.monotonic() - start < 1
     looked = len(grid.pulled)
-    grid.looks = {1: 0, 2: 0, 3: 0}  # what comes now comes too late
+    grid.looks |= {2: 0, 3: 0}  # what comes now comes too late
     assert [src(r) for r in Mail(grid).deliver([request(1)], 0.05)] == [1]
     assert grid.pulled[looked:] == [1]
 

@@ -50,8 +50,8 @@ def sh(*words: str | Path, cwd: Path, **env: str) -> str:
 
 
 def clean_env() -> dict[str, str]:
-    """This environment without what would make a program find the checkout."""
-    away = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    """This environment without what would make a program find the checkout, or the outer make."""
+    away = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     scripts = sysconfig.get_path("scripts")
     env = {key: value for key, value in os.environ.items() if key not in away}
     return env | OFFLINE | {"PATH": f"{scripts}:{env['PATH']}", "COLUMNS": "200"}
@@ -158,6 +158,7 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         ["make", "demo", "PYTHON=/no/python"],
         cwd=tmp_path,
+        env=clean_env(),
         capture_output=True,
         text=True,
         timeout=60,

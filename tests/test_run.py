@@ -1,7 +1,7 @@
 """Whole runs: repeatable, resumable after any round, and honest about the sites that failed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def stop_after(server_round: int) -> Listener:
     return listen
 
 
-# ---- repeating and resuming ------------------------------------------------------------------------
+# ---- repeating and resuming --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedavg", "kd3a"])
@@ -90,25 +90,27 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert timeless(resumed) == timeless(whole)
 
 
+@pytest.mark.parametrize("kept", ["in memory", "on disk"])
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(
-    domains: list[Node], tmp_path: Path
+    domains: list[Node], tmp_path: Path, kept: str
 ) -> None:
     """With momentum carried over a site has to go back to what it had before the round."""
-    sites = [node | {"state-dir": str(tmp_path / "kept")} for node in domains]
+
+    def sites(folder: str) -> list[Node]:
+        place = {"state-dir": str(tmp_path / folder)} if kept == "on disk" else {}
+        return [node | place for node in domains]
+
     settings = {"method": "kd3a", "rounds": 3, "train.carry-momentum": True}
-    whole, _ = run(sites, settings | {"run.dir": str(tmp_path / "whole")})
+    whole, _ = run(sites("a"), settings | {"run.dir": str(tmp_path / "whole")})
     calls = 0
 
     def fail_once(request: Message, reply: Message) -> list[Message]:
         nonlocal calls
         calls += 1
-        if calls != 2:
-            return [reply]
-        return [Message(Error(1000, "the site's program failed"), reply_to=request)]
+        return failing(request, reply) if calls == 2 else [reply]
 
-    sites = [node | {"state-dir": str(tmp_path / "again")} for node in domains]
     settings |= {"run.dir": str(tmp_path / "again")}
-    again, _ = run(sites, settings, script={"town": fail_once})
+    again, _ = run(sites("b"), settings, script={"town": fail_once})
     assert [e["what"] for e in again["events"]] == ["failed", "paused", "resumed"]
     assert model(again) == model(whole)
 
@@ -137,7 +139,7 @@ def test_seeds_and_baseline(domains: list[Node], runs: dict[str, str]) -> None:
         assert results[f"{key}_accuracy_std"] == pytest.approx(np.std(found, ddof=1))
 
 
-# ---- the run's folder ------------------------------------------------------------------------------
+# ---- the run's folder --------------------------------------------------------------------------
 
 
 def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> None:
@@ -263,8 +265,10 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["bit", "cut", "gone", "half a text", "no text", "a list", "a word"]
-    + ["digest", "round", "arrays", "order"],
+    [
+        *("bit", "cut", "gone", "half a text", "no text", "a list", "a word"),
+        *("digest", "round", "arrays", "order"),
+    ],
 )
 def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path, how: str) -> None:
     checkpoint.write(tmp_path, a_state(1))
@@ -296,14 +300,14 @@ def test_a_run_on_a_full_disk_can_go_on_later(
     assert [e["round"] for e in events if e["event"] == "round"] == [2]
 
 
-# ---- sites that fail -------------------------------------------------------------------------------
+# ---- sites that fail ---------------------------------------------------------------------------
 
 
 def failing(request: Message, reply: Message) -> list[Message]:
     return [Message(Error(1000, "the site's program failed"), reply_to=request)]
 
 
-def nan(request: Message, reply: Message) -> list[Message]:
+def nan(request: Message, reply: Message) -> Sequence[Message]:
     def spoil(model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {n: a * np.float32("nan") if a.dtype.kind == "f" else a for n, a in model.items()}
 
@@ -480,7 +484,7 @@ def test_two_targets_make_no_run(domains: list[Node], runs: dict[str, str]) -> N
         run([*domains, village], runs | {"run.expect": 5})
 
 
-# ---- results ---------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------------
 
 
 def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, str]) -> None:
@@ -567,3 +571,66 @@ def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:
     assert lines == heard
     assert [e["event"] for e in lines] == ["started", "trouble"]
     assert journal.troubles == [{"what": "failed", "site": "anna", "text": "no reason", "round": 3}]
+
+
+def test_test_labels_are_numbered_by_the_sources_class_names(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path
+) -> None:
+    """A target whose test set lacks the first class must not be scored against shifted labels."""
+    with np.load(next(n for n in domains if n["role"] == "target")["data"]) as file:
+        held = dict(file)
+    kept = held["y_test"] > 0
+    changed = {
+        "x_train": held["x_train"],
+        "x_test": held["x_test"][kept],
+        "y_test": held["y_test"][kept] - 1,  # 0 now means the second class, as its names say
+        "classes": np.array(["1", "2", "3"]),
+    }
+    plain = {**changed, "y_test": held["y_test"][kept], "classes": np.array(["0", "1", "2", "3"])}
+    found = []
+    for name, arrays in (("changed", changed), ("plain", plain)):
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **arrays)
+        nodes = [n | {"data": str(path)} if n["role"] == "target" else n for n in domains]
+        results, _ = run(nodes, runs | {"run.name": name, "method": "fedavg", "rounds": "4"})
+        found.append(results["final_accuracy"])
+    assert found[0] == found[1] > 0.5
+
+
+def test_a_resumed_run_counts_the_sites_it_began_with(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    """One source does not come back: the others go on, and no weight is computed anew."""
+
+    def stop(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    settings = runs | {"method": "fedavg"}
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, settings, stop)
+    grid = ScriptedGrid(domains)
+    grid.offline.add("anna")
+    results, _ = run(domains, settings | {"run.resume": True}, grid=grid)
+    first, second = results["trainings"]["fedavg"][0]["rounds"]
+    assert set(first["weights"]) == {"anna", "bert", "carl"}
+    assert second["weights"] == pytest.approx({"bert": 50 / 110, "carl": 60 / 110})
+    assert ("absent", "anna") in {(e["what"], e["site"]) for e in results["events"]}
+    assert [s["name"] for s in results["sites"]] == ["anna", "bert", "carl", "town"]
+
+
+def test_a_resumed_run_refuses_a_site_that_changed_its_offer(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if event["event"] == "round":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, runs, stop)
+    with np.load(domains[0]["data"]) as file:
+        fewer = {name: array[:-5] for name, array in file.items()}
+    np.savez(tmp_path / "fewer.npz", **fewer)
+    nodes = [domains[0] | {"data": str(tmp_path / "fewer.npz")}, *domains[1:]]
+    with pytest.raises(RosterError, match="came back with another offer"):
+        run(nodes, runs | {"run.resume": True})

@@ -99,7 +99,7 @@ def test_values_that_are_not_finite_are_named() -> None:
     pack({"n": np.array([2**62])}, Kind.MODEL).check_finite("anna")
 
 
-# ---- manifests from strangers -------------------------------------------------------------------
+# ---- manifests from strangers ------------------------------------------------------------------
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
@@ -171,7 +171,7 @@ def test_an_entry_without_values_can_be_unpacked() -> None:
         Manifest.parse(text)
 
 
-# ---- rules ----------------------------------------------------------------------------------------
+# ---- rules -------------------------------------------------------------------------------------
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "n": np.zeros((), np.int64)}
 LAYOUT = pack(MODEL, Kind.MODEL).manifest

@@ -131,8 +131,8 @@ def run(
         RunError: the run failed; with what its journal says.
     """
     runs = deployment.directory / "runs"
-    flat = {"run.dir": str(runs), "run.name": name, "run.expect": len(deployment.sites)}
-    flat |= {"train.lr": 1e-4, "train.lr-end": 1e-4, **settings}
+    flat = {"train.lr": 1e-4, "train.lr-end": 1e-4, **settings}
+    flat |= {"run.dir": str(runs), "run.name": name, "run.expect": len(deployment.sites)}
     state = deployment.wait(deployment.submit(app, flat), seconds)
     if not state.succeeded:
         journal = runs / name / "journal.jsonl"

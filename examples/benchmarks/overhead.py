@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import live
 import numpy as np
@@ -45,7 +44,7 @@ SOURCE, TARGET = "source", "target"
 def make_data(folder: Path, images: int) -> tuple[Path, Path]:
     """Files of noise with labels, and of a little noise without."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (images, 1, SIDE, SIDE), dtype=np.uint8)
+    x = rng.integers(0, 256, (images, SIDE, SIDE), dtype=np.uint8)
     y = np.arange(images) % CLASSES
     np.savez(folder / f"{SOURCE}.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
     np.savez(folder / f"{TARGET}.npz", x_train=x[:8])
@@ -55,7 +54,8 @@ def make_data(folder: Path, images: int) -> tuple[Path, Path]:
 def configure(rounds: int, folder: Path, name: str) -> RunConfig:
     """A run of FedAvg without evaluation."""
     flat = {"method": "fedavg", "rounds": rounds, "run.dir": str(folder), "run.name": name}
-    return RunConfig.parse(flat | {"run.expect": 2, "run.evaluate": False, "model.name": "digit-cnn"})
+    flat |= {"run.expect": 2, "run.evaluate": False, "wait.sites": 5.0}
+    return RunConfig.parse(flat)
 
 
 def federated(config: RunConfig, source: Path, target: Path) -> None:
@@ -70,7 +70,7 @@ def federated(config: RunConfig, source: Path, target: Path) -> None:
 def plain(config: RunConfig, source: Path) -> None:
     """What anybody would write who had the source's data on their own machine."""
     with np.load(source) as file:
-        x, y = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
+        x, y = torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
     model = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0)
     seed = seed_for(0, SOURCE)
     for server_round in range(1, config.rounds + 1):
@@ -103,14 +103,11 @@ def live_client(config: RunConfig, folder: Path, source: Path, target: Path) -> 
     sites = {SOURCE: (SOURCE, source), TARGET: (TARGET, target)}
     app = live.stage(folder / "app")
     with Deployment(folder / "server", sites) as deployment:
-        live.run(deployment, app, "warm-up", config.model_copy(update={"rounds": 1}).flat() | WARM)
+        live.run(deployment, app, "warm-up", config.flat() | {"rounds": 1})
         pid = deployment.processes[SOURCE].popen.pid
         before = of_process(pid)
-        live.run(deployment, app, "live", {**config.flat(), "run.name": "live"} | WARM)
+        live.run(deployment, app, "live", config.flat())
         return of_process(pid) - before
-
-
-WARM: dict[str, Any] = {"run.evaluate": False}
 
 
 def main() -> None:

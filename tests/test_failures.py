@@ -1,0 +1,362 @@
+"""What goes wrong in a live federation, and what the operator and the sites are told of it.
+
+Every site is a process of its own, ended by its id; `tests.actor` says how a site misbehaves.
+"""
+
+import contextlib
+import json
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+from typer.testing import CliRunner
+
+from clients import resident
+from fedda import keys
+from fedda.cli.client import app as client_command
+from fedda.errors import Code, KeyFileError
+from fedda.processes import PROGRAM
+from fedda.spawn import LOOPBACK, Process
+from server import checkpoint
+from tests.federation import (
+    LIVE,
+    Federation,
+    descendants,
+    final_model,
+    processes_with,
+    rounds,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SECRET = "secret-sample-42"
+SITES = {"anna", "bert", "carl", "town"}
+KD3A = {"method": "kd3a", "wait.min-sources": 1}
+FEDAVG = {"method": "fedavg", "wait.min-sources": 1}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("failures")
+    with Federation(folder / "hub", acting=True, database=folder / "hub" / "state.db") as made:
+        yield made
+    assert processes_with(str(folder)) == []
+
+
+@pytest.fixture
+def hub(federation: Federation) -> Iterator[Federation]:
+    """The federation, whole and honest before and after each test."""
+    yield federation
+    for name in SITES:
+        federation.act(name, {})
+        if not federation.processes[name].alive:
+            federation.revive(name)
+
+
+def troubles(found: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """What the results say went wrong: what, where and in which round."""
+    return [(e["what"], e["site"], e.get("round", 0)) for e in found["events"]]
+
+
+def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Federation) -> None:
+    hub.act("carl", {"2": ["sleep", 600]})
+    hub.act("anna", {"3": ["hold", 0]})
+    run = hub.begin("dead-source", KD3A | {"rounds": 4, "wait.train": 12.0})
+    hub.processes["carl"].wait_for("acting: sleep in round 2", 60)
+    hub.kill("carl")
+    hub.act("carl", {})
+    hub.revive("carl")
+    run.wait_for("round", round=2)
+    hub.act("anna", {})
+    results = run.finish()
+
+    assert ("silent", "carl", 2) in troubles(results)
+    assert {site for _, site, _ in troubles(results)} == {"carl"}
+    asked, left_out = run.find("round", round=1)[0], run.find("trouble", what="silent")[0]
+    assert 11 < left_out["time"] - asked["time"] < 12 + 5
+    assert "left out of this round" in left_out["text"]
+    found = rounds(results, "kd3a")
+    assert list(found) == [1, 2, 3, 4]
+    assert set(found[2]["weights"]) == SITES - {"carl"}
+    assert set(found[1]["weights"]) == set(found[4]["weights"]) == SITES
+    for entry in found.values():
+        assert sum(entry["weights"].values()) == pytest.approx(1)
+
+
+def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Federation) -> None:
+    settings = KD3A | {"wait.min-sources": 3, "wait.train": 8.0}
+    hub.act("carl", {"2": ["sleep", 600]})
+    hub.act("town", {"3": ["sleep", 600]})
+    run = hub.begin("paused", settings)
+    hub.processes["carl"].wait_for("acting: sleep in round 2", 60)
+    hub.kill("carl")
+    hub.act("carl", {})
+    paused = run.wait_for("trouble", what="paused", round=2)
+    assert "2 sources are left" in paused["text"]
+    assert "The run waits." in paused["text"]
+    hub.revive("carl")
+    run.wait_for("trouble", what="resumed", round=2)
+
+    hub.processes["town"].wait_for("acting: sleep in round 3", 60)
+    hub.kill("town")
+    hub.act("town", {})
+    paused = run.wait_for("trouble", what="paused", round=3)
+    assert paused["text"].startswith("town (target) gave no usable reply")
+    hub.revive("town")
+    results = run.finish()
+
+    assert troubles(results) == [
+        ("silent", "carl", 2),
+        ("paused", "", 2),
+        ("resumed", "", 2),
+        ("silent", "town", 3),
+        ("paused", "", 3),
+        ("resumed", "", 3),
+    ]
+    assert [e["round"] for e in run.find("round")] == [1, 2, 3]
+    assert final_model(results, "kd3a") == final_model(hub.alone("paused", settings), "kd3a")
+
+
+def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
+    settings = KD3A | {
+        "kd3a.smoothing": 0.5,  # remembered at the server,
+        "kd3a.heads": "local",  # kept there for each source,
+        "train.carry-momentum": True,  # and kept at the sites
+    }
+    changes = [f"{key}={value}" for key, value in (LIVE | settings).items() if key != "method"]
+    begin = ["run", "kd3a", "--server", hub.home, "--dir", hub.runs, "--name", "cut"]
+    begin += ["--baseline", "none", *(part for text in changes for part in ("-c", text))]
+    hub.act("bert", {"2": ["hold", 0]})
+    operator = Operator(hub, begin)
+    hub.processes["bert"].wait_for("acting: hold in round 2", 90)
+    hub.kill("superlink")
+    assert operator.popen.wait(60) == 1
+    assert "error: " in operator.text()
+    assert "--resume" in operator.text()
+    hub.act("bert", {})
+    for name in SITES:
+        hub.processes[name].wait_for("the server does not answer", 60)
+    hub.start_server()
+
+    operator = Operator(hub, ["run", "--resume", hub.runs / "cut"])
+    assert operator.popen.wait(120) == 0, operator.text()
+    assert "going on after round 1 of 3" in operator.text()
+    results = json.loads((hub.runs / "cut" / "results.json").read_text())
+    assert list(rounds(results, "kd3a")) == [1, 2, 3]
+    alone = hub.alone("cut", settings)
+    assert final_model(results, "kd3a") == final_model(alone, "kd3a")
+    for now, then in zip(
+        rounds(results, "kd3a").values(), rounds(alone, "kd3a").values(), strict=True
+    ):
+        assert now["weights"] == then["weights"]
+
+
+def test_what_an_exception_quotes_stays_at_the_site(hub: Federation) -> None:
+    data = hub.sites["carl"][1]
+    good = data.read_bytes()
+    hub.processes["carl"].stop()
+    hub.revive("carl")  # with nothing of its data in memory
+    hub.act("carl", {"1": ["hold", 0]})
+    hub.act("anna", {"2": ["raise", f"the sample {SECRET} is broken"]})
+    run = hub.begin("errors", FEDAVG)
+    try:
+        hub.processes["carl"].wait_for("acting: hold in round 1", 60)
+        data.write_bytes(f"{SECRET},{SECRET}\n".encode() * 50)
+        hub.act("carl", {})
+        failed = run.wait_for("trouble", site="carl")
+    finally:
+        data.write_bytes(good)
+    assert (failed["what"], failed["round"], failed["text"]) == ("failed", 1, Code.DATA.public)
+    results = run.finish()
+    assert troubles(results) == [("failed", "carl", 1), ("failed", "anna", 2)]
+    assert results["events"][1]["text"] == Code.INTERNAL.public
+    found = rounds(results, "fedavg")
+    assert [set(e["weights"]) for e in found.values()] == [
+        {"anna", "bert"},
+        {"bert", "carl"},
+        {"anna", "bert", "carl"},
+    ]
+    assert SECRET in hub.processes["anna"].text()
+    at_the_server = [hub.logs / "superlink.log", hub.traffic, *hub.directory.glob("state.db*")]
+    for path in [*at_the_server, *(p for p in run.folder.rglob("*") if p.is_file())]:
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_a_site_that_cannot_read_its_data_is_named(hub: Federation) -> None:
+    data = hub.sites["carl"][1]
+    good = data.read_bytes()
+    data.write_bytes(b"no archive")
+    try:
+        run = hub.begin("unreadable", FEDAVG | {"rounds": 1, "run.expect": 3})
+        results = run.finish()
+    finally:
+        data.write_bytes(good)
+    assert [(e["what"], e["site"], e["text"]) for e in results["events"]] == [
+        ("no offer", "carl", Code.DATA.public)
+    ]
+    assert set(rounds(results, "fedavg")[1]["weights"]) == {"anna", "bert"}
+
+
+def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> None:
+    hub.act("carl", {"offer": {"examples": 600}, "1": ["scale", "nan"]})
+    hub.act("bert", {"2": ["scale", -10]})
+    run = hub.begin("harm", FEDAVG)
+    results = run.finish()
+    assert troubles(results) == [
+        ("bounded", "carl", 0),
+        ("refused", "carl", 1),
+        ("refused", "bert", 2),
+    ]
+    bounded, infinite, far = (e["text"] for e in results["events"])
+    assert "claims 600 examples and counts as 250" in bounded  # five times the median of 50
+    assert "not finite" in infinite
+    assert "norms away" in far
+    found = rounds(results, "fedavg")
+    assert found[1]["weights"] == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
+    assert found[2]["weights"] == pytest.approx({"anna": 40 / 290, "carl": 250 / 290})
+    assert found[3]["weights"] == pytest.approx({"anna": 4 / 34, "bert": 5 / 34, "carl": 25 / 34})
+    model = load(final_model(results, "fedavg"))
+    assert all(np.isfinite(a).all() and np.abs(a).max() < 10 for a in model.values())
+
+
+def test_a_full_disk_costs_one_round(hub: Federation) -> None:
+    """The server may write no file larger than a model: ENOSPC by another name."""
+    settings = FEDAVG | {"model.sizes": "8000"}
+    hub.act("anna", {"2": ["hold", 0]})
+    run = hub.begin("full", settings)
+    hub.processes["anna"].wait_for("acting: hold in round 2", 60)
+    superlink = hub.processes["superlink"].popen.pid
+    (serverapp,) = descendants(superlink, "flwr-serverapp")
+    limit = (1_000_000, resource.RLIM_INFINITY)
+    assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
+    resource.prlimit(serverapp, resource.RLIMIT_FSIZE, limit)
+    hub.act("anna", {})
+    state = hub.wait(run.id, 60)
+    assert not state.succeeded
+    (failed,) = run.find("failed")
+    assert failed["error"] == "RunError"
+    assert "checkpoint of round 2 cannot be written" in failed["text"]
+    assert "Make room and resume the run." in failed["text"]
+    kept = checkpoint.read(run.folder / "fedavg-0")
+    assert kept is not None
+    assert kept.round == 1
+    assert not list(run.folder.rglob("*.part"))
+
+    results = hub.begin("full", settings | {"run.resume": True}).finish()
+    assert list(rounds(results, "fedavg")) == [1, 2, 3]
+    assert final_model(results, "fedavg") == final_model(hub.alone("full", settings), "fedavg")
+
+
+def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -> None:
+    wait = {"wait.train": 5.0, "wait.settle": 3.0}
+    hub.act("bert", {"2": ["sleep", 11]})
+    run = hub.begin("slow", FEDAVG | wait | {"rounds": 5})
+    results = run.finish()
+    found = rounds(results, "fedavg")
+    assert 4 < found[2]["seconds"] < 5 + 5
+    assert ("silent", "bert", 2) in troubles(results)
+    assert {(what, site) for what, site, _ in troubles(results)} <= {
+        ("silent", "bert"),
+        ("absent", "bert"),
+    }
+    assert set(found[2]["weights"]) == {"anna", "carl"}
+    assert set(found[5]["weights"]) == {"anna", "bert", "carl"}
+    assert "no longer waits for it" in hub.processes["bert"].text()
+
+
+def test_two_runs_at_once_do_not_meet(hub: Federation) -> None:
+    """Not even where the sites keep an optimizer between the rounds of each."""
+    both = {
+        "left": KD3A | {"train.carry-momentum": True},
+        "right": KD3A | {"train.carry-momentum": True, "train.lr": 0.02},
+    }
+    running = {name: hub.begin(name, settings) for name, settings in both.items()}
+    wait_until(lambda: all(run.find("training") for run in running.values()), 60, "not both began")
+    assert not any(run.find("done") for run in running.values()), "they ran one after the other"
+    for name, settings in both.items():
+        results = running[name].finish()
+        assert results["events"] == []
+        assert final_model(results, "kd3a") == final_model(hub.alone(name, settings), "kd3a")
+
+
+def test_who_may_not_join_is_told_why(hub: Federation, tmp_path: Path) -> None:
+    keys.init(tmp_path, [LOOPBACK])
+    stranger = keys.add(tmp_path, "stranger")
+    ca, known = hub.home / "ca.crt", hub.home / "nodes" / "anna"
+
+    def join(ca: Path, key: Path, port: int) -> tuple[int, str]:
+        options = ["--role", "source", "--data", hub.sites["anna"][1], "--ca", ca, "--key", key]
+        options += ["--superlink", f"{LOOPBACK}:{port}", "--patience", "1"]
+        options += ["--state-dir", tmp_path / "state"]
+        done = CliRunner().invoke(client_command, list(map(str, options)))
+        errors = [x for x in done.output.splitlines() if x.startswith("error: ")]
+        assert len(errors) == 1, done.output
+        return done.exit_code, errors[0]
+
+    for key in (known, stranger):  # one is in use, the other was never registered
+        code, text = join(ca, key, hub.port)
+        assert code == 3
+        assert "does not accept this site's key: it is not registered, was revoked, or" in text
+    code, text = join(tmp_path / "ca.crt", known, hub.port)
+    assert (code, "not signed by the authority in --ca" in text) == (3, True)
+    with pytest.raises(KeyFileError, match="wants a registered key from every site"):
+        resident.serve(
+            lambda message, context: message,
+            superlink=f"{LOOPBACK}:{hub.port}",
+            node_config={},
+            root_certificates=ca,
+            on_event=lambda kind, text: None,
+        )
+    wait_until(lambda: hub.processes["anna"].alive, 1, "the site that has the key lost it")
+
+    keys.init(tmp_path / "old", [LOOPBACK], server_days=-1)
+    with expired_server(tmp_path / "old") as port:
+        code, text = join(tmp_path / "old" / "ca.crt", stranger, port)
+        assert (code, "has expired: its operator renews it" in text) == (3, True), text
+    process = Operator(hub, ["superlink", "--dir", tmp_path / "old", "--port", "1"])
+    assert process.popen.wait(60) == 3
+    assert "expired" in process.text()
+
+
+class Operator(Process):
+    """A command that the operator types."""
+
+    def __init__(self, hub: Federation, command: list[Any]) -> None:
+        log = hub.logs / f"operator-{time.monotonic_ns()}.log"
+        super().__init__("operator", [*PROGRAM, *map(str, command)], log, hub.env)
+        hub.processes[log.stem] = self
+
+
+@contextlib.contextmanager
+def expired_server(folder: Path) -> Iterator[int]:
+    """Speaks TLS with the certificate in a folder, and hangs up -> its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    listener = socket.create_server((LOOPBACK, 0))
+
+    def greet() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError:
+                return
+            with plain, contextlib.suppress(OSError):
+                context.wrap_socket(plain, server_side=True).close()
+
+    thread = threading.Thread(target=greet, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
