@@ -421,7 +421,8 @@ def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> No
     request, *_ = bench.begin()
     reply = changed(request, bench.grid.call(request), numbers={"focus/sample-42": 1.0})
     notices: list[str] = []
-    bench.strategy.contract = wire.Contract({}, {"source": wire.Rule(MODEL, frozenset({"*"}))})
+    listed = frozenset({"loss", "steps", "seconds", "focus/*"})
+    bench.strategy.contract = wire.Contract({}, {"source": wire.Rule(MODEL, listed)})
     bench.strategy.notice = lambda what, site, text: notices.append(text)
     assert not bench.accept(reply)
     assert "about no site here" in notices[0]
