@@ -69,4 +69,5 @@ def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any
 
 def _path(site: "Site", task: Task, server_round: int | str) -> Path:
     base = site.state_dir or Path()
-    return base / site.name / f"{task.method}-{task.seed}.{server_round}.optimizer.safetensors"
+    training = f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
+    return base / site.name / f"{training}.{server_round}.optimizer.safetensors"

@@ -148,11 +148,15 @@ class Packed:
         Raises:
             NotFiniteError: naming the first entry that has one.
         """
-        for name, values in self.raw().items():
+        for entry, values in zip(self.manifest.entries, self.raw().values(), strict=True):
             if values.dtype.kind != "f":
                 continue
-            if not all(np.isfinite(part).all() for (part,) in pieces(values)):
-                raise NotFiniteError(f"{name} from {who} holds values that are not finite.")
+            with np.errstate(over="ignore"):  # what travels in float64 may overflow on arrival
+                used = (part.astype(entry.dtype, copy=False) for (part,) in pieces(values))
+                if not all(np.isfinite(part).all() for part in used):
+                    raise NotFiniteError(
+                        f"{entry.name} from {who} holds values that are not finite."
+                    )
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32") -> Packed:

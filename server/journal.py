@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+LONGEST = 600  # characters of a trouble: what a site sends may be quoted, and be of any length
+
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
@@ -37,6 +39,7 @@ class Journal:
 
     def trouble(self, what: str, site: str, text: str, **facts: Any) -> None:
         """Record something that went wrong at or with a site; kept for the results."""
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
 

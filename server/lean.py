@@ -7,14 +7,17 @@ is still sending. This module uses the HTTP grid's insides; on any other grid it
 
 import contextlib
 import ctypes
+import gc
 import io
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from flwr.app import Array, Error, Message
+import httpx
+from flwr.app import Array, Error, Message, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -38,21 +41,25 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
+log = logging.getLogger("fedda.server")
+
 ARRAYS = 3  # levels below a message: its records, an array record, the arrays; then their pieces
 WORKERS = 2
-FREED_AT_ONCE = 2**20  # bytes
-M_MMAP_THRESHOLD = -3
+FREED_AT_ONCE = 2**18  # bytes
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 Fetch = Callable[[str], bytes]
-# What a site sends must not end the run.
-UNREADABLE = (ObjectPullError, ValueError, LookupError, TypeError)
+MOST = 2  # a reply's arrays may be so many times as large as those of the largest request
 
 
 class LeanGrid(HttpGrid):
     """The grid that it is made of, connection and all."""
 
     def __init__(self, grid: HttpGrid) -> None:
-        self.__dict__ = grid.__dict__
+        assert grid._runtime_client is not None  # asking for it connects
+        for name, value in vars(grid).items():
+            setattr(self, name, value)
+        self.sent = 0  # bytes of the arrays of the largest request so far
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield replies one by one; the next is fetched when it is asked for."""
@@ -61,10 +68,13 @@ class LeanGrid(HttpGrid):
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             try:
                 yield self._fetch(tree)
-            except UNREADABLE:
-                known = message_from_proto(head).metadata
-                lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "the reply is incomplete or no message")
-                yield make_message(metadata=known, error=lost)
+            except httpx.HTTPError:
+                raise  # the server's failure, and no site's
+            except ObjectPullError as error:
+                yield _failed(head, ErrorCode.MESSAGE_UNAVAILABLE, str(error))
+            except Exception:  # whatever a site sends, it must not end the run
+                log.exception("a reply cannot be read")
+                yield _failed(head, ErrorCode.UNKNOWN, "the reply cannot be read")
 
     def _fetch(self, tree: message_pb2.ObjectTree) -> Message:
         one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
@@ -76,10 +86,12 @@ class LeanGrid(HttpGrid):
             pull_objects, pull_object_fn=one, initial_backoff=0.01, backoff_cap=0.5
         )  # a piece may still be on its way from the site
         contents = pull(names)
-        arrays: dict[str, InflatableObject] = {
-            t.object_id: _array(contents.pop(t.object_id), lambda name: pull([name])[name])
-            for t in {t.object_id: t for t in levels[ARRAYS]}.values()
-        }
+        arrays: dict[str, InflatableObject] = {}
+        left = MOST * self.sent
+        for name in dict.fromkeys(t.object_id for t in levels[ARRAYS]):
+            array = _array(contents.pop(name), lambda piece: pull([piece])[piece], left)
+            left -= len(array.data)
+            arrays[name] = array
         self._runtime_client.ConfirmMessageReceived(
             message_pb2.ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self._run_id, message_object_id=tree.object_id
@@ -88,11 +100,14 @@ class LeanGrid(HttpGrid):
         message = inflate_object_from_contents(tree.object_id, contents, objects=arrays)
         if not isinstance(message, Message):
             raise ValueError(f"a reply is a {type(message).__name__}")
+        if message.has_content() and not isinstance(message.content, RecordDict):
+            raise ValueError(f"a reply's content is a {type(message.content).__name__}")
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
         sent = list(messages)
+        self.sent = max([self.sent, *map(_size, sent)])
         objects = {k: v for message in sent for k, v in get_all_nested_objects(message).items()}
         answer = self._runtime_client.PushMessages(
             runtime_pb2.PushAppMessagesRequest(
@@ -104,9 +119,14 @@ class LeanGrid(HttpGrid):
             self._runtime_client.PushObject, self.node, run_id, answer.session_id
         )
         wanted = set(answer.objects_to_push)
-        with ThreadPoolExecutor(WORKERS) as workers:  # a piece is written out when its turn comes
-            each = [k for k in objects if k in wanted]
-            list(workers.map(lambda name: push(name, objects[name].deflate()), each))
+
+        def work(name: str) -> None:
+            content = objects[name].deflate()  # not before its turn
+            push(name, content)
+            _sweep(content)
+
+        with ThreadPoolExecutor(WORKERS) as workers:
+            list(workers.map(work, [name for name in objects if name in wanted]))
         return list(answer.message_ids)
 
     @property
@@ -115,14 +135,26 @@ class LeanGrid(HttpGrid):
         return self._run.run_id
 
 
-def _array(content: bytes, fetch: Fetch) -> Array:
-    """An array, joined from its pieces as they come."""
+def _failed(head: message_pb2.Message, code: int, reason: str) -> Message:
+    return make_message(metadata=message_from_proto(head).metadata, error=Error(code, reason))
+
+
+def _size(message: Message) -> int:
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def _array(content: bytes, fetch: Fetch, most: int) -> Array:
+    """An array of at most so many bytes, joined from its pieces as they come."""
     about = json.loads(get_object_body(content, Array))
     children = get_object_children_ids_from_object_content(content)
     joined = io.BytesIO()  # hands its memory over as bytes; joining pieces would copy them
 
     def take(piece: bytes) -> None:
         joined.write(memoryview(piece)[piece.index(b"\0") + 1 :])
+        if joined.tell() > most:  # an array can name one piece a million times
+            raise ValueError("a reply is much larger than what was sent")
+        _sweep(piece)
 
     ahead: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(WORKERS) as workers:
@@ -137,11 +169,20 @@ def _array(content: bytes, fetch: Fetch) -> Array:
     return array
 
 
+def _sweep(piece: bytes) -> None:
+    """Free what a large request left: httpx has bodies in cycles, for the collector to break."""
+    if len(piece) >= FREED_AT_ONCE:
+        gc.collect()
+
+
 def lean(grid: Grid) -> Grid:
     """The same grid, lean if it is the one that a SuperLink's ServerApp gets."""
     if not isinstance(grid, HttpGrid):
         return grid
-    # glibc would keep freed pieces of a few MB for later, and with them most of a model's size.
+    gc.freeze()  # what is imported by now need not be looked through at every sweep
+    # glibc would keep freed pieces for later, in a pool per thread: several models' worth.
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, FREED_AT_ONCE)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, FREED_AT_ONCE)
+        libc.mallopt(M_ARENA_MAX, 1)
     return LeanGrid(grid)

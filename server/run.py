@@ -1,9 +1,12 @@
 """A run: the method and its baseline, each with every seed, and the results in one file."""
 
+import fcntl
 import json
 import platform
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ from .journal import Journal
 from .sites import Sites
 from .training import Training
 
-RESULTS, CONFIG, ROSTER = "results.json", "config.json", "roster.json"
+RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".lock"
+LEAVE = 15.0  # seconds that a run which was stopped may need to end
 
 
 def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
@@ -31,10 +35,16 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     Raises:
         RosterError: the sites that joined make no run.
         QuorumError: too few sites, for too long.
-        RunError: the run's folder holds a run of other settings, or cannot be written.
+        RunError: the run's folder holds a run of other settings or one that is going on, or cannot
+            be written.
     """
     folder = Path(config.run.dir) / config.run.name
-    claim(folder, config)
+    with alone(folder):
+        claim(folder, config)
+        return _train(config, grid, journal, folder)
+
+
+def _train(config: RunConfig, grid: Grid, journal: Journal, folder: Path) -> dict[str, Any]:
     start = time.time()
     sites = Sites(grid, config, journal)
     who = meet(folder, config, sites, journal)
@@ -90,8 +100,36 @@ def roles_of(config: RunConfig) -> set[str]:
     return {role for half in halves for role in half.STRATEGY.roles}
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Make a run's folder if need be, and hold it: two runs would ruin each other's checkpoints.
+
+    Raises:
+        RunError: another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
+    deadline = time.monotonic() + LEAVE
+    with lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"A run in {folder} is going on; wait for its end or stop it, or choose "
+                        "another --name for a new run."
+                    ) from None
+            time.sleep(0.1)
+        yield
+
+
 def claim(folder: Path, config: RunConfig) -> None:
-    """Make the run's folder, or with `run.resume` check that it holds the beginning of this run.
+    """Note the settings of a new run, or with `run.resume` check that they are those it began with.
 
     Raises:
         RunError: it holds another run, or none to go on with.
@@ -100,7 +138,6 @@ def claim(folder: Path, config: RunConfig) -> None:
     free = ("run.dir", "run.name", "run.resume", "run.expect", "wait.")
     mine = {k: v for k, v in config.flat().items() if not k.startswith(free)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if path.is_file() != config.run.resume:
             found = "holds a run already" if path.is_file() else "holds no run to go on with"
             raise RunError(

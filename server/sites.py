@@ -10,7 +10,7 @@ from fedda import records
 from fedda.config import RunConfig
 from fedda.errors import FeddaError, QuorumError
 
-from .folders import roster
+from .folders import mail, roster
 from .journal import Journal
 
 ANSWER = 60.0  # seconds for which a question is worth answering
@@ -147,12 +147,19 @@ class Sites:
         self._open = {q: i for q, i in self._open.items() if i in self._asked}
 
     def _answered(self, node_id: int, reply: Message) -> None:
+        if mail.given_up(reply):
+            return
         try:
             if reply.has_error():
                 raise FeddaError(reply.error.reason or "no reason given")
             node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))
         except FeddaError as error:
-            self.journal.trouble("no offer", f"node {node_id}", str(error))
+            self.journal.trouble("no offer", self._registered(node_id), str(error))
             return
         self.offers[node_id] = node
         self.journal.write("joined", site=node.name, role=node.role, text=str(node))
+
+    def _registered(self, node_id: int) -> str:
+        """What the operator called a node when its key was admitted, or else its number."""
+        names = {node.node_id: node.name for node in self.grid.get_nodes()}
+        return names.get(node_id) or f"node {node_id}"

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedda import records
 from fedda.config import GuardConfig, Task, WaitConfig, method_module
-from fedda.errors import FeddaError, QuorumError, WireError
+from fedda.errors import FeddaError, NotFiniteError, QuorumError, WireError
 from fedda.train import generator
 from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack, pieces
 
@@ -201,11 +201,23 @@ class FedDA(Strategy):
             )
 
     def as_sent(self, packed: Packed) -> Packed:
-        """A model in the precision of the wire."""
+        """A model in the precision of the wire.
+
+        Raises:
+            NotFiniteError: a value is too large for it.
+        """
         floats = self.task.wire.dtype
         if packed.manifest.floats == floats:
             return packed
-        return pack(packed.unpack(), Kind.MODEL, floats)
+        sent = pack(packed.unpack(), Kind.MODEL, floats)
+        try:
+            sent.check_finite("the server")
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"{error} wire.dtype is {floats}, whose largest value is {np.finfo(floats).max}; "
+                "set it to float32."
+            ) from None
+        return sent
 
     def packed(self, arrays: Arrays) -> ArrayRecord:
         """The next model as Flower carries it; at the server always in full precision."""

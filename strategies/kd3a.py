@@ -57,7 +57,7 @@ class KD3A(FedDA):
         self.memory["alpha"] = self.memory.get("alpha", {}) | alpha  # who is away keeps a past
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
-        del sources, teachers, target, everyone, models  # K + 1 models, not held while one is packed
+        del sources, teachers, target, everyone, models  # K + 1 models; the mean is packed next
         return self.packed(model), MetricRecord(losses | numbers)
 
     def source_arrays(self, node: Node) -> dict[str, Packed]:

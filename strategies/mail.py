@@ -10,16 +10,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 POLL = 0.05  # seconds between looks at first; grows while nothing comes
 POLL_MOST = 0.5
+
+# What the server itself answers in the place of a site that is gone, or after the deadline.
+GIVEN_UP = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+}
 
 Watcher = Callable[[Message], None]
 
 
 def _ignore(message: Message) -> None:
     pass
+
+
+def given_up(reply: Message) -> bool:
+    """Whether this is no site's reply, but the server's word that there will be none."""
+    return reply.has_error() and reply.error.code in GIVEN_UP
 
 
 class Mail:
@@ -39,25 +52,29 @@ class Mail:
     def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
         """Send requests and yield their replies in the order they come, for `wait` seconds.
 
-        Requests must have been made with `ttl=wait`. Whatever comes later is never fetched.
+        Requests must have been made with `ttl=wait`. Whatever comes later is never fetched, and a
+        site for which no reply will come is not waited for.
         """
-        open_ids: list[str] = []
+        asked: dict[str, int] = {}  # the node behind each request that is open
         for request in requests:
             self.sent(request)
-            open_ids += filter(None, self.grid.push_messages([request]))
+            node = request.metadata.dst_node_id
+            asked |= {i: node for i in self.grid.push_messages([request]) if i}
             del request
         deadline, pause = time.monotonic() + wait, POLL
-        while open_ids:
+        while asked:
             came = False
-            for message_id in list(open_ids):
+            for message_id, node in list(asked.items()):
                 for reply in self.grid.pull_messages([message_id]):
                     came = True
-                    if message_id in open_ids:
-                        open_ids.remove(message_id)
+                    asked.pop(message_id, None)
+                    # A site writes its reply's sender itself, so it could answer as another.
+                    if given_up(reply) or reply.metadata.src_node_id != node:
+                        continue
                     self.received(reply)
                     yield reply
                     del reply  # not held while the next one is fetched
-            if not open_ids or time.monotonic() > deadline:
+            if not asked or time.monotonic() > deadline:
                 return
             pause = POLL if came else min(pause * 1.3, POLL_MOST)
             time.sleep(pause)

@@ -50,7 +50,10 @@ class Node:
                 tuple(int(n) for n in offer["shape"]),
                 str(offer["version"]),
             )
-        except (TypeError, ValueError):
+            plain = node.version.isprintable() and len(node.version) <= 64
+            if not plain or len(node.shape) not in (1, 3) or min(node.shape) < 0:
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
             raise RosterError(f"Node {node_id} sent an offer that cannot be read.") from None
         if not is_site_name(node.name):
             raise RosterError(  # names are parts of array names, and of keys in checkpoints
@@ -113,11 +116,13 @@ class Roster:
         Raises:
             RosterError: a site came back with another offer than it was counted with.
         """
+        joined = list(joined)
+        there = {(n.id, n.name) for n in joined}
         nodes = {n.name: n for n in self.nodes}
         for node in joined:
             known = nodes.get(node.name)
-            if known is None:
-                continue
+            if known is None or (known.id != node.id and (known.id, known.name) in there):
+                continue  # a stranger, or one that takes the name of a site that has not left
             if not known.same_offer(node):
                 raise RosterError(f"A site came back with another offer: {known}; now {node}.")
             nodes[node.name] = node

@@ -20,7 +20,7 @@ from safetensors.numpy import load
 from typer.testing import CliRunner
 
 from clients import resident
-from fedda import keys
+from fedda import authority, keys
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
 from fedda.processes import PROGRAM
@@ -54,8 +54,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture
 def hub(federation: Federation) -> Iterator[Federation]:
-    """The federation, whole and honest before and after each test."""
+    """The federation, whole and honest after each test."""
     yield federation
+    if not federation.processes["superlink"].alive:
+        federation.start_server()
     for name in SITES:
         federation.act(name, {})
         if not federation.processes[name].alive:
@@ -80,7 +82,7 @@ def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Fed
     results = run.finish()
 
     assert ("silent", "carl", 2) in troubles(results)
-    assert {site for _, site, _ in troubles(results)} == {"carl"}
+    assert {site for _, site, _ in troubles(results)} == {"carl"}, troubles(results)
     asked, left_out = run.find("round", round=1)[0], run.find("trouble", what="silent")[0]
     assert 11 < left_out["time"] - asked["time"] < 12 + 5
     assert "left out of this round" in left_out["text"]
@@ -109,9 +111,9 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     hub.processes["town"].wait_for("acting: sleep in round 3", 60)
     hub.kill("town")
     hub.act("town", {})
+    hub.revive("town")
     paused = run.wait_for("trouble", what="paused", round=3)
     assert paused["text"].startswith("town (target) gave no usable reply")
-    hub.revive("town")
     results = run.finish()
 
     assert troubles(results) == [
@@ -224,8 +226,8 @@ def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> N
     assert found[1]["weights"] == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
     assert found[2]["weights"] == pytest.approx({"anna": 40 / 290, "carl": 250 / 290})
     assert found[3]["weights"] == pytest.approx({"anna": 4 / 34, "bert": 5 / 34, "carl": 25 / 34})
-    model = load(final_model(results, "fedavg"))
-    assert all(np.isfinite(a).all() and np.abs(a).max() < 10 for a in model.values())
+    model = [a for a in load(final_model(results, "fedavg")).values() if a.dtype.kind == "f"]
+    assert all(np.isfinite(a).all() and np.abs(a).max() < 3 for a in model)
 
 
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
@@ -288,7 +290,9 @@ def test_two_runs_at_once_do_not_meet(hub: Federation) -> None:
         assert final_model(results, "kd3a") == final_model(hub.alone(name, settings), "kd3a")
 
 
-def test_who_may_not_join_is_told_why(hub: Federation, tmp_path: Path) -> None:
+def test_who_may_not_join_is_told_why(
+    hub: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys.init(tmp_path, [LOOPBACK])
     stranger = keys.add(tmp_path, "stranger")
     ca, known = hub.home / "ca.crt", hub.home / "nodes" / "anna"
@@ -316,9 +320,10 @@ def test_who_may_not_join_is_told_why(hub: Federation, tmp_path: Path) -> None:
             root_certificates=ca,
             on_event=lambda kind, text: None,
         )
-    wait_until(lambda: hub.processes["anna"].alive, 1, "the site that has the key lost it")
+    assert hub.processes["anna"].alive, "the site that has the key lost it"
 
-    keys.init(tmp_path / "old", [LOOPBACK], server_days=-1)
+    monkeypatch.setattr(authority, "SERVER_DAYS", -1 / 48)  # half an hour ago
+    keys.init(tmp_path / "old", [LOOPBACK])
     with expired_server(tmp_path / "old") as port:
         code, text = join(tmp_path / "old" / "ca.crt", stranger, port)
         assert (code, "has expired: its operator renews it" in text) == (3, True), text

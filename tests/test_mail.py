@@ -141,6 +141,17 @@ def test_two_replies_to_one_request_are_both_shown() -> None:
     ]
 
 
+def test_a_site_cannot_answer_for_another() -> None:
+    class Posing(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                if src(reply) == 2:
+                    reply.metadata.__dict__["_src_node_id"] = 1
+                yield reply
+
+    assert [src(r) for r in Mail(Posing({1: 1, 2: 0})).deliver(map(request, (1, 2)), 5)] == [1]
+
+
 def test_watchers_see_every_message_once() -> None:
     seen: list[tuple[str, int]] = []
     box = Mail(

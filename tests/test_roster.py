@@ -101,7 +101,13 @@ def test_images_are_brought_to_one_shape() -> None:
         ANNA | {"examples": -5},
         ANNA | {"tested": -1},
         ANNA | {"classes": 5},
+        ANNA | {"examples": float("inf")},
         ANNA | {"shape": ["a"]},
+        ANNA | {"shape": []},
+        ANNA | {"shape": [1, 8]},
+        ANNA | {"shape": [1, -8, -8]},
+        ANNA | {"version": "0.1\x1b[2J"},
+        ANNA | {"version": "1" * 65},
         ANNA | {"name": ""},
         ANNA | {"name": "a/b"},
         ANNA | {"name": "a\nb"},
@@ -130,6 +136,18 @@ def test_who_comes_back_under_another_id_is_recognised() -> None:
     assert again.counts == known.counts
     with pytest.raises(RosterError, match=r"(?s)another offer: anna.*50 examples.*5000 examples"):
         known.updated([Node.read(99, offer("anna", examples=5000))])
+
+
+def test_nobody_takes_the_place_of_a_site_that_is_there() -> None:
+    known = form(nodes(ANNA, BERT, TOWN))
+    again = nodes(ANNA, offer("town", examples=70), TOWN)  # bert's node now claims to be the target
+    posing = Node.read(again[1].id, TOWN)
+    assert known.updated([again[0], posing, again[2]]) == known
+    assert known.updated(again) == known  # nor can it end the run by another offer
+    assert known.updated([again[0], posing]).target.id == posing.id  # the target has left
+    # Another server numbers nodes anew: that an id is taken again says nothing.
+    moved = [Node.read(12, ANNA), Node.read(11, BERT), Node.read(13, TOWN)]
+    assert [n.id for n in known.updated(moved).nodes] == [12, 11, 13]
 
 
 def test_a_claim_of_many_examples_is_bounded() -> None:

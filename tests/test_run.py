@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from fedda.errors import QuorumError, RosterError, RunError
 from server import checkpoint
+from server import run as server_run
 from server.journal import Event, Journal, Listener
 from server.local import folders, simulate
 from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run
@@ -153,6 +154,23 @@ def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> No
     with pytest.raises(RunError, match=r"began with kd3a\.mixup 0\.2, not 0\.5"):
         run(domains, runs | {"rounds": 1, "kd3a.mixup": 0.5, "run.resume": True})
     run(domains, runs | {"rounds": 1, "wait.sites": 0.4, "run.resume": True})
+
+
+def test_a_folder_serves_one_run_at_a_time(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_run, "LEAVE", 0.0)
+    refused: list[str] = []
+
+    def again(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 1:
+            with pytest.raises(RunError, match="is going on") as error:
+                run(domains, runs | {"run.resume": True})
+            refused.append(str(error.value))
+
+    run(domains, runs, again)
+    assert len(refused) == 1
+    run(domains, runs | {"run.resume": True})  # free again
 
 
 def test_a_damaged_folder_is_an_error_that_names_it(
@@ -559,6 +577,13 @@ def test_folders_become_sites_and_simulate_runs_them(
         folders(root, "town", {"town": 5})
     with pytest.raises(RunError, match="is not a folder"):
         folders(root / "none", "town", {})
+
+
+def test_a_site_cannot_fill_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.trouble("failed", "anna", "x" * 10**6)
+    assert len(journal.troubles[0]["text"]) < 1000
+    assert (tmp_path / "journal.jsonl").stat().st_size < 1000
 
 
 def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedda import data, models, records
 from fedda.config import method_module
+from fedda.errors import NotFiniteError
 from fedda.wire import Arrays
 from server.local import LocalGrid
 from tests.local_grid import EXAMPLES, Bench, Node, changed, reshaped
@@ -313,3 +314,11 @@ def test_flowers_own_start_runs_the_same_strategy(domains: list[Node], method: s
     assert all(np.array_equal(model[n], ours.model[n]) for n in model)
     assert len(result.train_metrics_clientapp) == len(result.evaluate_metrics_clientapp) == 2
     assert result.evaluate_metrics_clientapp[2]["tested"] == 24
+
+
+def test_a_mean_too_large_for_the_wire_is_an_error_of_the_setting(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg", wire__dtype="float16")
+    name = next(n for n in bench.model if n.endswith("running_var"))
+    bench.model[name][0] = 1e5
+    with pytest.raises(NotFiniteError, match=r"wire.dtype is float16, .* 65504.0; set it to flo"):
+        bench.begin()

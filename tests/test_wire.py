@@ -96,6 +96,11 @@ def test_values_that_are_not_finite_are_named() -> None:
     too_large = pack({"w": np.array([1e6], np.float32)}, Kind.MODEL, "float16")
     with pytest.raises(NotFiniteError, match="w from anna"):
         too_large.check_finite("anna")
+    wide = pack({"w": np.array([1e300])}, Kind.MODEL, "float64")
+    wide.check_finite("anna")
+    text = wide.manifest.text.replace('"w","float64"', '"w","float32"')  # infinite on arrival
+    with pytest.raises(NotFiniteError, match="w from anna"):
+        Packed(Manifest.parse(text), wide.buffer).check_finite("anna")
     pack({"n": np.array([2**62])}, Kind.MODEL).check_finite("anna")
 
 

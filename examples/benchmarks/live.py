@@ -86,7 +86,7 @@ class Wave:
 class Measured:
     """What a run left in measured.json, without its warm-up."""
 
-    idle: int
+    start: int
     waves: list[Wave]
     phases: list[dict[str, Any]]
     model: int
@@ -117,9 +117,14 @@ class Measured:
         """The waves of one kind, without the warm-up."""
         return [w for round_ in self.rounds[WARM_UP:] for w in round_ if w.kind == kind]
 
-    def peak(self) -> float:
-        """The highest resident memory of the training above idle, in models."""
-        return (max(phase["peak"] for phase in self.phases) - self.idle) / self.model
+    @property
+    def idle(self) -> int:
+        """Resident memory between rounds, before the first: the model is there, and packed."""
+        return next(p["before"] for p in self.phases if p["phase"] == "train_round")
+
+    def peak(self, above: int) -> float:
+        """The highest resident memory of the training above that much, in models."""
+        return (max(phase["peak"] for phase in self.phases) - above) / self.model
 
 
 def run(
@@ -141,7 +146,9 @@ def run(
     found = json.loads((runs / name / "measured.json").read_text())
     results = json.loads((runs / name / "results.json").read_text())
     if results["events"]:
-        raise RunError(f"the run {name} had trouble, so its figures mean little: {results['events']}")
+        raise RunError(
+            f"the run {name} had trouble, so its figures mean little: {results['events']}"
+        )
     waves = [
         Wave(w["kind"], w["began"], w["seconds"], w["waited"], max(w["worked"], default=0.0))
         for w in found["waves"]
@@ -150,4 +157,4 @@ def run(
     training = next(iter(results["trainings"].values()))[0]
     to_source = training["rounds"][0]["bytes"]["to source model"]
     sources = sum(role == "source" for role, _ in deployment.sites.values())
-    return Measured(found["idle"], waves, found["phases"], to_source // sources)
+    return Measured(found["start"], waves, found["phases"], to_source // sources)

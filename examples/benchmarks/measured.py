@@ -15,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedda.config import RunConfig
+from fedda.folders import load_half
 from server import app as served
 from server import checkpoint, training
 from strategies.mail import Mail
@@ -105,16 +106,17 @@ def main(grid: Grid, context: Context) -> None:
         wrapped = meter.phased(name.strip("_"), getattr(training.Training, name))
         setattr(training.Training, name, wrapped)
     checkpoint.write = meter.phased("checkpoint", checkpoint.write)
-    idle: list[int] = []
+    start: list[int] = []
     run = training.Training.run
 
-    def idle_then_run(self: training.Training) -> dict[str, Any]:
-        idle.append(memory("VmRSS"))
+    def note_then_run(self: training.Training) -> dict[str, Any]:
+        load_half("strategies", self.method)  # what it imports is no model
+        start.append(memory("VmRSS"))
         return run(self)
 
-    training.Training.run = idle_then_run
+    training.Training.run = note_then_run
     served.main(grid, context)
     config = RunConfig.parse(context.run_config)
-    found = {"idle": idle[0], "waves": meter.waves, "phases": meter.phases}
+    found = {"start": start[0], "waves": meter.waves, "phases": meter.phases}
     path = Path(config.run.dir) / config.run.name / FILE
     path.write_text(json.dumps(found, indent=1))

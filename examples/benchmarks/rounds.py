@@ -8,8 +8,8 @@ evaluation wave to the target, and what the server does between them.
 
     resident_tiny_s        a round with a tiny model, less the sites' own work, median
     resident_tiny_wave_s   of it each wave: train, evaluate
-    resident_45mb_s        a wave with a model of --mb megabytes, less the sites' own work: the slower
-                           of the two kinds, each a median
+    resident_45mb_s        a wave with a model of --mb megabytes, less the sites' own work: the
+                           slower of the two kinds, each a median
     resident_45mb_wave_s   train, evaluate
     resident_45mb_round_s  a whole round, less the sites' own work
     stock_tiny_s           a round with Flower's own SuperNode (`fedda-client --stock`) for a client
@@ -46,7 +46,9 @@ def main() -> None:
     )
     parser.add_argument("--sources", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20, help="with the tiny model")
-    parser.add_argument("--mb", type=float, default=45.0, help="of the large model; 0: leave it out")
+    parser.add_argument(
+        "--mb", type=float, default=45.0, help="of the large model; 0: leave it out"
+    )
     parser.add_argument("--mb-rounds", type=int, default=8, help="with the large model")
     parser.add_argument(
         "--stock-rounds", type=int, default=5, help="with Flower's SuperNode; 0: leave it out"

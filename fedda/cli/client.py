@@ -131,26 +131,25 @@ def client(
 
         typer.echo(_understood(describe(data, role)))
         # Held until the process ends: two clients of one folder would fight over one session.
-        lock = _lock(state)
-        if stock:
-            _exec_stock(config, superlink, ca, key, state, lock)
-        if threads is not None:
-            import torch
+        with _lock(state) as lock:
+            if stock:
+                _exec_stock(config, superlink, ca, key, state, lock)
+            if threads is not None:
+                import torch
 
-            torch.set_num_threads(threads)
-        resident, installed = load("clients", "resident"), load("clients", "app").app
-        resident.serve(
-            installed,
-            superlink=superlink,
-            node_config=config,
-            root_certificates=ca,
-            key=key,
-            insecure=insecure,
-            on_event=_say,
-            state=state,
-            patience=patience,
-        )
-        lock.close()
+                torch.set_num_threads(threads)
+            resident, installed = load("clients", "resident"), load("clients", "app").app
+            resident.serve(
+                installed,
+                superlink=superlink,
+                node_config=config,
+                root_certificates=ca,
+                key=key,
+                insecure=insecure,
+                on_event=_say,
+                state=state,
+                patience=patience,
+            )
 
 
 def _say(kind: str, text: str) -> None:

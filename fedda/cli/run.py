@@ -133,7 +133,7 @@ def run(
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
-    """Run, show the progress, then the results; Ctrl-C says how to go on."""
+    """Run, show the progress, then the results; an interruption says how to go on."""
     from fedda.cli.report import present
     from fedda.progress import Display
 
@@ -147,6 +147,10 @@ def perform(config: RunConfig, launch: Launch) -> None:
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; go on with: fedda run --resume {folder}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except RunError as error:
+        if not (folder / "config.json").exists():
+            raise
+        raise RunError(f"{error}\ngo on with: fedda run --resume {folder}") from error
     present(folder)
 
 

@@ -1,0 +1,59 @@
+"""The benchmarks in a small form: they run, and print the keys that they promise."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
+
+
+def measured(name: str, *options: str) -> dict[str, Any]:
+    """The JSON object on the last line of what a benchmark prints."""
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_vote_in_small():
+    found = measured("vote", "--images", "500", "--teachers", "3", "--classes", "7", "--many", "4")
+    assert found["seconds"] > 0
+    assert 0 < found["kept"] <= 1
+    assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_overhead_in_small():
+    found = measured("overhead", "--images", "100", "--rounds", "1", "--repeats", "1")
+    # Both do the same training, so anything far from 1 means that they do not.
+    assert 0.5 < found["cpu_ratio"] < 2
+
+
+@pytest.mark.slow
+def test_the_breakdown_in_small():
+    found = measured("breakdown", "--images", "60", "--rounds", "1", "--no-live")
+    parts = {"training", "teaching", "voting", "loading", "packing", "averaging", "testing"}
+    assert {f"{part}_s" for part in parts} <= set(found)
+    assert all(found[f"{part}_s"] > 0 for part in parts)
+
+
+@pytest.mark.slow
+def test_the_rounds_in_small():
+    options = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1")
+    found = measured("rounds", *options, "--stock-rounds", "0")
+    assert 0 < found["resident_tiny_s"] < 30
+    assert found["model_mb"] == pytest.approx(1, rel=0.05)
+    assert set(found["resident_45mb_wave_s"]) == {"train", "evaluate"}
+    assert found["resident_45mb_s"] == max(found["resident_45mb_wave_s"].values())
+
+
+@pytest.mark.slow
+def test_the_memory_in_small():
+    found = measured("memory", "--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")
+    # Sums in float64 and a reply; the models of two sources and the target, and their mean.
+    assert 2 < found["models_above_idle_2"] < 5
+    assert 2 < found["kd3a_models_above_idle_2"] < 6
