@@ -38,6 +38,7 @@ class Site:
         if node.get("threads"):
             # How sums are split over threads decides their last bits, so engines must agree on it.
             torch.set_num_threads(int(node["threads"]))
+        self._described: data.Description | None = None
         self._sets: dict[tuple[int, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
@@ -45,6 +46,8 @@ class Site:
     def offer(self) -> dict[str, Any]:
         """What this site brings to a run: the only facts about its data that leave it."""
         found = data.describe(self.path, self.role)
+        if found != self._described:  # since the last run: what is in memory is not what is offered
+            self._sets, self._tests, self._described = {}, {}, found
         return {
             "role": self.role,
             "name": self.name,

@@ -247,11 +247,13 @@ class RunConfig(Section):
         return config
 
     def check(self) -> None:
-        """Settings that contradict each other.
+        """Settings that contradict themselves or each other.
 
         Raises:
-            ConfigError: naming both.
+            ConfigError: naming them.
         """
+        if len(set(self.seeds)) < len(self.seeds):  # no second training, and a spread of 0
+            raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "

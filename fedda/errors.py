@@ -49,6 +49,14 @@ _PUBLIC = {
 }
 
 
+def public(code: int) -> str:
+    """What an error code says in our own words, whatever text came with it."""
+    try:
+        return Code(code).public
+    except ValueError:
+        return f"Flower's error {code}; see the logs of the site and of the server"
+
+
 class FeddaError(Exception):
     """Base of every error that a user of fedda can cause and mend."""
 

@@ -28,6 +28,7 @@ __all__ = [
     "init",
     "load_node_key",
     "names",
+    "public_key",
     "public_keys",
     "renew",
     "revoke",
@@ -104,13 +105,22 @@ def public_keys(directory: Path) -> dict[str, ec.EllipticCurvePublicKey]:
         KeyFileError: a file is no such key.
     """
     folder = Path(directory) / "nodes"
-    return {file.stem: _public(read(file, "public key"), file) for file in folder.glob("*.pub")}
+    return {file.stem: public_key(file) for file in folder.glob("*.pub")}
 
 
 def revoked_keys(directory: Path) -> list[ec.EllipticCurvePublicKey]:
     """The public keys that a folder remembers as revoked."""
     folder = Path(directory) / "nodes" / "revoked"
-    return [_public(read(file, "public key"), file) for file in folder.glob("*.pub")]
+    return [public_key(file) for file in folder.glob("*.pub")]
+
+
+def public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """Read a site's public key.
+
+    Raises:
+        KeyFileError: the file is missing, unreadable or no such key.
+    """
+    return _public(read(path, "public key"), path)
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:

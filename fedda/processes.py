@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from fedda import keys
 from fedda.errors import RunError
@@ -83,7 +83,7 @@ class Deployment:
         """Where the server writes requests and bytes per route."""
         return self.directory / "traffic.json"
 
-    def __enter__(self) -> "Deployment":
+    def __enter__(self) -> Self:
         try:
             self._keys()
             self.start_server()

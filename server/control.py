@@ -130,28 +130,44 @@ class Control:
 class Folder:
     """Keeps a server's registrations as a folder of keys says."""
 
-    def __init__(self, directory: Path, control: Control) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.control = control
+        self.unread: set[Path] = set()  # files that the last look could make nothing of
 
-    def sync(self) -> list[str]:
-        """Admit what is new in nodes/, turn away what is in nodes/revoked/; returns what was done.
+    def sync(self, control: Control) -> list[str]:
+        """Turn away what is in nodes/revoked/, admit what is new in nodes/; returns what was done.
 
-        Keys that the folder does not know, registered by other means, are left alone.
+        Keys that the folder does not know, registered by other means, are left alone. A file that
+        is no key is named once and passed over, so that it keeps no other site in or out.
         """
-        known = keys.public_keys(self.directory)
+        nodes = self.directory / "nodes"
+        known, bad = _readable(nodes)
+        old, worse = _readable(nodes / "revoked")
+        bad |= worse
+        done = [f"passed over: {text}" for file, text in bad.items() if file not in self.unread]
+        self.unread = set(bad)
         wanted = {_pem(key): name for name, key in known.items()}
-        revoked = {_pem(key) for key in keys.revoked_keys(self.directory)} - wanted.keys()
-        there = {site.public_key: site for site in self.control.sites()}
-        done = []
+        revoked = {_pem(key) for key in old.values()} - wanted.keys()
+        there = {site.public_key: site for site in control.sites()}
         for key in revoked & there.keys():
-            self.control.unregister(there[key].node_id)
+            control.unregister(there[key].node_id)
             done.append(f"turned away {there[key].name or there[key].node_id}")
         for pem, name in sorted(wanted.items(), key=lambda item: item[1]):
             if pem not in there:
-                self.control.register(known[name], name)
+                control.register(known[name], name)
                 done.append(f"admitted {name}")
         return done
+
+
+def _readable(folder: Path) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[Path, str]]:
+    """The keys of a folder by the files' names, and of the other files what is wrong with them."""
+    found, bad = {}, {}
+    for file in sorted(folder.glob("*.pub")):
+        try:
+            found[file.stem] = keys.public_key(file)
+        except KeyFileError as error:
+            bad[file] = str(error)
+    return found, bad
 
 
 def _pem(key: ec.EllipticCurvePublicKey) -> bytes:

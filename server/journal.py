@@ -1,6 +1,7 @@
 """What happened in a run, line by line, for people who watch it and for those who come later."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 LONGEST = 600  # characters of a trouble: what a site sends may be quoted, and be of any length
 
+logger = logging.getLogger("fedda.server")
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
@@ -31,9 +33,12 @@ class Journal:
     def write(self, event: str, **facts: Any) -> None:
         """Record one event."""
         entry = {"event": event, "time": round(time.time(), 3), **facts}
-        if self.path:
-            with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+        try:
+            if self.path:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+        except OSError as error:  # a full disk must not hide what happened from those who watch
+            logger.error("%s cannot be written (%s): %s", self.path, error, entry)
         for listener in self.listeners:
             listener(entry)
 

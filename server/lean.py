@@ -5,6 +5,7 @@ holds all pieces of a request while it pushes them, and waits a second for each 
 is still sending. This module uses the HTTP grid's insides; on any other grid it does nothing.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -180,6 +181,7 @@ def lean(grid: Grid) -> Grid:
     if not isinstance(grid, HttpGrid):
         return grid
     gc.freeze()  # what is imported by now need not be looked through at every sweep
+    atexit.register(gc.unfreeze)
     # glibc would keep freed pieces for later, in a pool per thread: several models' worth.
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

@@ -11,7 +11,7 @@ Direction = Literal["to", "from"]
 
 
 class Ledger:
-    """Counts every message that goes to or comes from a site, as sent."""
+    """Counts every message of a training that goes to or comes from a site, as sent."""
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[int, str, str, str]] = Counter()

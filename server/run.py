@@ -45,7 +45,6 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
 
 
 def _train(config: RunConfig, grid: Grid, journal: Journal, folder: Path) -> dict[str, Any]:
-    start = time.time()
     sites = Sites(grid, config, journal)
     who = meet(folder, config, sites, journal)
     journal.write(
@@ -66,7 +65,7 @@ def _train(config: RunConfig, grid: Grid, journal: Journal, folder: Path) -> dic
             )
             trainings[method].append(training.run())
             who = training.roster  # a site may have come back under another node id
-    results = summarise(config, who, trainings, journal, time.time() - start)
+    results = summarise(config, who, trainings, journal)
     checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
     model = Path(trainings[config.method][0]["model"])
     checkpoint.replace(folder / "model.safetensors", model.read_bytes())
@@ -166,7 +165,6 @@ def summarise(
     who: roster.Roster,
     trainings: dict[str, list[dict[str, Any]]],
     journal: Journal,
-    seconds: float,
 ) -> dict[str, Any]:
     """What results.json says; accuracies are means over the seeds, None if nothing was tested."""
 
@@ -200,7 +198,7 @@ def summarise(
         "selected_by": "highest infomax on the target's unlabelled training images",
         "fedavg_accuracy": mean("fedavg", "final_accuracy"),
         "fedavg_accuracy_std": mean("fedavg", "final_accuracy", spread),
-        "seconds": round(seconds, 3),
+        "seconds": round(sum(t["seconds"] for found in trainings.values() for t in found), 3),
         "trainings": trainings,
         "events": journal.troubles,
     }

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 from fedda import records
 from fedda.config import RunConfig
-from fedda.errors import FeddaError, QuorumError
+from fedda.errors import FeddaError, QuorumError, public
 
 from .folders import mail, roster
 from .journal import Journal
@@ -151,7 +151,7 @@ class Sites:
             return
         try:
             if reply.has_error():
-                raise FeddaError(reply.error.reason or "no reason given")
+                raise FeddaError(public(reply.error.code))
             node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))
         except FeddaError as error:
             self.journal.trouble("no offer", self._registered(node_id), str(error))

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedda import records
 from fedda.config import GuardConfig, Task, WaitConfig, method_module
-from fedda.errors import FeddaError, NotFiniteError, QuorumError, WireError
+from fedda.errors import FeddaError, NotFiniteError, QuorumError, WireError, public
 from fedda.train import generator
 from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack, pieces
 
@@ -174,7 +174,7 @@ class FedDA(Strategy):
                 continue
             self._asked.remove(node.name)
             if message.has_error():
-                self.notice("failed", node.name, message.error.reason or "no reason given")
+                self.notice("failed", node.name, public(message.error.code))
                 continue
             try:
                 reply = self._checked(node, message, set(needs), contract or self.contract)
@@ -237,6 +237,9 @@ class FedDA(Strategy):
     def _present(self, grid: Grid) -> list[Node]:
         """The sources that are there now; waiting for others would only cost the deadline."""
         there = self.there(grid)
+        target = self.roster.target
+        if "target" in self.roles and target.id not in there:
+            raise QuorumError(f"{target.name} (target) is not connected.")
         found = [n for n in self.roster.sources if n.id in there]
         for node in self.roster.sources:
             if node not in found:

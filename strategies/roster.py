@@ -149,11 +149,12 @@ class Roster:
     def bounded(self, most: float) -> "Roster":
         """The roster in which no site counts more than `most` times the sources' median.
 
+        Of two sources the smaller is the median, so that the larger cannot raise its own bound.
         Nobody can verify what a site claims, but the harm of a false claim can be limited.
         """
         if not most:
             return self
-        median = statistics.median(n.examples for n in self.sources)
+        median = statistics.median_low(n.examples for n in self.sources)
         bound = max(1, int(most * median))
         return replace(self, counts={n: min(c, bound) for n, c in self.counts.items()})
 
@@ -184,9 +185,19 @@ def form(offers: Iterable[Node], unified: InputConfig | None = None) -> Roster:
     if len({n.version for n in nodes}) > 1:
         _refuse(nodes, "the sites run different versions of fedda; install the same everywhere")
     if len({n.classes for n in sources}) > 1:
-        _refuse(nodes, "the sources' classes differ; all need the same class names")
+        _refuse(nodes, f"the sources' classes differ: {_odd_classes(sources)}")
     counts = {n.name: n.examples for n in nodes}
     return Roster(tuple(sources + targets), _common_shape(nodes, unified), counts)
+
+
+def _odd_classes(sources: list[Node]) -> str:
+    """Which classes only some of the sources have."""
+    everywhere = set.intersection(*(set(n.classes) for n in sources))
+    odd = {n.name: [c for c in n.classes if c not in everywhere] for n in sources}
+    told = [f"{name} has {', '.join(c[:5])}" for name, c in odd.items() if c]
+    if not told:
+        return "they are the same in another order"
+    return f"{' and '.join(told)}, which the others have not; all need the same class names"
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:

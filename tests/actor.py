@@ -32,7 +32,8 @@ def act(key: str) -> Any:
 def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
     """The bridge's `train` with the round's misdeed."""
     step = str(records.read(message.content)[1]["step"]["round"])
-    what, value = act(step) or ("", None)
+    told: Any = act(step) or ["", 0]
+    what, value = told
     if not what:
         return honest(message, site)
     print(f"acting: {what} in round {step}", flush=True)
@@ -54,9 +55,9 @@ def scaled(model: Arrays, by: float) -> Arrays:
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
 
 
-def offer(site: Site, honest: Any = Site.offer) -> dict[str, Any]:
+def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
     """The site's `offer` with FILE's facts in place of its own."""
-    return honest(site) | (act("offer") or {})
+    return honest(self) | (act("offer") or {})
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def test_presets_are_settings(preset: tuple[str, str]) -> None:
         ({"run.name": "../else"}, "run.name is '../else'"),
         ({"run.name": "a/b"}, "run.name is 'a/b'"),
         ({"run.seeds": "1;2"}, "run.seeds is '1;2'"),
+        ({"run.seeds": "1,2,1"}, "run.seeds is '1,2,1'; name each seed once"),
         ({"train": 3}, "train is 3"),
         ({"rounds.extra": 3, "rounds": 3}, "rounds"),
         ({"rounds": 3, "rounds.extra": 3}, "'rounds.extra' is given beside a value for 'rounds'"),

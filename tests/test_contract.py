@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from clients import base
 from clients.site import resident
 from fedda import wire
 from fedda.config import methods
-from fedda.errors import Code, DataError, FeddaError
+from fedda.errors import Code, DataError, FeddaError, public
 from fedda.folders import load_half
 from fedda.wire import MODEL, Kind, Packed
 from server.ledger import Ledger
@@ -426,3 +426,14 @@ def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> No
     bench.strategy.notice = lambda what, site, text: notices.append(text)
     assert not bench.accept(reply)
     assert "about no site here" in notices[0]
+
+
+@pytest.mark.parametrize("code", [int(Code.DATA), 2, 31337])
+def test_an_errors_text_is_ours_whatever_came_with_it(domains: list[Node], code: int) -> None:
+    bench = Bench(domains, "fedavg")
+    request, *_ = bench.begin()
+    assert not bench.accept(Message(Error(code, "secret-sample-42"), reply_to=request))
+    what, site, text = bench.notices[0]
+    assert (what, site) == ("failed", "anna")
+    assert text == (Code.DATA.public if code == Code.DATA else public(code))
+    assert "secret" not in text

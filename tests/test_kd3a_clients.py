@@ -5,12 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from clients.kd3a import Target
-from clients.site import resident
+from clients.site import Site, resident
 from fedda import models
 from fedda.algorithms import kd3a
 from fedda.config import RunConfig
@@ -109,3 +110,17 @@ def test_a_model_without_batchnorm_has_no_moments_to_match(tmp_path: Path) -> No
     with pytest.raises(Exception, match="no usable reply"):
         bench.round()
     assert any("settings" in text for _, _, text in bench.notices)
+
+
+def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) -> None:
+    node = make_domains(tmp_path)[0]
+    site = Site(node)
+    before = site.offer()["examples"]
+    kept = site.training((1, 8, 8))
+    assert len(kept) == before
+    site.offer()
+    assert site.training((1, 8, 8)) is kept  # read once, however many runs
+    with np.load(node["data"]) as file:
+        fewer = {name: array[:-5] for name, array in file.items()}
+    np.savez(node["data"], **fewer)
+    assert site.offer()["examples"] == len(site.training((1, 8, 8))) == before - 5

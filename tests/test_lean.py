@@ -1,102 +1,149 @@
-"""The server's own way to fetch replies: what sites send is bounded and never ends a run."""
+"""The lean grid against a SuperLink that is a dictionary, and the shortened middleware."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.message import remove_content_from_message
+from flwr.app import Array, Message, Metadata, MetricRecord, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
+from flwr.proto import message_pb2, runtime_pb2
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    no_object_id_recompute,
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedda import records, wire
-from server.lean import LeanGrid
+from fedda.wire import Kind
+from server import filter as filters
+from server import gateway, lean
 from server.local import LocalGrid
-
-MODEL = wire.pack({"w": np.arange(3_000_000, dtype=np.float32)}, wire.Kind.MODEL)  # three pieces
 
 
 class Store:
-    """What a SuperLink keeps, as its run-time API gives it out."""
+    """The objects of a SuperLink and one message that waits to be pulled."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.pulls = 0
-        self.replies: list[Any] = []
-        self.trees: list[Any] = []
+        self.away: Counter[str] = Counter()  # how often an object is not there yet
+        self.lost: set[str] = set()
+        self.waiting: Message | None = None
+        self.confirmed: list[str] = []
 
-    def put(self, reply: Message) -> None:
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        self.objects |= {k: v.deflate() for k, v in get_all_nested_objects(reply).items()}
-        head = remove_content_from_message(reply) if reply.has_content() else reply
-        self.replies.append(message_to_proto(head))
-        self.trees.append(get_object_tree(reply))
+    def PushMessages(self, request: Any) -> Any:
+        pieces: set[str] = set()
+        for tree in request.message_object_trees:
+            pieces |= names(tree)
+        ids = [m.metadata.message_id for m in request.messages_list]
+        return runtime_pb2.PushAppMessagesResponse(
+            message_ids=ids, objects_to_push=pieces - set(self.objects), session_id="s"
+        )
 
-    def forge(self, kind: type, body: Callable[[bytes], bytes]) -> None:
-        """Replace what objects of a kind hold, as a site could that writes its own."""
-        for name, content in self.objects.items():
-            head, _, old = content.partition(b"\0")
-            what, children, _ = head.split(b" ")
-            if what.decode() == kind.__qualname__:
-                new = body(old)
-                self.objects[name] = b"%s %s %d\0%s" % (what, children, len(new), new)
+    def PushObject(self, request: Any) -> Any:
+        self.objects[request.object_id] = request.object_content
+        return message_pb2.PushObjectResponse(stored=True)
 
     def PullMessages(self, request: Any) -> Any:
-        return SimpleNamespace(messages_list=self.replies, message_object_trees=self.trees)
+        assert self.waiting is not None
+        with no_object_id_recompute():
+            tree = get_object_tree(self.waiting)
+            head = message_to_proto(remove_content_from_message(self.waiting))
+        return runtime_pb2.PullAppMessagesResponse(
+            messages_list=[head], message_object_trees=[tree]
+        )
 
     def PullObject(self, request: Any) -> Any:
-        self.pulls += 1
-        content = self.objects[request.object_id]
-        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
+        name = request.object_id
+        self.away[name] -= 1
+        return message_pb2.PullObjectResponse(
+            object_found=name not in self.lost,
+            object_available=self.away[name] < 0,
+            object_content=self.objects[name],
+        )
 
-    def ConfirmMessageReceived(self, request: Any) -> None:
-        pass
+    def ConfirmMessageReceived(self, request: Any) -> Any:
+        self.confirmed.append(request.message_object_id)
+
+
+def names(tree: Any) -> set[str]:
+    return {tree.object_id}.union(*map(names, tree.children))
+
+
+def made(size: int) -> Message:
+    arrays = {"w": np.random.default_rng(0).random(size, dtype=np.float32)}
+    content = records.write({"model": wire.pack(arrays, Kind.MODEL)}, metrics={"loss": 0.5})
+    about = Metadata(7, "", 3, 1, "q", "1", 0.0, 60.0, "train")
+    return make_message(metadata=about, content=content)
 
 
 @pytest.fixture
 def store() -> Store:
-    LocalGrid(lambda message, context: message, [])  # type: ignore[arg-type]  # names the task
     return Store()
 
 
-def fetched(store: Store) -> list[Message]:
-    inner = HttpGrid.__new__(HttpGrid)
-    run = SimpleNamespace(run_id=1)
-    inner.__dict__ |= {"_client": store, "node": None, "_run": run}
-    grid = LeanGrid(inner)
-    grid.sent = len(MODEL.buffer)
-    return list(grid.pull_messages(["one"]))
+@pytest.fixture
+def grid(store: Store) -> HttpGrid:
+    plain = HttpGrid(token="t")
+    plain._client = store  # type: ignore[assignment]
+    plain._run = SimpleNamespace(run_id=7)  # type: ignore[assignment]
+    found = lean.lean(plain)
+    assert isinstance(found, lean.LeanGrid)
+    return found
 
 
-def reply(content: RecordDict) -> Message:
-    request = Message(RecordDict(), 7, "train", ttl=9)
-    request.metadata.__dict__["_message_id"] = "one"
-    return Message(content, reply_to=request)
+@pytest.mark.parametrize("size", [10, 3_000_000])  # of one piece, and of three
+def test_what_is_pushed_is_pulled(grid: HttpGrid, store: Store, size: int) -> None:
+    message = made(size)
+    (pushed,) = grid.push_messages([message])
+    store.waiting = message
+    store.away[max(store.objects, key=lambda k: len(store.objects[k]))] = 2
+    (reply,) = grid.pull_messages([pushed])
+    assert store.confirmed == [pushed] == [reply.metadata.message_id]
+    arrays, tables = records.read(reply.content)
+    sent, _ = records.read(message.content)
+    assert arrays["model"].buffer == sent["model"].buffer
+    assert tables == {"metrics": {"loss": 0.5}}
 
 
-def honest() -> Message:
-    return reply(records.write({"model": MODEL}, metrics={"loss": 0.5}))
+def test_a_reply_that_is_not_complete_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
+    message = made(10)
+    (pushed,) = grid.push_messages([message])
+    store.waiting = message
+    store.lost = set(store.objects)
+    (reply,) = grid.pull_messages([pushed])
+    assert reply.has_error()
+    assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (3, "q")
 
 
-def test_a_reply_arrives_as_it_was_sent(store: Store) -> None:
-    store.put(honest())
-    (found,) = fetched(store)
-    arrays, tables = records.read(found.content)
-    assert arrays == {"model": MODEL} and tables == {"metrics": {"loss": 0.5}}
+def test_a_reply_that_is_no_message_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
+    message = made(10)
+    (pushed,) = grid.push_messages([message])
+    store.waiting = message
+    store.objects = dict.fromkeys(store.objects, b"ConfigRecord  2\0{}")
+    (reply,) = grid.pull_messages([pushed])
+    assert reply.has_error()
+
+
+def forge(store: Store, kind: type, body: Callable[[bytes], bytes]) -> None:
+    """Replace what objects of a kind hold, as a site could that writes its own."""
+    for name, content in store.objects.items():
+        head, _, old = content.partition(b"\0")
+        what, children, _ = head.split(b" ")
+        if what.decode() == kind.__qualname__:
+            new = body(old)
+            store.objects[name] = b"%s %s %d\0%s" % (what, children, len(new), new)
 
 
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
         (MetricRecord, lambda old: b"\xff" * 9),
-        (ConfigRecord, lambda old: b"\xff" * 9),
         (RecordDict, lambda old: b"["),
         (Message, lambda old: b"\xff" * 9),
         (Array, lambda old: b"[" * 200_000),
@@ -104,23 +151,50 @@ def test_a_reply_arrives_as_it_was_sent(store: Store) -> None:
         (Array, lambda old: json.dumps(json.loads(old) | {"arraychunk_ids": [9]}).encode()),
     ],
 )
-def test_what_cannot_be_read_is_an_error_of_its_site(store: Store, kind: type, body: Any) -> None:
-    store.put(honest())
-    store.forge(kind, body)
-    (found,) = fetched(store)
-    assert found.has_error() and found.metadata.src_node_id == 7
+def test_what_cannot_be_read_is_an_error_of_its_site(
+    grid: HttpGrid, store: Store, kind: type, body: Callable[[bytes], bytes]
+) -> None:
+    message = made(10)
+    (pushed,) = grid.push_messages([message])
+    store.waiting = message
+    forge(store, kind, body)
+    (reply,) = grid.pull_messages([pushed])
+    assert reply.has_error() and reply.metadata.src_node_id == 3
 
 
-def test_a_content_of_another_kind_is_an_error_of_its_site(store: Store) -> None:
-    odd = reply(RecordDict())
-    odd.__dict__["_content"] = MetricRecord({"loss": 0.5})
-    store.put(odd)
-    assert fetched(store)[0].has_error()
+def test_a_content_that_is_no_records_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
+    message = made(10)
+    message.__dict__["_content"] = MetricRecord({"loss": 0.5})
+    store.waiting = message
+    store.objects = {k: v.deflate() for k, v in get_all_nested_objects(message).items()}
+    (reply,) = grid.pull_messages(["any"])
+    assert reply.has_error()
 
 
-def test_a_piece_named_a_million_times_fills_no_memory(store: Store) -> None:
-    store.put(honest())
+def test_a_piece_named_a_million_times_fills_no_memory(grid: HttpGrid, store: Store) -> None:
+    message = made(1000)
+    (pushed,) = grid.push_messages([message])
+    store.waiting = message
     again = {"arraychunk_ids": [0] * 10**6}
-    store.forge(Array, lambda old: json.dumps(json.loads(old) | again).encode())
-    assert fetched(store)[0].has_error()
-    assert store.pulls < 30
+    forge(store, Array, lambda old: json.dumps(json.loads(old) | again).encode())
+    (reply,) = grid.pull_messages([pushed])
+    assert reply.has_error()
+    assert -store.away.total() < 30  # pulls
+
+
+def test_another_grid_stays_as_it_is() -> None:
+    other = LocalGrid(lambda message, context: message, [])  # type: ignore[arg-type]
+    assert lean.lean(other) is other
+
+
+def test_busy_paths_pass_fewer_layers_and_the_operators_all() -> None:
+    app = gateway.superlink(gateway.Settings())
+    layers = {m.cls.__name__ for m in app.user_middleware}
+    # A layer that flwr renames would silently stay; one that is new must be looked at.
+    assert layers == filters.OPERATORS | filters.SWITCHED_OFF | {
+        "BaseHTTPMiddleware",
+        "ProtobufTranslationMiddleware",
+        "NodeAuthMiddleware",
+    }
+    filters.shortened(app)
+    assert {m.cls.__name__ for m in app.user_middleware} == layers

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from server.local import LocalGrid
 from strategies import mail
@@ -161,3 +162,20 @@ def test_watchers_see_every_message_once() -> None:
     )
     list(box.deliver(map(request, (1, 2)), 5))
     assert seen == [("sent", 1), ("sent", 2), ("received", 1), ("received", 2)]
+
+
+@pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
+def test_the_servers_word_that_none_will_come_is_no_reply(code: int) -> None:
+    def app(message: Message, context: Context) -> Message:
+        if context.node_id == 1:
+            return Message(Error(code=code, reason="gone"), reply_to=message)
+        return Message(
+            Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=""), reply_to=message
+        )
+
+    grid = LocalGrid(app, [{}, {}])  # type: ignore[arg-type]
+    received: list[Message] = []
+    began = time.monotonic()
+    replies = Mail(grid, received=received.append).deliver([request(1), request(2)], 60)
+    assert [src(r) for r in replies] == [src(r) for r in received] == [2]
+    assert time.monotonic() - began < 30

@@ -160,3 +160,17 @@ def test_a_claim_of_many_examples_is_bounded() -> None:
     assert counts(known.bounded(5)) == [50, 60, 300]  # five times the median, 60
     assert counts(known.bounded(0)) == [50, 60, 10**9]
     assert known.bounded(5).sources[2].examples == 10**9  # the claim itself is kept
+
+
+def test_of_two_sources_the_larger_cannot_raise_its_own_bound() -> None:
+    who = form(nodes(offer("anna", examples=50), offer("bert", examples=500), TOWN)).bounded(5)
+    assert who.counts["anna"] == 50 and who.counts["bert"] == 250
+
+
+def test_classes_that_differ_are_named() -> None:
+    anna, bert = offer("anna", classes=["cat", "dog"]), offer("bert", classes=["cat", "dogg"])
+    with pytest.raises(RosterError, match="anna has dog and bert has dogg, which the others have"):
+        form(nodes(anna, bert, TOWN))
+    turned = offer("bert", classes=["dog", "cat"])
+    with pytest.raises(RosterError, match="the same in another order"):
+        form(nodes(anna, turned, TOWN))

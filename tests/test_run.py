@@ -659,3 +659,12 @@ def test_a_resumed_run_refuses_a_site_that_changed_its_offer(
     nodes = [domains[0] | {"data": str(tmp_path / "fewer.npz")}, *domains[1:]]
     with pytest.raises(RosterError, match="came back with another offer"):
         run(nodes, runs | {"run.resume": True})
+
+
+def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+    journal = Journal(None, heard.append)
+    journal.path = Path("/dev/full")
+    journal.trouble("refused", "anna", "a reply too far away")
+    assert heard[0]["site"] == "anna" and journal.troubles
+    assert "cannot be written" in caplog.text and "too far away" in caplog.text

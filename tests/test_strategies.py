@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedda import data, models, records
 from fedda.config import method_module
-from fedda.errors import NotFiniteError
+from fedda.errors import NotFiniteError, QuorumError
 from fedda.wire import Arrays
 from server.local import LocalGrid
 from tests.local_grid import EXAMPLES, Bench, Node, changed, reshaped
@@ -322,3 +322,13 @@ def test_a_mean_too_large_for_the_wire_is_an_error_of_the_setting(domains: list[
     bench.model[name][0] = 1e5
     with pytest.raises(NotFiniteError, match=r"wire.dtype is float16, .* 65504.0; set it to flo"):
         bench.begin()
+
+
+def test_no_source_trains_for_a_target_that_is_away(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a")
+    bench.grid.offline = {"town"}
+    with pytest.raises(QuorumError, match=r"town \(target\) is not connected"):
+        bench.begin()
+    bench = Bench(domains, "fedavg")  # whose target does not train
+    bench.grid.offline = {"town"}
+    assert len(bench.begin()) == 3

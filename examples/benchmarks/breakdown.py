@@ -2,8 +2,8 @@
 
     python examples/benchmarks/breakdown.py
 
-Trains KD3A on the embedded domains of digits, three sources and a target, first in this process with
-a clock on every part, then as real processes over TLS, whose rounds are longer by what Flower costs.
+Trains KD3A on the embedded domains of digits, three sources and a target: as real processes over
+TLS, for what Flower costs, and in this process with a clock on every part, for the rest.
 Prints a table; the last line of the output is one JSON object with seconds per round.
 
     training     the sources' steps and the target's distillation steps

@@ -4,8 +4,8 @@
 
 Starts a real server and a real client per site, each its own process, and trains a network of --mb
 megabytes. The server's program notes its own resident memory as the kernel counts it. Idle is VmRSS
-when the first round begins: everything is imported, all sites have joined, and the model that the
-run is about is there and packed, as it is whenever the server waits. Start is VmRSS just before that
+when the first round begins: everything is imported, all sites have joined, and the run's model is
+there and packed, as it is whenever the server waits. Start is VmRSS just before that
 model is made, so a figure above start is higher by about one. The peak is VmHWM, reset at the start
 of every phase, so that no sampling can miss it. A model is the bytes that one takes on the wire.
 

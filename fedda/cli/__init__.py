@@ -29,8 +29,7 @@ app.command(hidden=True)(client_command.client)
 
 def main() -> None:
     """Entry point of `fedda`."""
-    with client_command.clear_exit():
-        app()
+    app()
 
 
 def client() -> None:

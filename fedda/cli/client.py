@@ -127,6 +127,7 @@ def client(
             os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ.update(OFFLINE)
         _logging(log)
+        load("clients", "site").pick_device(device)  # refused here, not in the middle of a run
         from fedda.data import describe
 
         typer.echo(_understood(describe(data, role)))
@@ -139,6 +140,7 @@ def client(
 
                 torch.set_num_threads(threads)
             resident, installed = load("clients", "resident"), load("clients", "app").app
+            logging.getLogger("fedda.client").info("connecting to %s", superlink)
             resident.serve(
                 installed,
                 superlink=superlink,

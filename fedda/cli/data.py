@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from fedda.cli.exits import clear_exit
+
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.sets import Description, Progress
 
@@ -53,8 +55,9 @@ def digits(
     from fedda.data.digits import build
 
     counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
-    for path in build(out, seed=seed, **counts):
-        typer.echo(path)
+    with clear_exit():
+        for path in build(out, seed=seed, **counts):
+            typer.echo(path)
 
 
 @app.command()
@@ -81,7 +84,7 @@ def check(
     """
     from fedda.data import verify
 
-    with _bar() as progress:
+    with clear_exit(), _bar() as progress:
         found = verify(path, role, progress)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
@@ -109,12 +112,13 @@ def show(
     from fedda.data import describe, load_source, load_target
     from fedda.data.show import contact_sheet
 
-    found = describe(path, role)
-    mixed = found.kind == "image" and found.shape[1] == 0
-    load = load_source if role == "source" else load_target
-    with _bar() as progress:
-        dataset = load(path, size=_SHEET_SIZE if mixed else 0, progress=progress)
-    typer.echo(contact_sheet(dataset, out, per_class))
+    with clear_exit():
+        found = describe(path, role)
+        mixed = found.kind == "image" and found.shape[1] == 0
+        load = load_source if role == "source" else load_target
+        with _bar() as progress:
+            dataset = load(path, size=_SHEET_SIZE if mixed else 0, progress=progress)
+        typer.echo(contact_sheet(dataset, out, per_class))
 
 
 @contextmanager

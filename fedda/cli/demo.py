@@ -10,6 +10,8 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.config import RunConfig
+from fedda.errors import RunError
+from fedda.folders import load
 
 TARGET = "fonts"
 
@@ -29,11 +31,12 @@ SETTINGS: dict[str, Any] = {
     "wait.min-sources": 3,
 }
 SECONDS = 1800.0
+MADE = ("journal.jsonl", "digits", "config.json")  # what tells a demo's folder from any other
 
 
 def demo(
     directory: Annotated[
-        Path, typer.Option("--dir", file_okay=False, help="Results go to DIR/demo.")
+        Path, typer.Option("--dir", file_okay=False, help="Results go to DIR/demo, emptied before.")
     ] = Path("runs"),
     seeds: Annotated[str, typer.Option(help="One training of each method per seed.")] = "0,1,2",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
@@ -52,7 +55,7 @@ def demo(
     """
     from fedda.cli.report import present
     from fedda.cli.run import INTERRUPTED, on_terminate, watch
-    from fedda.data.digits import build
+    from fedda.data.digits import DOMAINS, build
     from fedda.fab import stage
     from fedda.processes import Deployment
     from fedda.progress import Display
@@ -60,22 +63,22 @@ def demo(
     on_terminate()
     folder = directory.absolute() / "demo"
     with clear_exit():
-        if folder.exists():
-            shutil.rmtree(folder)
-        made = build(folder / "digits")
-        domains = {path.parent.name: path.parent for path in made}
-        roles = {name: "target" if name == TARGET else "source" for name in domains}
-        typer.echo(f"made {len(domains)} domains of digits in {folder / 'digits'}")
         flat = SETTINGS | {
             "rounds": rounds,
             "run.seeds": seeds,
             "run.name": "demo",
             "run.dir": str(folder.parent),
-            "run.expect": len(domains),
+            "run.expect": len(DOMAINS),
         }
         config = RunConfig.parse(flat)
-        sites = {name: (roles[name], path) for name, path in domains.items()}
+        clear(folder)
         try:
+            made = {path.parent.name: path.parent for path in build(folder / "digits")}
+            typer.echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
+            sites = {
+                name: ("target" if name == TARGET else "source", path)
+                for name, path in made.items()
+            }
             typer.echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
             federation = Deployment(folder, sites, insecure=insecure)
             with federation as deployment, Display(config) as display:
@@ -91,6 +94,24 @@ def demo(
         if not keep:
             present(folder)
         typer.echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
+
+
+def clear(folder: Path) -> None:
+    """Remove an earlier demo, and nothing else.
+
+    Raises:
+        RunError: the folder holds other things, or a demo that is going on.
+    """
+    if not folder.exists():
+        return
+    plain = folder.is_dir() and not folder.is_symlink()
+    if not plain or (any(folder.iterdir()) and not any((folder / m).exists() for m in MADE)):
+        raise RunError(
+            f"{folder} would be emptied for the demo, but holds something else; move it away, or "
+            "give another --dir."
+        )
+    with load("server", "run").alone(folder):
+        shutil.rmtree(folder)
 
 
 def _stay_up(folder: Path) -> None:

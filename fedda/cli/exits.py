@@ -1,5 +1,6 @@
 """How a command ends when something a user can mend went wrong: one sentence and an exit code."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,9 +13,15 @@ KEY_TROUBLE = 3
 
 @contextmanager
 def clear_exit() -> Iterator[None]:
-    """Print a FeddaError as one sentence; exit 3 for keys and certificates, 1 for the rest."""
+    """Print what a user can mend as one sentence; exit 3 for keys and certificates, else 1."""
     try:
         yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        path = os.fsdecode(error.filename)
+        typer.echo(f"error: {path} cannot be used ({error.strerror}); give another", err=True)
+        raise typer.Exit(1) from None
     except FeddaError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(KEY_TROUBLE if isinstance(error, KeyFileError) else 1) from None

@@ -7,6 +7,7 @@ import typer
 
 from fedda import keys
 from fedda.cli.exits import clear_exit
+from fedda.errors import KeyFileError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,7 +74,7 @@ def add(
     with clear_exit():
         if public is None:
             path = keys.add(directory, name)
-            typer.echo(f"{path}: hand it to {name} on a safe way, together with ca.crt")
+            typer.echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
         else:
             typer.echo(f"{keys.admit(directory, name, public)}: admitted")
 
@@ -92,10 +93,15 @@ def revoke(
 @app.command("list")
 def list_(directory: Dir = HERE) -> None:
     """Show the sites that have a key."""
-    for name in keys.names(directory):
-        kept = (directory / "nodes" / name).exists()
-        typer.echo(f"{name}{'  (the private key is still here)' if kept else ''}")
     with clear_exit():
+        if not directory.is_dir():
+            raise KeyFileError(
+                f"there is no folder {directory}: make one with `fedda keys init --dir "
+                f"{directory}`, or name another by --dir"
+            )
+        for name in keys.names(directory):
+            kept = (directory / "nodes" / name).exists()
+            typer.echo(f"{name}{'  (the private key is still here)' if kept else ''}")
         revoked = len(keys.revoked_keys(directory))
     if revoked:
         typer.echo(f"{revoked} revoked")

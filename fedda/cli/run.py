@@ -44,7 +44,9 @@ def run(
         typer.Option("-c", metavar="KEY=VALUE", help="Change a setting; see `fedda settings`."),
     ] = None,
     preset: Annotated[str, typer.Option(help="A method's named choices: paper, official.")] = "",
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds; short for -c rounds=N.")] = 0,
+    rounds: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
+    ] = 0,
     seeds: Annotated[str, typer.Option(help="One training per seed, such as 0,1,2.")] = "",
     baseline: Annotated[
         str, typer.Option(help="Method to train beside it on the same seeds, or none.")
@@ -73,7 +75,10 @@ def run(
         typer.Option(metavar="DIR", help="The folder `fedda superlink --dir` runs from."),
     ] = Path("fedda-server"),
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="A SuperLink started otherwise.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="A SuperLink started otherwise; --dir must be shared with it."
+        ),
     ] = "",
     ca: Annotated[
         Path | None, typer.Option(help="Authority of that SuperLink's certificate.")

@@ -1,5 +1,6 @@
 """`fedda superlink`: the server that sites dial, with the operator's part kept on this machine."""
 
+import contextlib
 import json
 import logging
 import os
@@ -17,6 +18,8 @@ from fedda.submit import write_connection
 
 if TYPE_CHECKING:
     from server.gateway import Settings
+
+ABOUT = "server.json"
 
 log = logging.getLogger("fedda.superlink")
 
@@ -83,8 +86,8 @@ def superlink(
         ca = None if insecure else directory / "ca.crt"
         admin = f"127.0.0.1:{admin_port}"
         home = directory / "flwr"
-        write_connection(home, admin, ca)
         os.environ["FLWR_HOME"] = str(home)
+        folder = control.Folder(directory)
         seen: list[str] = []
 
         def every() -> None:
@@ -95,9 +98,9 @@ def superlink(
             try:
                 client = control.Control(admin, ca)
                 try:
-                    for line in control.Folder(directory, client).sync():
+                    for line in folder.sync(client):
                         typer.echo(line)
-                    seen[:] = there
+                    seen[:] = [] if folder.unread else there  # it may be whole the next time
                 finally:
                     client.close()
             except Exception as error:
@@ -105,16 +108,24 @@ def superlink(
                 log.warning("the keys in %s could not be followed: %s", directory / "nodes", error)
 
         def ready() -> None:
+            write_connection(home, admin, ca)
             about = {"public": f"{host}:{port}", "admin": admin, "ca": ca and str(ca)}
-            (directory / "server.json").write_text(json.dumps(about | {"pid": os.getpid()}))
+            (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             typer.echo(f"ready: sites dial {host}:{port}, operators {admin} ({trust})")
 
         try:
             gateway.run(settings, every, ready)
         finally:
-            (directory / "server.json").unlink(missing_ok=True)
+            _withdraw(directory / ABOUT)
     typer.echo("stopped")
+
+
+def _withdraw(about: Path) -> None:
+    """Remove the note that a server runs here, unless it is another server's."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads(about.read_text())["pid"] == os.getpid():
+            about.unlink()
 
 
 def _certificates(directory: Path) -> tuple[Path, Path, Path]:
