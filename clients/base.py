@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedda import models, wire
 from fedda.config import Task
-from fedda.errors import ConfigError, NotFiniteError
+from fedda.errors import ConfigError, NotFiniteError, WireError
 from fedda.train import batches, generator, learning_rate, round_images, seed_for
 from fedda.wire import Kind, Manifest, Packed, Role
 
@@ -49,7 +49,10 @@ class Request:
         }
         step = {k.removeprefix(STEP): v for k, v in config.items() if k.startswith(STEP)}
         told = {k: v for k, v in config.items() if k != MANIFESTS and not k.startswith(STEP)}
-        return cls(Task.parse(told), int(step.pop("round")), packed, step)
+        task, server_round = Task.parse(told), step.pop("round", None)
+        if type(server_round) is not int or not 1 <= server_round <= task.rounds:
+            raise WireError(f"The request is for round {server_round} of {task.rounds}.")
+        return cls(task, server_round, packed, step)
 
 
 class Client(NumPyClient):
@@ -126,13 +129,16 @@ class Client(NumPyClient):
         """The images of this round, by index, one tensor per epoch it touches.
 
         Raises:
-            ConfigError: a round's part of this site's images is less than a batch can be.
+            ConfigError: a round's part of this site's images is less than the site allows; the
+                model after a step on a few images tells too much about them.
         """
         task, rounds = request.task, request.task.train.rounds_per_epoch
-        if len(self.data) < 2 * rounds:
+        least = self.site.min_images
+        if len(self.data) < least * rounds:
             raise ConfigError(
-                f"train.rounds-per-epoch is {rounds:g}, which leaves less than two of this site's "
-                f"{len(self.data)} images to a round; lower it to {len(self.data) // 2} or less."
+                f"train.rounds-per-epoch is {rounds:g}, which leaves less than {least} of this "
+                f"site's {len(self.data)} images to a round; lower it to "
+                f"{len(self.data) // least} or less."
             )
         seed = seed_for(task.seed, self.site.name)
         return round_images(len(self.data), request.round, rounds, seed)

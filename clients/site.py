@@ -25,7 +25,8 @@ class Site:
     """One site: its role, its folder of data and the device it trains on.
 
     Args:
-        node: role, name, data (path), and optionally device, threads, state-dir, poison (percent).
+        node: role, name, data (path), and optionally device, threads, state-dir, poison (percent)
+            and min-images (fewer do not make a round here).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -34,6 +35,7 @@ class Site:
         self.name = str(node.get("name") or self.path.name)
         self.device = pick_device(str(node.get("device", "auto")))
         self.poison = float(node.get("poison", 0))
+        self.min_images = int(node.get("min-images", 2))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         if node.get("threads"):
             # How sums are split over threads decides their last bits, so engines must agree on it.

@@ -120,6 +120,11 @@ class GuardConfig(Section):
         ge=0,
         description="largest change of a model, in norms of the model sent; 0: any",
     )
+    max_statistics: float = Field(
+        default=1e6,
+        ge=0,
+        description="growth of BatchNorm's running statistics in a round; 0: any",
+    )
     max_examples: float = Field(
         default=5.0,
         ge=0,
@@ -175,7 +180,7 @@ class Task(Section):
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
     shape: str = Field(
-        default="", pattern=r"^(\d+(,\d+,\d+)?)?$", description="one input: C,H,W or d"
+        default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")

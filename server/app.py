@@ -25,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     journal.write("started", run=context.run_id)
     try:
         run.execute(config, lean(grid), journal)
+    except run.GoingOnError:
+        raise  # the journal belongs to the run that goes on
     except FeddaError as error:
         journal.write("failed", error=type(error).__name__, text=str(error))
         raise

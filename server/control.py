@@ -145,7 +145,6 @@ class Folder:
         old, worse = _readable(nodes / "revoked")
         bad |= worse
         done = [f"passed over: {text}" for file, text in bad.items() if file not in self.unread]
-        self.unread = set(bad)
         wanted = {_pem(key): name for name, key in known.items()}
         revoked = {_pem(key) for key in old.values()} - wanted.keys()
         there = {site.public_key: site for site in control.sites()}
@@ -156,6 +155,7 @@ class Folder:
             if pem not in there:
                 control.register(known[name], name)
                 done.append(f"admitted {name}")
+        self.unread = set(bad)
         return done
 
 

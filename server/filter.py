@@ -39,7 +39,7 @@ ALLOWED = {("POST", f"/v1/fleet/{name}") for name in FLEET} | {
     ("HEAD", "/health"),
 }
 # flwr cuts arrays into pieces of a few MB; without a limit an unknown caller could fill the memory.
-MAX_BODY = 64 * 2**20
+MAX_BODY = 16 * 2**20
 
 
 @dataclass

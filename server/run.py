@@ -29,6 +29,10 @@ RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".
 LEAVE = 15.0  # seconds that a run which was stopped may need to end
 
 
+class GoingOnError(RunError):
+    """Another process works on the run."""
+
+
 def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     """Run everything the configuration names, resuming what was begun -> results.json's content.
 
@@ -104,7 +108,8 @@ def alone(folder: Path) -> Iterator[None]:
     """Make a run's folder if need be, and hold it: two runs would ruin each other's checkpoints.
 
     Raises:
-        RunError: another process holds it, or it cannot be written.
+        GoingOnError: another process holds it.
+        RunError: it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,9 +124,9 @@ def alone(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RunError(
-                        f"A run in {folder} is going on; wait for its end or stop it, or choose "
-                        "another --name for a new run."
+                    raise GoingOnError(
+                        f"The run in {folder} is still going on; wait for its end or stop it, or "
+                        "choose another --name for a new run."
                     ) from None
             time.sleep(0.1)
         yield

@@ -77,37 +77,46 @@ class Sites:
             RosterError: one came back with another offer.
         """
         try:
-            return self.back(known, {n.name for n in known.nodes}, len(known.sources))
+            return self.back(known, {n.name for n in known.nodes}, len(known.sources), strict=True)
         except QuorumError:
             needed = {known.target.name} if "target" in roles else set()
             return self.back(known, needed, self.config.wait.min_sources)
 
-    def refresh(self, known: roster.Roster) -> roster.Roster:
+    def refresh(self, known: roster.Roster, strict: bool = False) -> roster.Roster:
         """The roster under the node ids of now; gives doubted sites a moment to answer.
 
+        A site that came back with another offer is no reason to end everybody's run: it is named
+        and stays away, unless `strict`.
+
         Raises:
-            RosterError: a site came back with another offer.
+            RosterError: a site came back with another offer, and `strict`.
         """
         deadline = time.monotonic() + self.config.wait.settle
         while True:
             self.look()
+            for node in [] if strict else known.changed(self.offers.values()):
+                text = f"came back with another offer and is left out: {node}"
+                self.journal.trouble("refused", node.name, text)
+                del self.offers[node.id]
             known = known.updated(self.offers.values())
             pending = {self._open[q] for q in self._open} & {n.id for n in known.nodes}
             if not pending or time.monotonic() > deadline:
                 return known
             time.sleep(LOOK)
 
-    def back(self, known: roster.Roster, needed: Iterable[str], sources: int) -> roster.Roster:
+    def back(
+        self, known: roster.Roster, needed: Iterable[str], sources: int, strict: bool = False
+    ) -> roster.Roster:
         """Wait until the named sites and so many sources of a roster are there again.
 
         Raises:
             QuorumError: they were not within `wait.sites` seconds.
-            RosterError: one came back with another offer.
+            RosterError: one came back with another offer, and `strict`.
         """
         needed = set(needed)
         deadline = time.monotonic() + self.config.wait.sites
         while True:
-            known = self.refresh(known)
+            known = self.refresh(known, strict)
             there = {n.name for n in known.nodes if n.id in self.offers}
             count = sum(n.name in there for n in known.sources)
             missing = sorted(needed - there)

@@ -280,11 +280,21 @@ class FedDA(Strategy):
 
     def _check_model(self, node: Node, name: str, packed: Packed) -> None:
         model, most = packed.unpack(), self.guard.max_change
+        sent = self.global_model.unpack()
         for entry, values in model.items():
             if entry.endswith("running_var") and (values < 0).any():
                 raise WireError(f"{entry} of '{name}' from {node.name} is a negative variance.")
-        change = _norm(model, self.global_model.unpack()) / max(self._norm, 1e-12)
-        if most and change > most:
+            if "running_" in entry and self.guard.max_statistics:
+                bound = self.guard.max_statistics * max(1.0, float(np.abs(sent[entry]).max()))
+                if np.abs(values).max() > bound:
+                    raise WireError(
+                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, what "
+                        "guard.max-statistics allows."
+                    )
+        if not most:
+            return
+        change = _norm(model, sent) / max(self._norm, 1e-12)
+        if change > most:
             raise WireError(
                 f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "
                 f"guard.max-change allows {most:g}."

@@ -116,17 +116,28 @@ class Roster:
         Raises:
             RosterError: a site came back with another offer than it was counted with.
         """
+        known = {n.name: n for n in self.nodes}
+        for node in self._returned(joined):
+            if not known[node.name].same_offer(node):
+                was = known[node.name]
+                raise RosterError(f"A site came back with another offer: {was}; now {node}.")
+            known[node.name] = node
+        return replace(self, nodes=tuple(known[n.name] for n in self.nodes))
+
+    def changed(self, joined: Iterable[Node]) -> list[Node]:
+        """The sites that came back with another offer than they were counted with."""
+        known = {n.name: n for n in self.nodes}
+        return [n for n in self._returned(joined) if not known[n.name].same_offer(n)]
+
+    def _returned(self, joined: Iterable[Node]) -> list[Node]:
+        """Those who are in the roster by name, and do not take the name of one still there."""
         joined = list(joined)
         there = {(n.id, n.name) for n in joined}
-        nodes = {n.name: n for n in self.nodes}
-        for node in joined:
-            known = nodes.get(node.name)
-            if known is None or (known.id != node.id and (known.id, known.name) in there):
-                continue  # a stranger, or one that takes the name of a site that has not left
-            if not known.same_offer(node):
-                raise RosterError(f"A site came back with another offer: {known}; now {node}.")
-            nodes[node.name] = node
-        return replace(self, nodes=tuple(nodes[n.name] for n in self.nodes))
+        known = {n.name: n for n in self.nodes}
+        found = [n for n in joined if n.name in known]
+        return [
+            n for n in found if known[n.name].id == n.id or (known[n.name].id, n.name) not in there
+        ]
 
     def text(self) -> str:
         """JSON, for a run's folder."""

@@ -21,7 +21,7 @@ from fedda.errors import Code, DataError, FeddaError, public
 from fedda.folders import load_half
 from fedda.wire import MODEL, Kind, Packed
 from server.ledger import Ledger
-from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, run
+from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, reshaped, run
 
 SECRET = "secret-sample-42"
 SOURCES = ("anna", "bert", "carl")
@@ -437,3 +437,33 @@ def test_an_errors_text_is_ours_whatever_came_with_it(domains: list[Node], code:
     assert (what, site) == ("failed", "anna")
     assert text == (Code.DATA.public if code == Code.DATA else public(code))
     assert "secret" not in text
+
+
+def test_statistics_that_explode_are_refused(domains: list[Node]) -> None:
+    def explode(model: Any) -> Any:
+        name = next(n for n in model if n.endswith("running_mean"))
+        model[name][:] = 3e38
+        return model
+
+    bench = Bench(domains, "fedavg", {"anna": reshaped(explode)})
+    bench.round()
+    assert "guard.max-statistics" in {n[1]: n[2] for n in bench.notices}["anna"]
+
+
+def test_a_site_trains_no_round_on_fewer_images_than_it_allows(domains: list[Node]) -> None:
+    """The server asks for a quarter of an epoch; one site wants at least 16 of its 40 images."""
+    nodes = [n | {"min-images": 16} if n["name"] == "anna" else n for n in domains]
+    bench = Bench(nodes, "fedavg", train__rounds_per_epoch=4.0)
+    bench.round()
+    assert [n[:2] for n in bench.notices] == [("failed", "anna")]
+    assert bench.notices[0][2] == Code.CONFIG.public
+    assert set(bench.strategy.weights) == {"bert", "carl"}
+
+
+@pytest.mark.parametrize("number", [0, -1, 3, 1.5])
+def test_a_request_for_no_round_of_the_run_is_refused(domains: list[Node], number: float) -> None:
+    bench = Bench(domains, "fedavg")
+    bench.begin()
+    node = bench.roster.sources[0]
+    request = bench.strategy.request(node, {"model": bench.strategy.model}, {"round": number})
+    assert bench.grid.call(request).error.code == Code.WIRE

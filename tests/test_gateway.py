@@ -300,19 +300,47 @@ class FakeControl:
 
 def test_a_folder_of_keys_is_followed(tmp_path: Path) -> None:
     fake = FakeControl()
-    folder = control.Folder(tmp_path, fake)  # type: ignore[arg-type]
+    folder = control.Folder(tmp_path)
+
+    def sync() -> list[str]:
+        return folder.sync(fake)  # type: ignore[arg-type]
+
     for name in ("b", "a"):
         keys.add(tmp_path, name)
-    assert folder.sync() == ["admitted a", "admitted b"]
-    assert folder.sync() == []
+    assert sync() == ["admitted a", "admitted b"]
+    assert sync() == []
     other = tmp_path / "other"
     keys.add(other, "guest")
     fake.register(keys.public_keys(other)["guest"], "guest")
     keys.revoke(tmp_path, "a")
-    assert folder.sync() == ["turned away a"]
+    assert sync() == ["turned away a"]
     assert sorted(site.name for site in fake.sites()) == ["b", "guest"]
     keys.add(tmp_path, "a")
-    assert folder.sync() == ["admitted a"]
+    assert sync() == ["admitted a"]
+
+
+def test_a_file_that_is_no_key_is_named_once_and_keeps_nobody_in(tmp_path: Path) -> None:
+    fake, folder = FakeControl(), control.Folder(tmp_path)
+
+    def sync() -> list[str]:
+        return folder.sync(fake)  # type: ignore[arg-type]
+
+    for name in ("a", "b"):
+        keys.add(tmp_path, name)
+    sync()
+    half = tmp_path / "nodes" / "late.pub"
+    half.write_text("ecdsa-sha2-")
+    (tmp_path / "nodes" / "revoked").mkdir()
+    (tmp_path / "nodes" / "revoked" / "old.pub").touch()
+    keys.revoke(tmp_path, "a")
+    first, second, away = sync()
+    assert first.startswith(f"passed over: {half} is not an OpenSSH public key")
+    assert "revoked/old.pub" in second and away == "turned away a"
+    assert sync() == []
+    assert folder.unread
+    keys.add(tmp_path / "other", "late")
+    half.write_bytes((tmp_path / "other" / "nodes" / "late.pub").read_bytes())
+    assert sync() == ["admitted late"]
 
 
 def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> int:

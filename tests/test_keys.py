@@ -196,3 +196,6 @@ def test_the_commands_end_with_exit_code_3_and_a_sentence(tmp_path: Path) -> Non
     again = run.invoke(app, ["init", "--dir", hub])
     assert again.exit_code == 3
     assert "exists already" in again.output
+    nowhere = run.invoke(app, ["list", "--dir", str(tmp_path / "nowhere")])
+    assert nowhere.exit_code == 3
+    assert "there is no folder" in nowhere.output

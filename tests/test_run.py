@@ -10,11 +10,13 @@ import pytest
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
+from clients.app import make_app
 from fedda.errors import QuorumError, RosterError, RunError
 from server import checkpoint
 from server import run as server_run
 from server.journal import Event, Journal, Listener
 from server.local import folders, simulate
+from server.sites import Sites
 from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run
 from tests.local_grid import RunConfig as Config
 
@@ -164,7 +166,7 @@ def test_a_folder_serves_one_run_at_a_time(
 
     def again(event: Event) -> None:
         if event["event"] == "round" and event["round"] == 1:
-            with pytest.raises(RunError, match="is going on") as error:
+            with pytest.raises(RunError, match="is still going on") as error:
                 run(domains, runs | {"run.resume": True})
             refused.append(str(error.value))
 
@@ -668,3 +670,31 @@ def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixtur
     journal.trouble("refused", "anna", "a reply too far away")
     assert heard[0]["site"] == "anna" and journal.troubles
     assert "cannot be written" in caplog.text and "too far away" in caplog.text
+
+
+def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(domains)
+    with np.load(domains[0]["data"]) as file:
+        np.savez(tmp_path / "fewer.npz", **{name: array[:-5] for name, array in file.items()})
+
+    def change(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 1:
+            place = grid.id_of("anna")
+            grid.nodes[place] = domains[0] | {"data": str(tmp_path / "fewer.npz")}
+            grid.app = make_app(list(grid.nodes.values()))
+            sites[0].doubt(place)
+
+    sites: list[Sites] = []
+    real = Sites.gather
+
+    def gather(self: Sites) -> Any:
+        sites.append(self)
+        return real(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sites, "gather", gather)
+        results, _ = run(domains, runs | {"method": "fedavg"}, change, grid=grid)
+    assert set(results["trainings"]["fedavg"][0]["rounds"][1]["weights"]) == {"bert", "carl"}
+    assert ("refused", "anna") in {(e["what"], e["site"]) for e in results["events"]}

@@ -51,7 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--mb-rounds", type=int, default=8, help="with the large model")
     parser.add_argument(
-        "--stock-rounds", type=int, default=5, help="with Flower's SuperNode; 0: leave it out"
+        "--stock-rounds", type=int, default=3, help="with Flower's SuperNode; 0: leave it out"
     )
     args = parser.parse_args()
 

@@ -71,6 +71,14 @@ def client(
             min=0, max=100, metavar="PERCENT", help="Give so many labels wrongly, for experiments."
         ),
     ] = 0.0,
+    min_images: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Train no round on fewer images: the model after a step on a few of them tells "
+            "too much about them. The server cannot change this.",
+        ),
+    ] = 16,
     stock: Annotated[
         bool,
         typer.Option(
@@ -121,6 +129,7 @@ def client(
             "device": device,
             "state-dir": str(state),
             "poison": poison,
+            "min-images": min_images,
         }
         if threads is not None:
             config["threads"] = threads

@@ -125,7 +125,9 @@ def show(
 def _bar() -> "Iterator[Progress]":
     """A progress bar on stderr that goes away, so that stdout is the answer alone."""
     columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Off a terminal it would leave an empty line.
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

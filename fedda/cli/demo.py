@@ -53,8 +53,8 @@ def demo(
     sources' weights and every byte that crossed. Nothing is downloaded and nothing leaves this
     machine. Takes a few minutes on two cores.
     """
+    from fedda.cli.launch import INTERRUPTED, on_terminate, watch
     from fedda.cli.report import present
-    from fedda.cli.run import INTERRUPTED, on_terminate, watch
     from fedda.data.digits import DOMAINS, build
     from fedda.fab import stage
     from fedda.processes import Deployment

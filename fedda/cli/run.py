@@ -1,11 +1,8 @@
 """`fedda run`: start a run on a server, or play one through on this machine."""
 
 import json
-import os
-import signal
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,29 +10,23 @@ import typer
 
 from fedda import config as settings
 from fedda.cli.exits import clear_exit
+from fedda.cli.launch import Launch, on_terminate, perform
 from fedda.config import RunConfig
 from fedda.errors import ConfigError, RunError
-from fedda.folders import load
 
 LAUNCH = "launch.json"
-INTERRUPTED = 130
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a run was started, kept in its folder so that it can be resumed the same way."""
-
-    simulate: str = ""
-    target: str = ""
-    engine: str = "process"
-    poison: str = ""
-    threads: int = 1
-    server: str = ""
-    superlink: str = ""
-    ca: str = ""
+RESUMES = ("resume", "change")  # the only options of a run that goes on
+LOCAL, REMOTE = ("target", "engine", "poison", "threads"), ("server", "superlink", "ca")
+INSTEAD = {
+    "method": "the argument METHOD",
+    "run.dir": "--dir",
+    "run.name": "--name",
+    "run.resume": "--resume RUN",
+}
 
 
 def run(
+    context: typer.Context,
     method: Annotated[
         str, typer.Argument(metavar="[METHOD]", help="Which; `fedda methods` lists them.")
     ] = "",
@@ -68,8 +59,13 @@ def run(
         str, typer.Option(metavar="NAME=PERCENT", help="Flip labels of a simulated source.")
     ] = "",
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads of a simulated site; 0: all, 1 for ray.")
-    ] = 0,
+        int,
+        typer.Option(
+            min=1,
+            help="CPU threads of a simulated site. More are faster, but both engines need the same "
+            "number to give the same bits.",
+        ),
+    ] = 1,
     server: Annotated[
         Path,
         typer.Option(metavar="DIR", help="The folder `fedda superlink --dir` runs from."),
@@ -105,10 +101,12 @@ def run(
     Results go to DIR/NAME: results.json, report.png and model.safetensors. Exit code 0 means that
     the run finished, 1 that it could not, 130 that it was interrupted.
     """
+    on_terminate()
     with clear_exit():
+        _refuse_ignored(context, resume, simulate)
         if resume is not None:
             flat, launch = _begun(resume)
-            flat |= settings.overrides(str(flat["method"]), change or [])
+            flat |= _changes(str(flat["method"]), change or [])
         else:
             flat = _flat(method, change or [], preset, rounds, seeds, baseline)
             flat["run.dir"] = str(directory.absolute())
@@ -118,7 +116,7 @@ def run(
                 target,
                 engine,
                 poison,
-                threads or (os.cpu_count() or 1 if engine == "process" else 1),
+                threads,
                 str(server.absolute()),
                 superlink,
                 str(ca.absolute()) if ca else "",
@@ -137,99 +135,6 @@ def run(
         perform(config, launch)
 
 
-def perform(config: RunConfig, launch: Launch) -> None:
-    """Run, show the progress, then the results; an interruption says how to go on."""
-    from fedda.cli.report import present
-    from fedda.progress import Display
-
-    folder = Path(config.run.dir) / config.run.name
-    try:
-        with Display(config) as display:
-            if launch.simulate:
-                _simulate(config, launch, folder, display)
-            else:
-                _on_server(config, launch, folder, display)
-    except KeyboardInterrupt:
-        typer.echo(f"\nstopped; go on with: fedda run --resume {folder}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except RunError as error:
-        if not (folder / "config.json").exists():
-            raise
-        raise RunError(f"{error}\ngo on with: fedda run --resume {folder}") from error
-    present(folder)
-
-
-def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -> None:
-    """Show what a run on a server writes to its journal, until it ends.
-
-    Raises:
-        RunError: the run failed; with the reason it gave.
-    """
-    from fedda.progress import follow
-
-    for event in follow(journal, ended, offset):
-        display(event)
-        if event["event"] == "failed":
-            raise RunError(str(event["text"]))
-        if event["event"] == "done":
-            return
-    raise RunError(f"The server ended the run without a word in {journal}; see the server's log.")
-
-
-def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
-    local, journals = load("server", "local"), load("server", "journal")
-    poison = {}
-    for pair in filter(None, launch.poison.split(",")):
-        who, _, percent = pair.partition("=")
-        try:
-            poison[who] = float(percent)
-        except ValueError:
-            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
-    sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
-    for site in sites:
-        site["state-dir"] = str(folder / "state")
-    journal = journals.Journal(folder / "journal.jsonl", display)
-    local.simulate(config, sites, journal, launch.engine)
-
-
-def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
-    from fedda.fab import stage
-    from fedda.submit import submit, write_connection
-
-    address, ca = _server_of(launch)
-    control = load("server", "control").Control(address, ca)
-    journal = folder / "journal.jsonl"
-    offset = journal.stat().st_size if journal.exists() else 0
-    try:
-        control.sites()  # says clearly when no server answers
-        with tempfile.TemporaryDirectory() as scratch:
-            home = Path(scratch) / "flwr"
-            write_connection(home, address, ca)
-            run_id = submit(stage(Path(scratch) / "app"), config.flat(), home)
-        try:
-            watch(journal, offset, lambda: control.run_state(run_id).ended, display)
-        except KeyboardInterrupt:
-            control.stop_run(run_id)
-            raise
-    finally:
-        control.close()
-
-
-def _server_of(launch: Launch) -> tuple[str, Path | None]:
-    """Address and authority of the operators' side of the server."""
-    if launch.superlink:
-        return launch.superlink, Path(launch.ca) if launch.ca else None
-    path = Path(launch.server) / "server.json"
-    try:
-        about = json.loads(path.read_text())
-        return about["admin"], Path(about["ca"]) if about["ca"] else None
-    except (OSError, ValueError, KeyError):
-        raise RunError(
-            f"No server runs from {launch.server}; start one with fedda superlink --dir, name "
-            "another by --server or --superlink, or run without one by --simulate."
-        ) from None
-
-
 def _flat(
     method: str, change: list[str], preset: str, rounds: int, seeds: str, baseline: str
 ) -> dict[str, Any]:
@@ -245,7 +150,41 @@ def _flat(
     flat |= {"rounds": rounds} if rounds else {}
     flat |= {"run.seeds": seeds} if seeds else {}
     flat["run.baseline"] = "" if baseline in ("none", method) else baseline
-    return flat | settings.overrides(method, change)
+    return flat | _changes(method, change)
+
+
+def _changes(method: str, pairs: list[str]) -> dict[str, Any]:
+    """The settings given by -c, without those that have an option of their own."""
+    found: dict[str, Any] = settings.overrides(method, pairs)
+    for key in filter(INSTEAD.get, found):
+        raise ConfigError(f"-c {key}= is not taken here; use {INSTEAD[key]} instead.")
+    return found
+
+
+def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path | None) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    given = [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    for name in given:
+        option = {"method": "METHOD", "directory": "--dir"}.get(name, f"--{name}")
+        if resume is not None and name not in RESUMES:
+            raise ConfigError(
+                f"{option} has no effect with --resume, which goes on with a run as it was "
+                "started; leave it out, or start a new run without --resume."
+            )
+        if simulate is None and name in LOCAL:
+            raise ConfigError(
+                f"{option} is for simulated sites; give --simulate ROOT with it, or leave it out."
+            )
+        if simulate is not None and name in REMOTE:
+            raise ConfigError(f"{option} is for runs on a server; leave out it or --simulate.")
 
 
 def _begun(folder: Path) -> tuple[dict[str, Any], Launch]:
@@ -263,8 +202,3 @@ def _begun(folder: Path) -> tuple[dict[str, Any], Launch]:
 def _free_name(directory: Path, method: str) -> str:
     names = (method if n == 1 else f"{method}-{n}" for n in range(1, 10_000))
     return next(n for n in names if not (directory / n / "config.json").exists())
-
-
-def on_terminate() -> None:
-    """Let SIGTERM end a command as Ctrl-C does, with everything it started."""
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))

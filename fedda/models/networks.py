@@ -27,6 +27,9 @@ from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
 # An image smaller than this has no pixel left at the end of the network.
 _SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
 
+# A site builds what a server asks for, and should not run out of memory doing so.
+_WIDEST = 100_000
+
 # FADA trains newly initialised layers this many times faster than pretrained ones.
 _NEW_LAYERS = 10
 
@@ -213,7 +216,7 @@ def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         sizes = [int(size) for size in config.sizes.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
+    if not sizes or min(sizes) < 1 or max(sizes) > _WIDEST:
         raise ModelError(
             f"model.sizes is '{config.sizes}', but mlp needs the sizes of its hidden layers; "
             "set it to, for example, 1000,500,100."

@@ -1,0 +1,281 @@
+"""What the commands refuse, how they end, and what they leave as it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from clients import resident
+from fedda import fab, progress, submit
+from fedda.cli import app, demo, launch
+from fedda.cli import run as run_command
+from fedda.cli.client import app as client_command
+from fedda.config import RunConfig
+from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
+from server import control, gateway
+from server import run as server_run
+from tests.local_grid import Node
+
+
+def fedda(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(done: Result, code: int, *words: str) -> None:
+    """It ended with one sentence that has these words."""
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.output.count("error: ") == 1
+    assert all(word in done.output for word in words), done.output
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What a test's command does to signals ends with the test."""
+    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in kept.items():
+        signal.signal(each, handler)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    """Through the real entry point, since click's runner hides what lies outside of it."""
+    command = [sys.executable, "-m", "fedda.cli", "data", "check", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "nowhere" in line
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for words in (("data", "digits", file / "in"), ("keys", "init", "--dir", file / "in")):
+        refused(fedda(*words), 1, str(file / "in"), "Not a directory")
+    refused(fedda("data", "show", tmp_path / "nowhere"), 1, "nowhere")
+
+
+def test_the_authority_of_a_server_is_checked(tmp_path: Path) -> None:
+    words = ("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1", "--ca", tmp_path / "none")
+    refused(fedda(*words), 3, "certificate", "none", "cannot be read")
+
+
+# ---- the demo's folder -------------------------------------------------------------------------
+
+
+def test_the_demo_empties_only_what_a_demo_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thesis = tmp_path / "demo" / "thesis.tex"
+    demo.clear(thesis.parent)  # nothing there
+    thesis.parent.mkdir()
+    thesis.touch()
+    refused(fedda("demo", "--dir", tmp_path), 1, "holds something else", "--dir")
+    (tmp_path / "demo" / "digits").mkdir()
+    refused(fedda("demo", "--dir", tmp_path, "--seeds", "x"), 1, "run.seeds")
+    monkeypatch.setattr(server_run, "LEAVE", 0.0)
+    with server_run.alone(thesis.parent), pytest.raises(RunError, match="still going on"):
+        demo.clear(thesis.parent)
+    assert thesis.is_file()
+    demo.clear(thesis.parent)
+    assert not thesis.parent.exists()
+    thesis.parent.symlink_to(tmp_path)
+    with pytest.raises(RunError, match="holds something else"):
+        demo.clear(thesis.parent)
+
+
+# ---- servers -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_could_not_start_leaves_the_other_ones_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "")
+    about, home = tmp_path / "server.json", tmp_path / "flwr" / "config.toml"
+
+    def taken(settings: Any, every: Any, ready: Any) -> None:
+        raise RunError("the port is taken")
+
+    def served(settings: Any, every: Any, ready: Any) -> None:
+        ready()
+        assert json.loads(about.read_text())["pid"] == os.getpid()
+        assert "127.0.0.1:8000" in home.read_text()
+
+    monkeypatch.setattr(gateway, "run", served)
+    assert fedda("superlink", "--insecure", "--dir", tmp_path).exit_code == 0
+    assert not about.exists()
+
+    about.write_text(json.dumps({"pid": os.getpid() + 1}))
+    home.write_text("as it was")
+    monkeypatch.setattr(gateway, "run", taken)
+    refused(fedda("superlink", "--insecure", "--dir", tmp_path), 1, "the port is taken")
+    assert about.exists()
+    assert home.read_text() == "as it was"
+
+
+class FakeControl:
+    """A server on which a run goes on until it is told to stop."""
+
+    stopped: list[int]
+
+    def __init__(self, number: int) -> None:
+        self.stopped = []
+        self.number = number
+
+    def __call__(self, address: str, ca: Path | None) -> "FakeControl":
+        return self
+
+    def sites(self) -> list[Any]:
+        return []
+
+    def run_state(self, run_id: int) -> Any:
+        os.kill(os.getpid(), self.number)
+        return SimpleNamespace(ended=False)
+
+    def stop_run(self, run_id: int) -> None:
+        self.stopped.append(run_id)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_that_is_ended_stops_its_run_on_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fake = FakeControl(number)
+    monkeypatch.setattr(control, "Control", fake)
+    monkeypatch.setattr(fab, "stage", lambda folder: folder)
+    monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
+    done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
+    assert (done.exit_code, fake.stopped) == (launch.INTERRUPTED, [7])
+
+
+def test_what_was_told_to_outlive_its_terminal_does() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launch.on_terminate()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("failures", [launch.TRIES - 1, launch.TRIES])
+def test_watching_survives_a_server_that_is_silent_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(progress, "_LOOK", 0.0)
+    journal, asked = tmp_path / "journal.jsonl", 0
+
+    def ended() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked in range(2, failures + 2):
+            raise RunError("no server answers")
+        if asked == failures + 2:
+            journal.write_text('{"event": "done"}\n')
+        return False
+
+    seen: list[Any] = []
+    if failures < launch.TRIES:
+        launch.watch(journal, 0, ended, seen.append)
+        assert seen == [{"event": "done"}]
+    else:
+        with pytest.raises(RunError, match="no server answers"):
+            launch.watch(journal, 0, ended, seen.append)
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["process", "ray"])
+def test_both_engines_use_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    begun: list[launch.Launch] = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(run_command, "perform", lambda config, how: begun.append(how))
+    words = ("--simulate", tmp_path, "--target", "a", "--engine", engine)
+    assert fedda("run", "kd3a", "--dir", tmp_path, *words).exit_code == 0
+    assert (begun[0].engine, begun[0].threads) == (engine, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("kd3a --resume R", ["METHOD has no effect with --resume"]),
+        ("--resume R --rounds 3", ["--rounds has no effect with --resume"]),
+        ("--resume R --seeds 1", ["--seeds has no effect with --resume"]),
+        ("--resume R --preset paper", ["--preset has no effect with --resume"]),
+        ("--resume R --dir D", ["--dir has no effect with --resume"]),
+        ("kd3a --target fonts", ["--target", "give --simulate ROOT"]),
+        ("kd3a --engine process", ["--engine", "give --simulate ROOT"]),
+        ("kd3a --poison a=3", ["--poison", "give --simulate ROOT"]),
+        ("kd3a --threads 1", ["--threads", "give --simulate ROOT"]),
+        ("kd3a --simulate R --server hub", ["--server", "leave out it or --simulate"]),
+        ("kd3a -c method=fedavg", ["use the argument METHOD"]),
+        ("kd3a -c run.resume=true", ["use --resume RUN"]),
+        ("kd3a -c run.dir=x", ["use --dir"]),
+        ("kd3a -c run.name=x", ["use --name"]),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, parts: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "perform", lambda config, how: None)
+    (tmp_path / "R").mkdir()
+    begun = {"settings": RunConfig().flat() | {"method": "kd3a"}}
+    (tmp_path / "R" / run_command.LAUNCH).write_text(json.dumps(begun))
+    refused(fedda("run", *words.split()), 1, *parts)
+    assert fedda("run", "--resume", "R", "-c", "wait.sites=3").exit_code == 0
+
+
+@pytest.mark.parametrize("error", [RosterError("no target joined"), KeyFileError("expired")])
+def test_the_way_on_is_told_once_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FeddaError
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(launch, "_simulate", fail)
+    config = RunConfig.parse({"run.dir": str(tmp_path), "run.name": "r"})
+    (tmp_path / "r" / "kd3a-0").mkdir(parents=True)
+    (tmp_path / "r" / "config.json").touch()
+    with pytest.raises(type(error)) as first:
+        launch.perform(config, launch.Launch(simulate="x"))
+    assert str(first.value) == str(error)
+    (tmp_path / "r" / "kd3a-0" / "checkpoint.json").touch()
+    with pytest.raises(type(error)) as second:
+        launch.perform(config, launch.Launch(simulate="x"))
+    assert str(second.value) == f"{error}\ngo on with: fedda run --resume {tmp_path / 'r'}"
+
+
+# ---- sites -------------------------------------------------------------------------------------
+
+
+def test_a_client_says_where_it_connects_before_it_does(
+    domains: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    said: list[str] = []
+    monkeypatch.setattr(resident, "serve", lambda *_, **__: said.extend(caplog.messages))
+    for name in submit.OFFLINE:  # the command sets them
+        monkeypatch.setenv(name, submit.OFFLINE[name])
+    words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
+    words += ["--insecure", "--state-dir", str(tmp_path)]
+    done = CliRunner().invoke(client_command, words)
+    assert (done.exit_code, said) == (0, ["connecting to hub:1"]), done.output

@@ -1,0 +1,57 @@
+"""The demo as a newcomer types it: a whole federation of processes, and nothing left of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedda.cli.launch import INTERRUPTED
+from tests.federation import processes_with, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+def command(folder: Path, rounds: int) -> list[str]:
+    words = ["demo", "--dir", str(folder), "--seeds", "0", "--rounds", str(rounds)]
+    return [sys.executable, "-m", "fedda.cli", *words]
+
+
+def test_the_demo_in_one_round(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, 1), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("FedAvg", "KD3A", "fonts", "traffic.json"):
+        assert word in done.stdout, done.stdout
+    folder = tmp_path / "demo"
+    results = json.loads((folder / "results.json").read_text())
+    assert len(results["trainings"]["kd3a"][0]["rounds"]) == 1
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    routes = json.loads((folder / "traffic.json").read_text())["routes"]
+    assert routes["/v1/fleet/push-object"]["bytes-in"] > 0
+    assert processes_with(str(tmp_path)) == []
+
+
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
+    mark, journal = str(tmp_path), tmp_path / "demo" / "journal.jsonl"
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        demo = subprocess.Popen(command(tmp_path, 100), stdout=out, stderr=out)
+    try:
+        wait_until(
+            lambda: journal.exists() and '"training"' in journal.read_text(), 180, "no training"
+        )
+        assert len(processes_with(mark)) >= 6  # the command, the server and four sites
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == INTERRUPTED, log.read_text()
+        assert "stopped, with everything that was started" in log.read_text()
+        wait_until(lambda: processes_with(mark) == [], 15, f"left: {processes_with(mark)}")
+    finally:
+        demo.kill()
+        demo.wait()
+        for left in processes_with(mark):
+            os.kill(left, signal.SIGKILL)
