@@ -67,9 +67,7 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     sockets = [_listen(LOOPBACK, settings.admin_port), _listen(settings.host, settings.port)]
     app = superlink(settings)
     try:
-        import uvloop
-
-        uvloop.run(_serve(settings, app, sockets, every, ready))
+        asyncio.run(_serve(settings, app, sockets, every, ready))
     finally:
         for each in sockets:
             each.close()
