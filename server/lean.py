@@ -12,10 +12,10 @@ import gc
 import io
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import httpx
 from flwr.app import Array, Error, Message, RecordDict
@@ -50,6 +50,7 @@ FREED_AT_ONCE = 2**18  # bytes
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 Fetch = Callable[[str], bytes]
+PATIENCE = 600.0  # seconds for a reply's pieces to arrive
 MOST = 2  # a reply's arrays may be so many times as large as those of the largest request
 
 
@@ -83,9 +84,13 @@ class LeanGrid(HttpGrid):
         while len(levels) <= ARRAYS:
             levels.append([child for parent in levels[-1] for child in parent.children])
         names = list(dict.fromkeys(t.object_id for level in levels for t in level))
-        pull = partial(
-            pull_objects, pull_object_fn=one, initial_backoff=0.01, backoff_cap=0.5
-        )  # a piece may still be on its way from the site
+        ends = time.monotonic() + PATIENCE
+
+        def pull(names: list[str]) -> dict[str, bytes]:
+            # A piece may still be on its way from the site, but not for ever.
+            left = max(0.0, ends - time.monotonic())
+            return pull_objects(names, one, max_time=left, initial_backoff=0.01, backoff_cap=0.5)
+
         contents = pull(names)
         arrays: dict[str, InflatableObject] = {}
         left = MOST * self.sent
