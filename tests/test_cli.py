@@ -175,15 +175,14 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     monkeypatch.setattr(progress, "_LOOK", 0.0)
-    journal, asked = tmp_path / "journal.jsonl", 0
+    journal = tmp_path / "journal.jsonl"
+    answers = 2 * [True, *failures * [False]]  # a silence, and another one later
 
     def ended() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked in range(2, failures + 2):
-            raise RunError("no server answers")
-        if asked == failures + 2:
+        if not answers:
             journal.write_text('{"event": "done"}\n')
+        elif not answers.pop(0):
+            raise RunError("no server answers")
         return False
 
     seen: list[Any] = []
