@@ -50,6 +50,7 @@ FREED_AT_ONCE = 2**18  # bytes
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 Fetch = Callable[[str], bytes]
+REMEMBERED, MANY = 2**16, 256  # bytes of a piece that is kept, and how many such pieces
 PATIENCE = 600.0  # seconds for a reply's pieces to arrive
 MOST = 2  # a reply's arrays may be so many times as large as those of the largest request
 
@@ -61,6 +62,7 @@ class LeanGrid(HttpGrid):
         assert grid._runtime_client is not None  # asking for it connects
         for name, value in vars(grid).items():
             setattr(self, name, value)
+        self._seen: dict[str, bytes] = {}
         self.sent = 0  # bytes of the arrays of the largest request so far
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
@@ -91,7 +93,12 @@ class LeanGrid(HttpGrid):
             left = max(0.0, ends - time.monotonic())
             return pull_objects(names, one, max_time=left, initial_backoff=0.01, backoff_cap=0.5)
 
-        contents = pull(names)
+        contents = {name: self._seen[name] for name in names if name in self._seen}
+        contents |= pull([name for name in names if name not in contents])
+        if len(self._seen) > MANY:
+            self._seen.clear()
+        # Pieces go by the hash of their content, and a model's layout is the same in every reply.
+        self._seen |= {n: c for n, c in contents.items() if len(c) <= REMEMBERED}
         arrays: dict[str, InflatableObject] = {}
         left = MOST * self.sent
         for name in dict.fromkeys(t.object_id for t in levels[ARRAYS]):

@@ -31,7 +31,7 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def domains(folder: Path, sources: int, examples: int = 8) -> dict[str, tuple[str, Path]]:
+def domains(folder: Path, sources: int, examples: int = 16) -> dict[str, tuple[str, Path]]:
     """Files of random vectors for so many sources and a target -> role and data by site."""
     folder.mkdir(parents=True, exist_ok=True)
     sites = {}
