@@ -71,7 +71,12 @@ class LeanGrid(HttpGrid):
         answer = self._runtime_client.PullMessages(request)
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             try:
-                yield self._fetch(tree)
+                message = self._fetch(tree)
+                # What a site wrote inside may name another's request; the head was checked.
+                asked = head.metadata.reply_to_message_id
+                message.metadata.__dict__["_reply_to_message_id"] = asked
+                yield message
+                del message  # not held while the next one is fetched
             except httpx.HTTPError:
                 raise  # the server's failure, and no site's
             except ObjectPullError as error:

@@ -55,26 +55,25 @@ class Mail:
         Requests must have been made with `ttl=wait`. Whatever comes later is never fetched, and a
         site for which no reply will come is not waited for.
         """
-        asked: dict[str, int] = {}  # the node behind each request that is open
+        asked: dict[str, int] = {}  # the node behind each request
         for request in requests:
             self.sent(request)
             node = request.metadata.dst_node_id
             asked |= {i: node for i in self.grid.push_messages([request]) if i}
             del request
-        deadline, pause = time.monotonic() + wait, POLL
-        while asked:
+        deadline, pause, still = time.monotonic() + wait, POLL, dict.fromkeys(asked)
+        while still:
             came = False
-            for message_id, node in list(asked.items()):
-                for reply in self.grid.pull_messages([message_id]):
-                    came = True
-                    asked.pop(message_id, None)
-                    # A site writes its reply's sender itself, so it could answer as another.
-                    if given_up(reply) or reply.metadata.src_node_id != node:
-                        continue
-                    self.received(reply)
-                    yield reply
-                    del reply  # not held while the next one is fetched
-            if not asked or time.monotonic() > deadline:
+            for reply in self.grid.pull_messages(list(still)):
+                came, request_id = True, reply.metadata.reply_to_message_id
+                still.pop(request_id, None)
+                # A site writes its reply's sender itself, so it could answer as another.
+                if given_up(reply) or reply.metadata.src_node_id != asked.get(request_id):
+                    continue
+                self.received(reply)
+                yield reply
+                del reply  # not held while the next one is fetched
+            if not still or time.monotonic() > deadline:
                 return
             pause = POLL if came else min(pause * 1.3, POLL_MOST)
             time.sleep(pause)
