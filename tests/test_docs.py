@@ -1,0 +1,29 @@
+"""The README holds no gaps, and every file it names is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_gap_is_left_to_fill(page: str) -> None:
+    assert not re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_linked_files_are_there(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
+    gone = [link for link in links if not (path.parent / link).exists()]
+    assert not gone
+
+
+def test_files_named_in_the_readme_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = re.findall(r"\b((?:fedda|clients|strategies|server|examples|tests)/[\w/]+\.py)", text)
+    assert len(named) > 8
+    assert not [name for name in named if not (ROOT / name).is_file()]
