@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Error, Message
 
 from fedda import records
 from fedda.config import Task, method_module
-from fedda.errors import Code, FeddaError, WireError
+from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.folders import load_half
 from fedda.wire import EVALUATION, Contract, Manifest, Packed, Role, Rule
 
@@ -39,13 +38,10 @@ def guarded(
             return handle(message, resident(tuple(sorted(node.items()))))
         logger.warning("a %s request came after its time", message.metadata.message_type)
     except FeddaError as error:
-        code = error.code
+        code = code_of(error)
         logger.error("%s", error)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        code = Code.MEMORY
-        logger.error("out of memory: %s", error)
-    except Exception:
-        code = Code.INTERNAL
+    except Exception as error:
+        code = code_of(error)
         logger.exception("the request failed")
     return Message(Error(int(code), code.public), reply_to=message)
 

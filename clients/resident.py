@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
 from fedda import keys
-from fedda.errors import Code, FeddaError, KeyFileError
+from fedda.errors import Code, KeyFileError, code_of
 
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Connection, Fleet
@@ -83,7 +83,7 @@ class Resident:
             reply = self.app(message, self._context(meta.run_id, node_id))
         except (Exception, SystemExit) as error:
             log.exception("%s failed (run %d)", kind, meta.run_id)
-            code = _code(error)
+            code = code_of(error)
             self.tell("failed", f"{kind}: {code.public}")
             return failure(code, head)
         return self._checked(reply, head, kind)
@@ -274,12 +274,3 @@ def _known(code: int) -> Code:
         return Code(code)
     except ValueError:
         return Code.INTERNAL
-
-
-def _code(error: BaseException) -> Code:
-    if isinstance(error, FeddaError):
-        return error.code
-    # torch reports a full GPU with its own error, which derives from RuntimeError.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Code.MEMORY
-    return Code.INTERNAL

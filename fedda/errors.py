@@ -63,6 +63,16 @@ class FeddaError(Exception):
     code = Code.INTERNAL
 
 
+def code_of(error: BaseException) -> Code:
+    """The code that stands for any exception, ours or not."""
+    if isinstance(error, FeddaError):
+        return error.code
+    # torch reports a full GPU with its own error, which derives from RuntimeError.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Code.MEMORY
+    return Code.INTERNAL
+
+
 class ConfigError(FeddaError):
     code = Code.CONFIG
 

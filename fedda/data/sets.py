@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedda.errors import ConfigError, DataError
+from fedda.wire import Role
 
-Role = Literal["source", "target"]
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
 
