@@ -185,7 +185,7 @@ class FedDA(Strategy):
             yield reply
             del reply  # not held while the next one is fetched
         for name in sorted(self._asked):
-            self.notice("silent", name, "no reply before the deadline; left out of this round")
+            self.notice("silent", name, "no reply in time; left out of this round")
         self._asked.clear()
 
     def enough(self, count: int) -> None:
