@@ -3,9 +3,9 @@
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from . import fedavg
 from .base import Client, Numbers, Request
 
 Source = fedavg.Source
+
+Moments = list[tuple[Tensor, Tensor]]  # running mean and variance, layer by layer
 
 CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not its result
 
@@ -45,7 +47,7 @@ class Target(Client):
             if name.startswith("teacher/")
         }
         images = torch.cat(self.shares(request)).unique()  # sorted: a round may use part of them
-        p, about = self.teach(request, teachers, images)  # (N, K, C)
+        p, about, moments = self.teach(request, teachers, images)  # (N, K, C)
 
         consensus, focus = [], torch.zeros(len(teachers), dtype=torch.float64)
         for part in p.split(CHUNK):
@@ -59,13 +61,15 @@ class Target(Client):
         numbers["kept"] = float(kept)
         if options.weighting == "focus":
             about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
+        if options.teacher_batchnorm == "updated":
+            self.mix_statistics(request, numbers | about, moments)
         return numbers | about
 
     @torch.no_grad()
     def teach(
         self, request: Request, teachers: dict[str, Packed], images: Tensor
-    ) -> tuple[Tensor, Numbers]:
-        """Every teacher's probabilities (N, K, C), and what other weightings need to know.
+    ) -> tuple[Tensor, Numbers, dict[str, Moments]]:
+        """Every teacher's probabilities (N, K, C), what other weightings need, its statistics.
 
         One teacher at a time is on the device, however many there are.
         """
@@ -74,16 +78,18 @@ class Target(Client):
         teacher = self.workspace.second()
         p = torch.empty(len(images), len(teachers), request.task.classes)
         about: Numbers = {}
+        moments: dict[str, Moments] = {}
         for k, (name, packed) in enumerate(teachers.items()):
             models.load_arrays(teacher, packed.unpack())
-            p[:, k] = self._probabilities(teacher, images, request)
             if before is not None:
                 after = self._gap(teacher, images, request)
                 # Per image: a softmax of sums over thousands would choose a single source.
                 about[f"gain/{name}"] = float(gap.gap_gain(before, after)) / len(images)
             elif weighting == "h-divergence":
                 about[f"distance/{name}"] = self._distance(teacher, images)
-        return p, about
+            p[:, k] = self._probabilities(teacher, images, request)
+            moments[name] = _statistics(teacher)  # after the vote, which may have moved them
+        return p, about, moments
 
     def distil(self, request: Request, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
@@ -106,6 +112,29 @@ class Target(Client):
         self.workspace.keep(optimizer, request.task, request.round)
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
+    @torch.no_grad()
+    def mix_statistics(
+        self, request: Request, numbers: Numbers, moments: dict[str, Moments]
+    ) -> None:
+        """Line 13 for BatchNorm's statistics alone, as the server does it for all else.
+
+        The teachers' statistics have moved here, where they voted. Mixed they fit into the model
+        that goes back anyway; each by itself would take one more model per source.
+        """
+        told = {what: _by_site(request.numbers, what) for what in ("examples", "past")}
+        options, own = request.task.options, self.site.name
+        alpha = kd3a.site_weights(options, told["examples"], own, numbers, told["past"])
+        everyone = {own: _statistics(self.model), **moments}
+        weights = torch.tensor([alpha[name] for name in everyone], dtype=torch.float64)
+        form = "linear" if options.batchnorm == "linear" else "moments"
+        for layer, *of_sites in zip(
+            batchnorms(self.model).values(), *everyone.values(), strict=True
+        ):
+            means, variances = (torch.stack(part) for part in zip(*of_sites, strict=True))
+            mu, var = kd3a.mix_moments(means, variances, weights, form)
+            layer.running_mean.copy_(mu)  # type: ignore[union-attr]
+            layer.running_var.copy_(var)  # type: ignore[union-attr]
+
     def match_moments(self, request: Request) -> Numbers:
         """Line 16, eq. 12: train the mean so that its features match the sites' moments.
 
@@ -115,7 +144,7 @@ class Target(Client):
         layers = list(batchnorms(self.model).values())
         if not layers:
             return {"loss": 0.0, "steps": 0}
-        wanted = [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
+        wanted = _statistics(self.model)
         mu = [mean[None] for mean, _ in wanted]
         second = [(var + mean**2)[None] for mean, var in wanted]
         one = torch.ones(1, device=self.site.device)
@@ -145,8 +174,11 @@ class Target(Client):
         # batch of one class say little. A last batch of one image has none: it joins another.
         order = torch.randperm(len(images), generator=self.generator(request, "vote"))
         parts = batches([images[order]], request.task.train.batch_size)
-        with models.batch_statistics(model):
-            p = torch.cat([models.predict(model, x[part], len(part)) for part in parts])
+        if request.task.options.teacher_batchnorm == "updated":
+            p = torch.cat([_moving(model, self.inputs(part)) for part in parts])
+        else:
+            with models.batch_statistics(model):
+                p = torch.cat([models.predict(model, x[part], len(part)) for part in parts])
         return p[order.argsort()]
 
     def _gap(self, model: Model, images: Tensor, request: Request) -> Tensor:
@@ -185,6 +217,25 @@ class Target(Client):
         target_var = [second - mu**2 for mu, second in sums]
         total = kd3a.batchnorm_distance(mean, var, [mu for mu, _ in sums], target_var)
         return float(total) / sum(len(m) for m in mean)
+
+
+def _moving(model: Model, x: Tensor) -> Tensor:
+    """Probabilities under the batch's own statistics, which move the running ones -> (N, C)."""
+    with evaluating(model):
+        for layer in batchnorms(model).values():
+            layer.train()
+        return model(x).softmax(dim=1).cpu()
+
+
+def _statistics(model: Model) -> Moments:
+    """Copies of the running mean and variance of every BatchNorm layer."""
+    layers = batchnorms(model).values()
+    return [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
+
+
+def _by_site(numbers: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The numbers `what/SITE` by site."""
+    return {n.removeprefix(f"{what}/"): v for n, v in numbers.items() if n.startswith(f"{what}/")}
 
 
 @contextmanager

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fedda import gap
 from fedda.algorithms import kd3a
 from fedda.wire import Arrays, Kind, Packed, Role, pack, pieces
 
-from .base import FedDA, Reply
+from .base import FedDA
 from .roster import Node
 
 # What the target says about each source, by weighting.
 ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
+STATISTICS = ("running_mean", "running_var")
 
 
 class KD3A(FedDA):
@@ -38,13 +38,19 @@ class KD3A(FedDA):
         teachers = {f"teacher/{r.node.name}": r.arrays["model"] for r in sources}
         about = ABOUT[options.weighting]
         needs = {"loss", "kept", *(f"{about}/{r.node.name}" for r in sources if about)}
-        target = self.ask(self.roster.target, {"model": self.model} | teachers, needs)
+        names = [self.roster.target.name, *(r.node.name for r in sources)]
+        examples = {n: self.roster.counts[n] for n in names}
+        past = {n: w for n, w in self.memory.get("alpha", {}).items() if n in examples}
+        updated = options.teacher_batchnorm == "updated"
+        told = _told(examples, past) if updated else {}
+        target = self.ask(self.roster.target, {"model": self.model} | teachers, needs, **told)
 
         everyone = [target, *sources]
-        alpha = self._alpha(target, sources)
-        alpha = kd3a.smooth(self.memory.get("alpha", {}), alpha, options.smoothing)
+        alpha = kd3a.site_weights(options, examples, names[0], target.numbers, past)
         models = [r.arrays["model"].unpack() for r in everyone]
-        model = mix(models, [alpha[r.node.name] for r in everyone], options.batchnorm)
+        model = mix(models, [alpha[n] for n in names], options.batchnorm)
+        if updated:  # only the target has seen the teachers' updated statistics: it mixed them
+            model |= {n: a.copy() for n, a in models[0].items() if n.endswith(STATISTICS)}
         if options.heads == "local":
             model |= _heads(models[0])
             heads = zip(sources, models[1:], strict=True)
@@ -66,34 +72,6 @@ class KD3A(FedDA):
             return {"model": self.model}
         own = self.global_model.unpack() | self.kept[node.name].unpack()
         return {"model": self.as_sent(pack(own, Kind.MODEL))}
-
-    def _alpha(self, target: Reply, sources: list[Reply]) -> dict[str, float]:
-        """The weights of this round by site, the target's first."""
-        options, numbers = self.task.options, target.numbers
-        names = [r.node.name for r in sources]
-        counts = self.roster.counts
-        examples = torch.tensor([counts[n] for n in names])
-        target_examples = counts[target.node.name]
-        part = min(max(float(numbers["kept"]), 0.0), 1.0)  # whatever the target claims
-        kept = part if options.target_weight == "kept" else None
-
-        def each(what: str) -> torch.Tensor:
-            found = [float(numbers[f"{what}/{n}"]) for n in names]
-            return torch.tensor(found, dtype=torch.float64)
-
-        if options.weighting == "focus":
-            focus, by_examples = each("focus"), options.focus_by_examples
-            weights = kd3a.domain_weights(focus, examples, target_examples, by_examples, kept)
-        else:
-            by_data = target_examples / (int(examples.sum()) + target_examples)
-            share = by_data if kept is None else kept / (len(sources) + 1)
-            among = {
-                "examples": lambda: examples.double(),
-                "h-divergence": lambda: kd3a.divergence_weights(each("distance"), examples),
-                "gap": lambda: gap.gap_weights(each("gain")),
-            }[options.weighting]()
-            weights = kd3a.with_target(among, share)
-        return dict(zip([target.node.name, *names], weights.tolist(), strict=True))
 
 
 def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
@@ -119,6 +97,13 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
                 terms = (a * part.astype(np.float64) for a, part in zip(alpha, parts, strict=True))
                 mean[...] = sum(terms, np.zeros(mean.shape))
     return {name: mixed[name] for name in models[0]}
+
+
+def _told(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:
+    """What the target needs beside its own numbers to weigh the sites as the server does."""
+    return {f"examples/{n}": e for n, e in examples.items()} | {
+        f"past/{n}": w for n, w in past.items()
+    }
 
 
 def _heads(model: Arrays) -> Arrays:

@@ -39,6 +39,11 @@ TESTED = {
     ),
 }
 CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
+    "adabn": AVERAGED
+    | {
+        ("to", "target", "train"): ({"model": "model"}, {"round"}),
+        ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds"}),
+    },
     "fedavg": AVERAGED,
     "fedprox": AVERAGED,
     "kd3a": AVERAGED
@@ -122,15 +127,15 @@ Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # of a reply's num
 
 
 def per_sample(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["loss"] = [0.25] * 40
+    numbers["steps"] = [0.25] * 40
 
 
 def text(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["loss"] = SECRET
+    numbers["steps"] = SECRET
 
 
 def tensor(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["loss"] = torch.ones(())
+    numbers["steps"] = torch.ones(())
 
 
 def unlisted_number(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
@@ -195,7 +200,7 @@ def answer(
     def changed_outgoing(self: base.Client, request: base.Request) -> dict[str, Packed]:
         arrays = outgoing(self, request)
         if change:
-            change({"loss": 0.0}, arrays)
+            change({"steps": 0}, arrays)
         return arrays
 
     monkeypatch.setattr(made, "train", changed_train)
@@ -235,7 +240,7 @@ def test_values_that_are_not_finite_stay_at_the_site(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch, method: str, role: str
 ) -> None:
     def spoil(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-        numbers["loss"] = float("nan")
+        numbers["steps"] = float("nan")
 
     reply = answer(Bench(domains, method), role, monkeypatch, spoil)
     assert reply.error.code == Code.NOT_FINITE
@@ -361,10 +366,10 @@ FORGED: dict[str, tuple[Forged, str]] = {
         "'model' is of kind atoms",
     ),
     "no model": (lambda q, r: changed(q, r, without=["model"]), "sent no model"),
-    "no loss": (lambda q, r: changed(q, r, without=["loss"]), "sent no loss"),
+    "no steps": (lambda q, r: changed(q, r, without=["steps"]), "sent no steps"),
     "per-sample list": (
-        lambda q, r: changed(q, r, numbers={"loss": [0.25] * 40}),
-        "'loss' must be a single number",
+        lambda q, r: changed(q, r, numbers={"steps": [0.25] * 40}),
+        "'steps' must be a single number",
     ),
     "unlisted number": (
         lambda q, r: changed(q, r, numbers={"label-0": 1.0}),
@@ -374,7 +379,10 @@ FORGED: dict[str, tuple[Forged, str]] = {
         lambda q, r: changed(q, r, numbers={f"focus/{i}": 1.0 for i in range(40)}),
         "focus/",
     ),
-    "nan": (lambda q, r: changed(q, r, numbers={"loss": float("nan")}), "loss from .* not finite"),
+    "nan": (
+        lambda q, r: changed(q, r, numbers={"steps": float("nan")}),
+        "steps from .* not finite",
+    ),
     "plain arrays": (plain_arrays, "is serialised as 'numpy.ndarray'"),
     "other records": (lambda q, r: raw(q, fitres=ConfigRecord({"x": 1})), "record 'fitres'"),
     "no records": (lambda q, r: raw(q), r"tables \[\]"),
@@ -394,7 +402,7 @@ def test_the_server_refuses_what_is_not_listed(
     bench = Bench(domains, method)
     request = train_request(bench, role)
     forged = forge(request, bench.grid.call(request))
-    assert list(bench.strategy.accept([forged], needs={"loss"})) == []
+    assert list(bench.strategy.accept([forged], needs={"steps"})) == []
     name = "anna" if role == "source" else "town"
     refused = [text for what, site, text in bench.notices if (what, site) == ("refused", name)]
     assert len(refused) == 1

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from clients.kd3a import Target
 from clients.site import Site, resident
-from fedda import models
+from fedda import models, records
 from fedda.algorithms import kd3a
 from fedda.config import RunConfig
-from fedda.data import Unlabelled
-from tests.local_grid import Bench, make_domains
+from fedda.data import Unlabelled, load_target
+from fedda.train import batches, generator
+from fedda.wire import Arrays
+from tests.local_grid import EXAMPLES, Bench, Node, make_domains
+from tests.reference import kd3a as twin
 
 Mixed = tuple[Tensor, Tensor, Tensor]
 
@@ -124,3 +127,142 @@ def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) 
         fewer = {name: array[:-5] for name, array in file.items()}
     np.savez(node["data"], **fewer)
     assert site.offer()["examples"] == len(site.training((1, 8, 8))) == before - 5
+
+
+# ---- teachers whose statistics move ------------------------------------------------------------
+
+
+def sent_by(bench: Bench, name: str) -> Arrays:
+    """The model of a site's last reply."""
+    number = bench.grid.id_of(name)
+    found = [r for r in bench.grid.replies if r.metadata.src_node_id == number]
+    return records.read(found[-1].content)[0]["model"].unpack()
+
+
+def moved(bench: Bench, source: str, target: Node, server_round: int) -> dict[str, np.ndarray]:
+    """A source's statistics after it voted: 0.9 of the old, 0.1 of each batch's, in turn."""
+    network = models.blank(bench.task.model, bench.task.dims, bench.task.classes)
+    models.load_arrays(network, sent_by(bench, source))
+    x = load_target(target["data"]).x.float() / 255
+    draws = generator(bench.task.seed, "town", server_round, "vote")
+    order = torch.randperm(len(x), generator=draws)
+    found = {n: b.double().numpy().copy() for n, b in network.named_buffers() if "running_" in n}
+    layers = {layer: name for name, layer in models.batchnorms(network).items()}
+    seen: dict[str, np.ndarray] = {}
+
+    def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        seen[layers[layer]] = inputs[0].double().numpy()
+
+    for layer in layers:
+        layer.register_forward_pre_hook(note)
+    with torch.no_grad(), models.batch_statistics(network):
+        for part in batches([order], bench.task.train.batch_size):
+            network(x[part])
+            for name, z in seen.items():
+                new = {"running_mean": z.mean(axis=0), "running_var": z.var(axis=0, ddof=1)}
+                for what, value in new.items():
+                    found[f"{name}.{what}"] = 0.9 * found[f"{name}.{what}"] + 0.1 * value
+    assert seen
+    return found
+
+
+@pytest.mark.parametrize("form", ["linear", "moments"])
+def test_updated_statistics_are_what_is_averaged(tmp_path: Path, form: str) -> None:
+    nodes = make_domains(tmp_path)
+    chosen: dict[str, Any] = {
+        "kd3a__batchnorm": form,
+        "kd3a__smoothing": 0.9,
+        "kd3a__target_weight": "kept",
+        "kd3a__gate__low": 0.4,
+        "kd3a__gate__high": 0.4,
+    }
+    bench = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="updated", **chosen)
+    other = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="batch", **chosen)
+    for server_round in (1, 2):
+        if server_round == 2:
+            other.model = bench.model  # the statistics that sources start from differ by now
+        model, numbers = bench.round(server_round)
+        plain, wanted = other.round(server_round)
+        assert bench.notices == [] and numbers == wanted
+        # The vote is the same, so the student, its own statistics and all weights are.
+        assert bench.strategy.weights == other.strategy.weights
+        alpha = list(bench.strategy.weights.values())
+        assert list(bench.strategy.weights) == list(EXAMPLES)[-1:] + list(EXAMPLES)[:-1]
+        sets = [sent_by(other, "town")]
+        sets += [moved(bench, s, nodes[-1], server_round) for s in ("anna", "bert", "carl")]
+        for name in model:
+            if "running_" not in name:
+                assert np.array_equal(model[name], plain[name]), name
+                continue
+            mean = name.replace("running_var", "running_mean")
+            var = mean.replace("running_mean", "running_var")
+            if form == "linear":
+                expected = sum(a * s[name].astype(float) for a, s in zip(alpha, sets, strict=True))
+            else:
+                means, variances = ([s[n].tolist() for s in sets] for n in (mean, var))
+                mixed = twin.mixed_moments(means, variances, alpha)
+                expected = np.array(mixed[name == var])
+            np.testing.assert_allclose(model[name], expected, rtol=1e-4, atol=1e-6)
+            assert not np.allclose(model[name], plain[name], rtol=0.05), name
+
+
+def test_updated_teachers_cost_no_array_more(tmp_path: Path) -> None:
+    """The target is told what the server weighs by, and mixes into the model it sends anyway."""
+    bench = Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm="updated")
+    for server_round in (1, 2):
+        bench.round(server_round)
+    to, back = (
+        [c for c in bench.grid.crossed if (c.way, c.role, c.kind) == (way, "target", "train")]
+        for way in ("to", "from")
+    )
+    counts = {f"examples/{s}" for s in EXAMPLES}
+    assert [c.numbers for c in to] == [
+        {"round", *counts},
+        {"round", *counts, *(f"past/{s}" for s in EXAMPLES)},
+    ]
+    assert all(set(c.arrays) == {"model"} for c in back)
+
+
+def test_a_source_that_joins_late_has_no_past_weight(tmp_path: Path) -> None:
+    chosen = {"kd3a__teacher_batchnorm": "updated", "kd3a__smoothing": 0.5}
+    bench = Bench(make_domains(tmp_path), "kd3a", **chosen)
+    bench.grid.offline = {"bert"}
+    bench.round(1)
+    bench.grid.offline = set()
+    bench.round(2)
+    asked = records.read(bench.grid.requests[-1].content)[1]["step"]
+    assert {k for k in asked if k.startswith("past/")} == {"past/anna", "past/carl", "past/town"}
+    assert set(bench.strategy.weights) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kd3a__weighting": "h-divergence"},
+        {"kd3a__weighting": "gap", "kd3a__target_weight": "kept"},
+        {"kd3a__weighting": "examples", "wire__dtype": "float16"},
+        {"kd3a__batchnorm": "loss", "kd3a__heads": "local"},
+        {"train__rounds_per_epoch": 2.5, "train__batch_size": 18},  # of 19 images the last joins
+    ],
+    ids=str,
+)
+def test_updated_teachers_go_with_every_other_choice(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    nodes = make_domains(tmp_path)
+    bench = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="updated", **settings)
+    plain = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="batch", **settings)
+    model, other = bench.round()[0], plain.round()[0]
+    assert bench.notices == []
+    assert bench.strategy.weights == plain.strategy.weights  # measured before anything moves
+    running = [n for n in model if "running_" in n]
+    assert all(np.isfinite(model[n]).all() and np.any(model[n] != other[n]) for n in running)
+
+
+def test_updated_teachers_of_a_model_without_batchnorm_have_nothing_to_move(tmp_path: Path) -> None:
+    settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
+    found, wanted = (
+        Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm=mode, **settings).round()[0]
+        for mode in ("updated", "running")
+    )
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)

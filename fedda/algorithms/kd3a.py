@@ -13,15 +13,15 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedda.config import Section
+from fedda.config import Scalar, Section
 from fedda.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.wire import MODEL, Contract, Kind, Rule
 
@@ -66,8 +66,10 @@ class Config(Section):
     batchnorm: Literal["moments", "loss", "linear"] = Field(
         default="moments", description="eq. 18, trained by eq. 12, or variances averaged linearly"
     )
-    teacher_batchnorm: Literal["running", "batch"] = Field(
-        default="running", description="statistics with which teachers vote"
+    teacher_batchnorm: Literal["running", "batch", "updated"] = Field(
+        default="running",
+        description="statistics with which teachers vote; updated (official): the batch's, which "
+        "also move the running ones, and those are what is averaged",
     )
     heads: Literal["average", "local"] = Field(
         default="average", description="average the classifier heads, or keep each at its site"
@@ -81,10 +83,9 @@ class Config(Section):
     )
 
 
-PRESETS = {
+# The gate's bounds depend on the data set: they are in the benchmarks' presets.
+PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {
-        "gate.low": 0.9,
-        "gate.high": 0.95,
         "gate.reach": True,
         "vote": "soft",
         "weighting": "focus",
@@ -98,9 +99,8 @@ PRESETS = {
         "mixup": 0.2,
         "mixup-weights": True,
     },
+    # But for one thing: its code rounds weights to four digits, after which they do not sum to 1.
     "official": {
-        "gate.low": 0.9,
-        "gate.high": 0.95,
         "gate.reach": False,
         "vote": "hard",
         "weighting": "focus",
@@ -109,7 +109,7 @@ PRESETS = {
         "target-weight": "kept",
         "smoothing": 0.9,
         "batchnorm": "linear",
-        "teacher-batchnorm": "batch",
+        "teacher-batchnorm": "updated",
         "heads": "local",
         "mixup": 2.0,
         "mixup-weights": False,
@@ -249,11 +249,50 @@ def domain_weights(
     return with_target(weights, kept / (len(examples) + 1))
 
 
-def smooth(old: dict[str, float], new: dict[str, float], momentum: float) -> dict[str, float]:
+def smooth(old: Mapping[str, float], new: dict[str, float], momentum: float) -> dict[str, float]:
     """Moving average of alpha by site; who joined has no past, who left no weight -> sums to 1."""
     mixed = {k: momentum * old.get(k, w) + (1 - momentum) * w for k, w in new.items()}
     total = math.fsum(mixed.values())
     return {k: w / total for k, w in mixed.items()} if total > 0 else dict(new)
+
+
+def site_weights(
+    options: Config,
+    examples: Mapping[str, int],
+    target: str,
+    numbers: Mapping[str, Any],
+    past: Mapping[str, float],
+) -> dict[str, float]:
+    """Alg. 1, lines 10 to 12: alpha by site, from what the target found out -> sums to 1.
+
+    Args:
+        options: how sources are weighed.
+        examples: N_k of the sites in this round, the target's N_T among them.
+        target: its name.
+        numbers: `kept`, and per source `focus/*`, `distance/*` or `gain/*`.
+        past: last round's alpha, for the moving average.
+    """
+    from fedda.gap import gap_weights  # brings scikit-learn, which the command line can do without
+
+    names = sorted(n for n in examples if n != target)
+    N, N_T = torch.tensor([examples[n] for n in names]), examples[target]
+    part = min(max(float(numbers["kept"]), 0.0), 1.0)  # whatever the target claims
+    kept = part if options.target_weight == "kept" else None
+
+    def each(what: str) -> Tensor:
+        return torch.tensor([float(numbers[f"{what}/{n}"]) for n in names], dtype=torch.float64)
+
+    if options.weighting == "focus":
+        alpha = domain_weights(each("focus"), N, N_T, options.focus_by_examples, kept)
+    else:
+        share = N_T / (int(N.sum()) + N_T) if kept is None else kept / (len(names) + 1)
+        among = {
+            "examples": lambda: N.double(),
+            "h-divergence": lambda: divergence_weights(each("distance"), N),
+            "gap": lambda: gap_weights(each("gain")),
+        }[options.weighting]()
+        alpha = with_target(among, share)
+    return smooth(past, dict(zip([target, *names], alpha.tolist(), strict=True)), options.smoothing)
 
 
 def divergence_weights(distance: Tensor, examples: Tensor) -> Tensor:

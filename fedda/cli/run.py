@@ -1,7 +1,6 @@
 """`fedda run`: start a run on a server, or play one through on this machine."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedda import config as settings
+from fedda import presets
 from fedda.cli.exits import clear_exit
 from fedda.cli.launch import Launch, on_terminate, perform
 from fedda.config import RunConfig
@@ -34,7 +34,15 @@ def run(
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="Change a setting; see `fedda settings`."),
     ] = None,
-    preset: Annotated[str, typer.Option(help="A method's named choices: paper, official.")] = "",
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Named settings of the method (paper, official) or of a benchmark (digit5, ...); "
+            "more than one may be given, of which the last wins, and -c wins over all. "
+            "`fedda settings --presets` lists them.",
+        ),
+    ] = None,
     rounds: Annotated[
         int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
     ] = 0,
@@ -108,7 +116,7 @@ def run(
             flat, launch = _begun(resume)
             flat |= _changes(str(flat["method"]), change or [])
         else:
-            flat = _flat(method, change or [], preset, rounds, seeds, baseline)
+            flat = _flat(method, change or [], preset or [], rounds, seeds, baseline)
             flat["run.dir"] = str(directory.absolute())
             flat["run.name"] = name or _free_name(directory, method)
             launch = Launch(
@@ -136,17 +144,12 @@ def run(
 
 
 def _flat(
-    method: str, change: list[str], preset: str, rounds: int, seeds: str, baseline: str
+    method: str, change: list[str], chosen: list[str], rounds: int, seeds: str, baseline: str
 ) -> dict[str, Any]:
     """The settings of a new run."""
     if not method:
         raise ConfigError(f"Say which method: {', '.join(settings.methods())}.")
-    presets: Mapping[str, Mapping[str, Any]] = settings.method_module(method).PRESETS
-    if preset and preset not in presets:
-        known = ", ".join(presets) or "none"
-        raise ConfigError(f"{method} has no preset '{preset}'; it has {known}.")
-    flat: dict[str, Any] = {"method": method}
-    flat |= {f"{method}.{k}": v for k, v in presets.get(preset, {}).items()}
+    flat: dict[str, Any] = {"method": method, **presets.settings(method, chosen)}
     flat |= {"rounds": rounds} if rounds else {}
     flat |= {"run.seeds": seeds} if seeds else {}
     flat["run.baseline"] = "" if baseline in ("none", method) else baseline

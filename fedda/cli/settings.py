@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedda import config
+from fedda import config, presets
 from fedda.cli.exits import clear_exit
 
 
@@ -21,20 +21,39 @@ def methods() -> None:
 
 def settings(
     method: Annotated[str, typer.Argument(help="Show this method's own settings too.")] = "kd3a",
+    show: Annotated[
+        bool, typer.Option("--presets", help="List the presets instead, with their sources.")
+    ] = False,
 ) -> None:
     """List every setting, its default and what it means.
 
-    Set one with `fedda run METHOD -c key=value`.
+    Set one with `fedda run METHOD -c key=value`, many with `--preset NAME`.
     """
     with clear_exit():
+        if show:
+            return _presets(method)
         module = config.method_module(method)
         table = Table("setting", "default", "meaning")
         for key, default, about in [*_rows(config.RunConfig), *_rows(module.Config)]:
             table.add_row(key, escape(str(default)), escape(about))
         Console().print(table)
-        for name, preset in module.PRESETS.items():
-            pairs = ", ".join(f"{k}={v}" for k, v in preset.items())
-            typer.echo(f"--preset {name}: {pairs}")
+        typer.echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
+
+
+def _presets(method: str) -> None:
+    """The method's own, then the benchmarks'."""
+    for name, preset in presets.table(method).items():
+        table = Table(box=None, title=f"--preset {name}", title_justify="left", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for key, (value, source) in sorted(preset.items()):
+            table.add_row(key, escape(str(value)), escape(source))
+        Console().print(table, "")
+    typer.echo(
+        f"fedda run {method} --preset NAME: it may be given more than once, the last wins, and "
+        "-c key=value wins over all."
+    )
 
 
 def _rows(section: type[BaseModel], prefix: str = "") -> list[tuple[str, object, str]]:

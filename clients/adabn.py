@@ -1,0 +1,69 @@
+"""AdaBN's clients: FedAvg's sources, and a target that estimates BatchNorm's statistics anew.
+
+Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779, algorithm 1.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedda import models
+from fedda.algorithms import adabn
+from fedda.data import Unlabelled
+from fedda.errors import ConfigError
+from fedda.models import batchnorms
+from fedda.train import batches
+from fedda.wire import Role
+
+from . import fedavg
+from .base import Client, Numbers, Request
+
+Source = fedavg.Source
+
+
+class Target(Client):
+    """Replaces the running statistics, changes no parameter."""
+
+    role: ClassVar[Role] = "target"
+    data: Unlabelled
+
+    @torch.no_grad()
+    def train(self, request: Request) -> Numbers:
+        """Algorithm 1: forward passes over all images, in an order drawn anew each round.
+
+        A layer's inputs depend on the statistics before it, so each batch is normalised by its
+        own, as in training; dropout, if any, stays off, as in the test that follows.
+
+        Raises:
+            ConfigError: the model has no BatchNorm, or the site too few images.
+        """
+        adabn.check_batchnorm(self.model.state_dict(), request.task.model.name)
+        least = max(self.site.min_images, 2)
+        if len(self.data) < least:
+            raise ConfigError(
+                f"This site has {len(self.data)} images, but statistics may leave it only over "
+                f"{least} or more; add images, or lower --min-images."
+            )
+        seen: dict[nn.Module, adabn.Moments] = {}
+
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found = adabn.moments(inputs[0])
+            seen[layer] = adabn.merge(seen[layer], found) if layer in seen else found
+
+        hooks = [m.register_forward_pre_hook(note) for m in batchnorms(self.model).values()]
+        draws = self.generator(request, "statistics")
+        order, steps = torch.randperm(len(self.data), generator=draws), 0
+        try:
+            with models.batch_statistics(self.model):
+                for indices in batches([order], request.task.train.batch_size):
+                    self.model(self.inputs(indices))
+                    steps += 1
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for layer in batchnorms(self.model).values():
+            if layer.running_mean is not None and layer.running_var is not None:
+                layer.running_mean.copy_(seen[layer].mean)
+                layer.running_var.copy_(seen[layer].variance)
+        return {"steps": steps}

@@ -1,0 +1,201 @@
+"""Presets: the papers' numbers, laid over one another in the order they were given."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedda import models, presets
+from fedda.cli import app
+from fedda.cli import run as run_command
+from fedda.config import ModelConfig, RunConfig, defaults, method_module, methods
+from fedda.errors import ConfigError, ModelError
+from fedda.models.pretrained import LAST, get_model_weights
+from fedda.presets import BENCHMARKS
+
+EVERY = [(m, p) for m in methods() for p in presets.names(m)]
+PAPERS = ("KD3A", "FADA", "FedDaDiL", "FRUDA")
+
+
+@pytest.mark.parametrize(("method", "name"), EVERY)
+def test_every_preset_is_a_run_of_every_method(method: str, name: str) -> None:
+    chosen = presets.settings(method, [name])
+    parsed = RunConfig.parse({"method": method} | chosen).flat()
+    assert chosen and {k: parsed[k] for k in chosen} == chosen
+    for key, value in chosen.items():  # 1 and 1.0 are equal, but not to Flower
+        assert type(value) is type(defaults()[key]), key
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_says_all_that_matters_and_where_it_is_from(name: str) -> None:
+    preset = BENCHMARKS[name]
+    needed = {"model.name", "model.weights", "rounds", "train.batch-size", "train.optimizer"}
+    assert needed | {"train.lr", "train.schedule"} <= set(preset)
+    for key, given in preset.items():
+        assert given.source.startswith((*PAPERS, "ours: ")), key
+    assert not set(BENCHMARKS) & {p for m in methods() for p in method_module(m).PRESETS}
+
+
+def test_the_models_of_the_benchmarks_can_be_built() -> None:
+    built = set()
+    for name in BENCHMARKS:
+        config = RunConfig.parse(presets.settings("fedavg", [name]))
+        size, network = config.input.size, config.model
+        if network.weights != "none":
+            assert network.name in LAST
+            assert network.weights in get_model_weights(network.name).__members__
+        if network.name not in built:  # a ResNet takes a second
+            shape = (config.input.channels, size, size) if size else (400,)
+            models.blank(network, shape, 10)
+            built.add(network.name)
+    assert built == {"digit-cnn", "mlp", "lenet", "resnet50", "resnet101"}
+
+
+# KD3A's table 5 as printed, by columns; FedDaDiL's table 4, by rows.
+PRINTED = {
+    "amazon-review": ("mlp", 50, 40, 0.05, 0.001, 0.9, 0.95),
+    "digit5": ("digit-cnn", 100, 40, 0.05, 0.001, 0.9, 0.95),
+    "office-caltech10": ("resnet101", 32, 40, 0.005, 0.0001, 0.8, 0.95),
+    "domainnet": ("resnet101", 50, 40, 0.005, 0.0001, 0.8, 0.95),
+    "office31": ("resnet50", 32, 100, 0.01, None, 0.9, 0.95),
+    "office-home": ("resnet101", 32, 100, 0.01, None, 0.9, 0.95),
+    "imageclef": ("resnet50", 32, 100, 0.001, None, 0.9, 0.95),
+    "adaptiope": ("resnet101", 32, 100, 0.01, None, 0.8, 0.95),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_values_are_the_papers(name: str) -> None:
+    config = RunConfig.parse({"method": "kd3a"} | presets.settings("kd3a", [name]))
+    train, gate = config.train, config.options["kd3a"].gate
+    found = (train.batch_size, config.rounds, train.lr, train.lr_end, gate.low, gate.high)
+    wanted = PRINTED[name]
+    ours = wanted[4] is None  # the table has no such column
+    assert (config.model.name, *found) == tuple(
+        train.lr / 50 if value is None else value for value in wanted
+    )
+    assert BENCHMARKS[name]["train.lr-end"].source.startswith("ours") is ours
+    assert (train.optimizer, train.momentum, train.schedule) == ("sgd", 0.9, "cosine")
+    assert train.rounds_per_epoch == 1
+    assert config.options["kd3a"].mixup == (0 if name == "amazon-review" else 0.2)
+
+
+def test_frudas_rotated_mnist() -> None:
+    config = RunConfig.parse(presets.settings("fedavg", ["rotated-mnist"]))
+    assert (config.model.name, config.train.optimizer) == ("lenet", "adam")
+    assert (config.train.lr, config.train.batch_size) == (1e-4, 32)
+
+
+# ---- which wins --------------------------------------------------------------------------------
+
+
+def test_the_last_preset_wins() -> None:
+    found = presets.settings("kd3a", ["domainnet", "digit5"])
+    assert found["model.name"] == "digit-cnn" and found["train.batch-size"] == 100
+    found = presets.settings("kd3a", ["digit5", "domainnet"])
+    assert found["model.name"] == "resnet101" and found["train.batch-size"] == 50
+    assert presets.settings("kd3a", []) == {}
+
+
+@pytest.mark.parametrize("own", ["paper", "official"])
+@pytest.mark.parametrize("name", [n for n in BENCHMARKS if n != "amazon-review"])
+def test_a_methods_preset_and_a_benchmarks_go_in_either_order(own: str, name: str) -> None:
+    """They say nothing about the same setting, but for amazon-review, which has no mixup."""
+    both = presets.settings("kd3a", [own, name])
+    assert both == presets.settings("kd3a", [name, own])
+    assert both["kd3a.mixup"] == {"paper": 0.2, "official": 2.0}[own]
+
+
+def started(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> RunConfig:
+    """What `fedda run` would perform."""
+    seen: list[RunConfig] = []
+    monkeypatch.setattr(run_command, "perform", lambda config, launch: seen.append(config))
+    monkeypatch.setattr(run_command, "on_terminate", lambda: None)
+    done = CliRunner().invoke(app, ["run", *words, "--dir", str(folder)])
+    assert done.exit_code == 0, done.output
+    stored = json.loads((folder / seen[0].run.name / "launch.json").read_text())["settings"]
+    assert stored == seen[0].flat()  # so that --resume needs no preset
+    return seen[0]
+
+
+def test_c_wins_over_rounds_over_presets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(*words: str) -> RunConfig:
+        return started(monkeypatch, tmp_path, "kd3a", "--name", f"n{len(words)}", *words)
+
+    config = run("--preset", "official", "--preset", "office-caltech10")
+    own = config.options["kd3a"]
+    assert (own.vote, own.gate.low, own.gate.reach) == ("hard", 0.8, False)
+    assert (config.model.name, config.rounds, config.train.batch_size) == ("resnet101", 40, 32)
+
+    less = ("-c", "gate.low=0.5", "-c", "train.batch-size=8")
+    config = run("--preset", "office-caltech10", "--rounds", "7", *less)
+    assert (config.rounds, config.train.batch_size) == (7, 8)
+    assert config.options["kd3a"].gate.low == 0.5
+
+    config = run(*less, "-c", "rounds=9", "--rounds", "7", "--preset", "domainnet")
+    assert (config.rounds, config.train.batch_size) == (9, 8)  # wherever it stands
+    assert config.train.lr == 0.005
+
+
+def test_a_benchmark_goes_with_a_method_that_has_no_preset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = started(monkeypatch, tmp_path, "adabn", "--preset", "digit5")
+    assert (config.method, config.train.batch_size, config.rounds) == ("adabn", 100, 40)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [
+        ("kd3a", "digit6", "no preset 'digit6' for kd3a (did you mean digit5?); its own are paper"),
+        ("fedavg", "paper", "no preset 'paper' for fedavg; its own are none, and those of"),
+        ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
+    ],
+)
+def test_an_unknown_preset_is_named_beside_the_known(
+    tmp_path: Path, method: str, name: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        presets.settings(method, ["digit5", name])
+    assert message in str(error.value) and ", ".join(BENCHMARKS) in str(error.value)
+    done = CliRunner().invoke(app, ["run", method, "--preset", name, "--dir", str(tmp_path)])
+    assert done.exit_code != 0 and "error: There is no preset" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+# ---- what is shown -----------------------------------------------------------------------------
+
+
+def test_the_list_shows_every_value_and_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, ["settings", "kd3a", "--presets"])
+    assert done.exit_code == 0, done.output
+    parts = re.split(r"--preset (\S+) *\n", done.output.rsplit("fedda run", 1)[0])[1:]
+    shown = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(shown) == presets.names("kd3a")
+    for name, preset in presets.table("kd3a").items():
+        lines = [re.split(r"\s{2,}", line.strip()) for line in shown[name].strip().splitlines()]
+        assert lines == [[k, str(v), source] for k, (v, source) in sorted(preset.items())], name
+
+
+def test_settings_names_the_presets() -> None:
+    done = CliRunner().invoke(app, ["settings", "kd3a"])
+    assert done.exit_code == 0
+    assert "--preset: paper, official, digit5" in done.output
+
+
+def test_weights_that_cannot_be_downloaded_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = RunConfig.parse(presets.settings("kd3a", ["office31"])).model
+    known = get_model_weights("resnet50")["IMAGENET1K_V2"]
+
+    def offline(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    config = ModelConfig(name=chosen.name, weights=chosen.weights)
+    with pytest.raises(ModelError) as error:
+        models.build(config, (3, 32, 32), 10, 0)
+    assert all(t in str(error.value) for t in ("no route to host", known.url, "model.weights"))
