@@ -1,9 +1,10 @@
-"""`fedda data`: make the demo's digits, check a folder, look at its images."""
+"""`fedda data`: make the demo's digits, import a benchmark, check a folder, look at its images."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,9 +17,12 @@ from rich.table import Table
 from fedda.cli.exits import clear_exit
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from fedda.data.benchmarks import Benchmark, Result
     from fedda.data.sets import Description, Progress
 
-app = typer.Typer(no_args_is_help=True, help="Make, check and look at the data a site brings.")
+app = typer.Typer(
+    no_args_is_help=True, help="Make, import, check and look at the data a site brings."
+)
 
 DataPath = Annotated[
     Path,
@@ -58,6 +62,113 @@ def digits(
     with clear_exit():
         for path in build(out, seed=seed, **counts):
             typer.echo(path)
+
+
+@app.command()
+def benchmarks(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show only this one.", show_default=False)
+    ] = None,
+) -> None:
+    """List the published benchmarks that can be imported, and where their files are.
+
+    fedda data benchmarks
+
+    fedda data benchmarks digit5
+    """
+    from fedda.data.benchmarks import BENCHMARKS
+    from fedda.data.benchmarks.registry import find
+
+    with clear_exit():
+        chosen = [find(name)] if name else list(BENCHMARKS.values())
+    typer.echo("\n\n".join(_about(benchmark) for benchmark in chosen))
+
+
+@app.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See `fedda data benchmarks`.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="The folder with the published files.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the domains to.")
+    ],
+    domains: Annotated[
+        str, typer.Option(metavar="A,B", help="Only these domains.", show_default=False)
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    test_share: Annotated[
+        float | None,
+        typer.Option(help="Share of every class to test on, where no split is published. [0.2]"),
+    ] = None,
+    transductive: Annotated[
+        bool,
+        typer.Option(
+            "--transductive", help="Train on every example (a target: unlabelled) and test on it."
+        ),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many training examples per domain.")
+    ] = None,
+    test_limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many test examples per domain.")
+    ] = None,
+    files: Annotated[
+        Literal["link", "symlink", "copy"] | None,
+        typer.Option(help="Images: hard links (copies on another disk), links by name, copies."),
+    ] = None,
+    features: Annotated[
+        int | None, typer.Option(min=1, help="Vectors: keep the first so many columns.")
+    ] = None,
+    angles: Annotated[
+        str, typer.Option(metavar="0,30,..", help="Rotated MNIST: degrees clockwise.")
+    ] = "",
+    mels: Annotated[int | None, typer.Option(min=1, help="Recordings: rows. [40]")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, max=60, help="Recordings: length. [1.0]")
+    ] = None,
+) -> None:
+    """Turn a benchmark's published files into one site folder per domain.
+
+    Nothing is downloaded: get the files from their authors (`fedda data benchmarks` says where).
+    Images stay as they are. NAME is one of
+
+      digit5, office31, office-caltech10, office-home, domainnet, imageclef, adaptiope, pacs,
+
+      amazon-review, rotated-mnist,
+
+      mic2mic-like: spectrograms like Mic2Mic's, from your own recordings, not its own files.
+
+    fedda data import digit5 ./Digit-Five ./digit5 --limit 25000 --test-limit 9000
+
+    fedda data import office31 ./office31-raw ./office31 --transductive
+
+    fedda run kd3a --simulate ./office31 --target amazon -c input.size=224 -c input.channels=3
+    """
+    from fedda.data.benchmarks import Options, import_benchmark
+    from fedda.errors import ConfigError
+
+    with clear_exit():
+        try:
+            degrees = tuple(int(angle) for angle in angles.split(",")) if angles else None
+        except ValueError:
+            raise ConfigError(f"--angles is {angles!r}: give whole numbers, as 0,30,60") from None
+        options = Options(
+            domains=tuple(part.strip() for part in domains.split(",")) if domains else None,
+            seed=seed,
+            test_share=test_share,
+            transductive=transductive,
+            limit=limit,
+            test_limit=test_limit,
+            files=files,
+            features=features,
+            angles=degrees,
+            mels=mels,
+            seconds=seconds,
+        )
+        with _bar("writing") as progress:
+            done = import_benchmark(name, source, out, options, progress)
+    _print_result(done)
 
 
 @app.command()
@@ -122,13 +233,13 @@ def show(
 
 
 @contextmanager
-def _bar() -> "Iterator[Progress]":
+def _bar(doing: str = "reading") -> "Iterator[Progress]":
     """A progress bar on stderr that goes away, so that stdout is the answer alone."""
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     # Off a terminal it would leave an empty line.
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
+        task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -158,3 +269,33 @@ def _rows(found: "Description") -> Iterator[tuple[str, str]]:
         yield f"{len(found.classes)} classes", counts
     elif found.classes:
         yield f"{len(found.classes)} test classes", ", ".join(found.classes)
+
+
+def _about(benchmark: "Benchmark") -> str:
+    classes = benchmark.classes
+    rows = {
+        "domains": ", ".join(benchmark.domains) or "one per folder",
+        "classes": str(classes) if isinstance(classes, int) else ", ".join(classes),
+        "layout": benchmark.layout,
+        "split": benchmark.split.format(seed=0),
+        "used by": benchmark.used_by,
+        "files": benchmark.url,
+    }
+    lines = [f"{benchmark.name}: {benchmark.title}"]
+    for head, text in rows.items():
+        wrapped = wrap(text, 86, break_on_hyphens=False, break_long_words=False)
+        lines += [f"  {head:<8} {wrapped[0]}", *(f"{'':11}{line}" for line in wrapped[1:])]
+    return "\n".join(lines)
+
+
+def _print_result(done: "Result") -> None:
+    table = Table("domain", "training", "test")
+    for domain, (train, test) in done.counts.items():
+        table.add_row(escape(domain), str(train), str(test))
+    console = Console()
+    console.print(table)
+    typer.echo(f"{done.classes} classes; {done.split}")
+    for note in done.notes:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
+    target = f"--target {next(iter(done.counts))} {done.settings}".rstrip()
+    typer.echo(f"next: fedda run kd3a --simulate {done.out} {target}")

@@ -1,0 +1,207 @@
+"""Image benchmarks that come with lists: a line names a file and its class as a number.
+
+    DomainNet     clipart_train.txt:               clipart/zebra/clipart_343_000001.jpg 343
+    PACS          art_painting_train_kfold.txt:    art_painting/dog/pic_001.jpg 1    (from 1)
+    ImageCLEF-DA  list/cList.txt:                  c/056.dog/056_0021.jpg 7
+
+PACS calls its held-out list crossval; its test list is both together. DomainNet's and PACS' classes
+are the folders; ImageCLEF-DA's folders differ from domain to domain, so there the number counts.
+"""
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from fedda.data.benchmarks import folders
+from fedda.data.benchmarks.common import (
+    ByClass,
+    Images,
+    Request,
+    Sites,
+    domain_folders,
+    key,
+    levels,
+)
+from fedda.data.benchmarks.splits import limited, split_images
+from fedda.data.folder import listing
+from fedda.data.pixels import EXTENSIONS
+from fedda.data.sets import listed
+from fedda.errors import DataError
+
+
+class Line(NamedTuple):
+    where: str  # "FILE, line N"
+    path: PurePosixPath
+    label: int
+
+
+class _Images:
+    """Looks files up, each folder once: DomainNet's lists have 600,000 lines."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self._inside: dict[Path, frozenset[str]] = {}
+
+    def find(self, line: Line) -> Path:
+        if line.path.suffix.lower() not in EXTENSIONS:
+            raise DataError(
+                f"{line.where}: {line.path} is no image ({listed(sorted(EXTENSIONS), 9)})"
+            )
+        file = self.base / line.path
+        if file.parent not in self._inside:
+            try:
+                self._inside[file.parent] = frozenset(os.listdir(file.parent))
+            except OSError:
+                self._inside[file.parent] = frozenset()
+        if file.name not in self._inside[file.parent]:
+            raise DataError(
+                f"{line.where}: {line.path} is not in {self.base}: unpack all the images there"
+            )
+        return file
+
+
+def read_domainnet(request: Request) -> Sites:
+    """`<domain>_train.txt` and `<domain>_test.txt`, labels from 0."""
+    return _with_split(request, "_train", "_test", first=0)
+
+
+def read_pacs(request: Request) -> Sites:
+    """`<domain>_train_kfold.txt` and `<domain>_crossval_kfold.txt`, labels from 1."""
+    return _with_split(request, "_train_kfold", "_crossval_kfold", first=1)
+
+
+def read_imageclef(request: Request) -> Sites:
+    """`list/<domain>List.txt`: all the images of a domain, split here; or plain class folders."""
+    places = domain_folders(request)
+    lists = _find_lists(request, places, ("List", "_list", ""))
+    if not lists:
+        return folders.read(request)
+    classes = request.benchmark.classes
+    assert isinstance(classes, tuple)
+    sites: Sites = {}
+    for domain, place in places.items():
+        if domain not in lists:
+            raise request.wrong(f"{request.source} has no list of {domain}")
+        by_class: ByClass = {name: [] for name in classes}
+        images = _Images(place.parent)
+        for line in _lines(request, lists[domain], first=0):
+            by_class[classes[line.label]].append(images.find(line))
+        if empty := [name for name, files in by_class.items() if not files]:
+            raise DataError(f"{lists[domain]} names no image of {listed(empty)}: all are needed")
+        sites[domain] = split_images(request, domain, by_class)
+    return sites
+
+
+def _with_split(request: Request, train: str, test: str, first: int) -> Sites:
+    if request.options.test_share is not None:
+        return folders.read(request)
+    places = domain_folders(request)
+    found = [_find_lists(request, places, (ending,)) for ending in (train, test)]
+    for lists, ending in zip(found, (train, test), strict=True):
+        if missing := [d for d in places if d not in lists]:
+            raise request.wrong(
+                f"{request.source} has no list {places[missing[0]].name}{ending}.txt (without the "
+                f"lists, --test-share 0.2 splits the images)"
+            )
+    names: dict[int, tuple[str, str]] = {}
+    halves: dict[str, Images] = {}
+    for domain, place in places.items():
+        images = _Images(place.parent)
+        one, other = (
+            _by_folder(_lines(request, lists[domain], first), images, names) for lists in found
+        )
+        both = {c: list(dict.fromkeys(one.get(c, []) + other.get(c, []))) for c in one | other}
+        shared = _count(one) + _count(other) - _count(both)
+        if shared:
+            request.notes.append(f"{domain}: {shared} images are in both lists")
+        halves[domain] = Images(both, both) if request.options.transductive else Images(one, other)
+    _same_classes(request, halves)
+    return {domain: limited(request, domain, images) for domain, images in halves.items()}
+
+
+def _same_classes(request: Request, halves: dict[str, Images]) -> None:
+    names = sorted({name for images in halves.values() for name in images.train})
+    for domain, images in halves.items():
+        if missing := sorted({*names, *images.test} - {*images.train}):
+            raise DataError(
+                f"{request.source}: the training list of {domain} names no image of "
+                f"{listed(missing)}, a class of another list: all domains need the same classes"
+            )
+    classes = request.benchmark.classes
+    if isinstance(classes, int):
+        folders.note_count(request, len(names))
+
+
+def _find_lists(
+    request: Request, places: dict[str, Path], endings: tuple[str, ...]
+) -> dict[str, Path]:
+    """The list of every domain that has one, outside of the folders of images."""
+    files: dict[str, Path] = {}
+    for folder in levels(request.source, skip=frozenset(places.values())):
+        if folder not in places.values():
+            for file in listing(folder).strays:
+                if file.suffix.lower() == ".txt":
+                    files.setdefault(key(file.stem), file)
+    found = {}
+    for domain, names in request.domains.items():
+        stems = [name + key(ending) for ending in endings for name in names]
+        if stem := next((s for s in stems if s in files), None):
+            found[domain] = files[stem]
+    return found
+
+
+def _lines(request: Request, file: Path, first: int) -> list[Line]:
+    """What a list says, with labels from 0."""
+    classes = request.benchmark.classes
+    number = classes if isinstance(classes, int) else len(classes)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): a text file is needed") from error
+    lines = []
+    for n, words in enumerate(text.splitlines(), start=1):
+        where = f"{file}, line {n}"
+        if not words.strip():
+            continue
+        path, _, label = words.strip().replace("\t", " ").rpartition(" ")
+        if not path or not label.lstrip("-").isdigit():
+            raise DataError(f"{where}: {words[:80]!r} is no path and label, as 'a/b.jpg 3'")
+        if not first <= int(label) < first + number:
+            raise DataError(
+                f"{where}: the label {label} is out of range; {request.benchmark.title} has the "
+                f"labels {first} to {first + number - 1}"
+            )
+        clean = PurePosixPath(path.strip().replace("\\", "/"))
+        if clean.is_absolute() or ".." in clean.parts or len(clean.parts) < 2:
+            raise DataError(f"{where}: {path!r} is no path below the folder of the domains")
+        if clean.as_posix() not in request.benchmark.broken:
+            lines.append(Line(where, clean, int(label) - first))
+    if not lines:
+        raise DataError(f"{file} names no images: lines as 'a/b.jpg 3' are needed")
+    return lines
+
+
+def _by_folder(lines: list[Line], images: _Images, names: dict[int, tuple[str, str]]) -> ByClass:
+    """Files by the folder they are in; `names` holds what each label was first used for."""
+    by_class: ByClass = {}
+    for line in lines:
+        name = line.path.parent.name
+        known, where = names.setdefault(line.label, (name, line.where))
+        if known != name:
+            raise DataError(
+                f"{line.where}: {line.path} has the label that {where} gives to {known!r}: one "
+                f"label per class folder is needed"
+            )
+        by_class.setdefault(name, []).append(images.find(line))
+    used = [name for name, _ in names.values()]
+    if twice := [name for name in used if used.count(name) > 1]:
+        where = next(where for name, where in reversed(names.values()) if name == twice[0])
+        raise DataError(
+            f"{where}: the class folder {twice[0]!r} had another label before: one label per class "
+            f"folder is needed"
+        )
+    return {name: list(dict.fromkeys(files)) for name, files in sorted(by_class.items())}
+
+
+def _count(by_class: ByClass) -> int:
+    return sum(map(len, by_class.values()))

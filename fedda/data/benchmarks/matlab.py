@@ -1,0 +1,37 @@
+"""Reading MATLAB files: the variables asked for, and what is wrong if they are not there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedda.data.sets import listed
+from fedda.errors import DataError
+
+
+def load(file: Path, names: set[str]) -> dict[str, Any]:
+    """The variables of those names that a .mat file has."""
+    from scipy.io import loadmat
+
+    try:
+        return loadmat(file, variable_names=list(names))
+    except MemoryError:
+        raise
+    except NotImplementedError as error:
+        raise DataError(f"{file} is a MATLAB 7.3 file: save it again with -v7 in MATLAB") from error
+    # The parser fails on damaged bytes with whatever it stumbles over.
+    except Exception as error:
+        raise DataError(f"{file} cannot be read as a .mat file ({error}): get it again") from error
+
+
+def keys(file: Path) -> str:
+    from scipy.io import whosmat
+
+    return listed([f"{name} {shape}" for name, shape, _ in whosmat(file)], 8) or "nothing"
+
+
+def integers(y: np.ndarray, what: str) -> np.ndarray:
+    """Whole numbers in a column, a row or a vector -> int64 (N,)."""
+    if y.size != max(y.shape, default=0) or not np.array_equal(y, np.round(y)):
+        raise DataError(f"{what} is {y.dtype} {y.shape}: one whole number per example is needed")
+    return y.reshape(-1).astype(np.int64)

@@ -1,0 +1,108 @@
+"""Which examples a domain trains on and which it is tested on, for image files and for arrays.
+
+A site reads its training labels only as a source, but the order of examples could tell classes as
+well, so arrays are always shuffled.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedda.data.benchmarks.common import Arrays, ByClass, Images, Request
+from fedda.data.sets import listed
+from fedda.errors import ConfigError, DataError
+
+
+def stratified(y: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Which examples are for testing: round(share * n) of every class, but neither none nor all.
+
+    A class with one example keeps it for training.
+    """
+    test = np.zeros(len(y), dtype=bool)
+    for c in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == c))
+        test[rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)]] = True
+    return test
+
+
+def split_images(request: Request, domain: str, by_class: ByClass) -> Images:
+    """The files of a domain that comes without a split."""
+    if request.options.transductive:
+        return limited(request, domain, Images(by_class, by_class))
+    names = list(by_class)
+    files = [(c, file) for c in range(len(names)) for file in by_class[names[c]]]
+    y = np.array([c for c, _ in files])
+    test = stratified(y, request.test_share, request.rng(domain))
+    halves: tuple[ByClass, ByClass] = ({name: [] for name in names}, {name: [] for name in names})
+    for (c, file), half in zip(files, test, strict=True):
+        halves[int(half)][names[c]].append(file)
+    return limited(request, domain, Images(*halves))
+
+
+def limited(request: Request, domain: str, images: Images) -> Images:
+    """At most `limit` training and `test_limit` test images, drawn at random."""
+    rng = request.rng(domain)
+    kept = []
+    for half, most in zip((images.train, images.test), _limits(request), strict=True):
+        files = [(name, file) for name, some in half.items() for file in some]
+        chosen: ByClass = {}
+        for i in sorted(rng.permutation(len(files))[:most].tolist()):
+            chosen.setdefault(files[i][0], []).append(files[i][1])
+        kept.append(chosen)
+    lost = [name for name in images.train if name not in kept[0]]
+    if lost:
+        raise ConfigError(
+            f"--limit {request.options.limit} leaves {domain} without a training image of "
+            f"{listed(lost)}: give a higher limit or another --seed"
+        )
+    return Images(*kept)
+
+
+def split_rows(request: Request, domain: str, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers for training and for testing, of arrays that come without a split."""
+    rng = request.rng(domain)
+    if request.options.transductive:
+        train = test = np.arange(len(y))
+    else:
+        chosen = stratified(y, request.test_share, rng)
+        train, test = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    most, most_test = _limits(request)
+    return rng.permutation(train)[:most], rng.permutation(test)[:most_test]
+
+
+def shuffled(request: Request, domain: str, train: int, test: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of arrays that come with a split, limited."""
+    rng = request.rng(domain)
+    most, most_test = _limits(request)
+    return rng.permutation(train)[:most], rng.permutation(test)[:most_test]
+
+
+def complete(arrays: Arrays, what: str, classes: tuple[str, ...]) -> Arrays:
+    """The arrays with the names of the classes, of which training must have every one."""
+    y = np.bincount(arrays["y_train"], minlength=len(classes))
+    if absent := [classes[c] for c in np.flatnonzero(y == 0)]:
+        raise DataError(
+            f"{what} has no training example of the class {listed(absent)}: all of "
+            f"{listed(classes)} are needed; take more examples (--limit) or mend the files"
+        )
+    return arrays | {"classes": np.array(classes)}
+
+
+def unique_names(files: list[Path]) -> list[str]:
+    """File names for one folder: those that come twice get their old folder's name in front."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for file in files:
+        name, n = file.name, 1
+        if name.lower() in taken:
+            name = f"{file.parent.name}-{file.name}"
+        while name.lower() in taken:
+            n += 1
+            name = f"{file.parent.name}-{n}-{file.name}"
+        taken.add(name.lower())
+        names.append(name)
+    return names
+
+
+def _limits(request: Request) -> tuple[int | None, int | None]:
+    return request.options.limit, request.options.test_limit

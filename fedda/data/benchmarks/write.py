@@ -1,0 +1,180 @@
+"""Writing an import: one folder per domain in OUT, all of them or none.
+
+Domains are made in OUT/.unfinished, which nothing reads, and moved out of it when all are there.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedda.data.benchmarks.common import ByClass, Images, Options, Request, Sites
+from fedda.data.benchmarks.splits import unique_names
+from fedda.data.sets import Progress
+from fedda.errors import DataError
+
+_UNFINISHED = ".unfinished"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was written.
+
+    Attributes:
+        out: the folder with a folder per domain.
+        counts: per domain the numbers of training and of test examples.
+        classes: how many classes they have.
+        split: which examples train and which test, in words.
+        settings: what a run over all domains needs, as options of `fedda run`.
+        notes: whole sentences on what a user should know.
+    """
+
+    out: Path
+    counts: dict[str, tuple[int, int]]
+    classes: int
+    split: str
+    settings: str
+    notes: tuple[str, ...]
+
+
+def write(request: Request, sites: Sites, out: Path, progress: Progress | None) -> Result:
+    """Write every domain to OUT/<domain>, and OUT/benchmark.json about how.
+
+    Raises:
+        DataError: OUT holds something, or a file of the benchmark cannot be used; then nothing is
+            left of what was written.
+    """
+    made = _claim(out)
+    unfinished = out / _UNFINISHED
+    try:
+        unfinished.mkdir()
+        total = sum(map(len, sites.values()))
+        counts: dict[str, tuple[int, int]] = {}
+        shapes: set[tuple[int, ...]] = set()
+        classes, done = 0, 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            if progress:
+                progress(done, total)
+
+        for domain, site in sites.items():
+            folder = unfinished / domain
+            folder.mkdir()
+            if isinstance(site, Images):
+                place = _Placer(request.options)
+                for half, by_class in (("train", site.train), ("test", site.test)):
+                    place.all(folder / half, by_class, step)
+                request.notes.extend(n for n in place.notes if n not in request.notes)
+                counts[domain] = (_number(site.train), _number(site.test))
+                classes = max(classes, len(site.train))
+            else:
+                arrays: dict[str, Any] = site(step)
+                np.savez_compressed(folder / "data.npz", **arrays)
+                shapes.add(arrays["x_train"].shape[1:] if "x_train" in arrays else (0,))
+                counts[domain] = (len(arrays["y_train"]), len(arrays["y_test"]))
+                classes = max(classes, len(arrays["classes"]))
+        split, notes = split_of(request), tuple(request.notes)
+        result = Result(out, counts, classes, split, _settings(shapes), notes)
+        (unfinished / "benchmark.json").write_text(json.dumps(_record(request, result), indent=2))
+        for finished in sorted(unfinished.iterdir()):
+            finished.rename(out / finished.name)
+        unfinished.rmdir()
+    except BaseException:
+        for entry in out.iterdir():  # it was empty
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if made:
+            out.rmdir()
+        raise
+    return result
+
+
+def split_of(request: Request) -> str:
+    """Which examples train and which test, in words."""
+    if request.options.transductive:
+        return "transductive: every example is in the training set, and tested on"
+    if request.options.test_share is not None:
+        share = f"{request.options.test_share:.0%} of every class"
+        return f"{share} is for testing, drawn with seed {request.options.seed}"
+    return request.benchmark.split.format(seed=request.options.seed)
+
+
+def _settings(shapes: set[tuple[int, ...]]) -> str:
+    """Of arrays with these shapes, or of image files if there are none."""
+    if not shapes:
+        return "-c model.name=resnet18 -c input.size=224 -c input.channels=3"
+    if any(len(shape) == 1 for shape in shapes):
+        return "-c model.name=mlp -c model.sizes=1000,500,100"
+    if len(shapes) == 1 and all(shape[0] == shape[1] for shape in shapes):
+        return ""
+    channels = 3 if any(len(shape) == 3 for shape in shapes) else 1
+    side = max(side for shape in shapes for side in shape[:2])
+    return f"-c input.size={side} -c input.channels={channels}"
+
+
+def _claim(out: Path) -> bool:
+    """Make sure that OUT is an empty folder -> whether it was made."""
+    if not out.exists() and not out.is_symlink():
+        out.mkdir(parents=True)
+        return True
+    if not out.is_dir():
+        raise DataError(f"{out} is a file: give a folder to write to that is new or empty")
+    if inside := sorted(entry.name for entry in out.iterdir()):
+        what = "an import that did not end" if inside == [_UNFINISHED] else inside[0]
+        raise DataError(
+            f"{out} is not empty, it holds {what}: nothing is overwritten; give a new folder, or "
+            f"empty this one"
+        )
+    return False
+
+
+def _record(request: Request, result: Result) -> dict[str, Any]:
+    options = {k: v for k, v in asdict(request.options).items() if v is not None}
+    sizes = {d: {"train": a, "test": b} for d, (a, b) in result.counts.items()}
+    return {
+        "benchmark": request.benchmark.name,
+        "options": options,
+        "split": result.split,
+        "classes": result.classes,
+        "domains": sizes,
+        "notes": list(result.notes),
+    }
+
+
+def _number(by_class: ByClass) -> int:
+    return sum(map(len, by_class.values()))
+
+
+class _Placer:
+    """Brings image files to where they are needed, as they are."""
+
+    def __init__(self, options: Options) -> None:
+        self.how = options.files or "link"
+        self.notes: list[str] = []
+
+    def all(self, folder: Path, by_class: ByClass, step: Callable[[], None]) -> None:
+        for name, files in by_class.items():
+            (folder / name).mkdir(parents=True)
+            for file, new in zip(files, unique_names(files), strict=True):
+                self._one(file, folder / name / new)
+                step()
+
+    def _one(self, file: Path, new: Path) -> None:
+        file = file.resolve()
+        if self.how == "symlink":
+            new.symlink_to(file)
+            return
+        if self.how == "link":
+            try:
+                os.link(file, new)
+                return
+            except OSError:  # another disk, or a file system without links
+                self.how = "copy"
+                self.notes.append("images were copied, since they cannot be linked to there")
+        shutil.copyfile(file, new)

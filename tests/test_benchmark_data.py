@@ -1,0 +1,883 @@
+"""The literature's benchmarks: every published layout, read through to what a site trains on."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from scipy.io import savemat
+from typer.testing import CliRunner
+
+from fedda import data
+from fedda.cli import app
+from fedda.config import RunConfig
+from fedda.data.benchmarks import BENCHMARKS, Options, import_benchmark, reviews
+from fedda.data.benchmarks.digits import pixels
+from fedda.data.benchmarks.reviews import csr
+from fedda.data.benchmarks.rotation import deal, rotate
+from fedda.data.benchmarks.spectrograms import log_mel, mel_bank, to_bytes
+from fedda.data.benchmarks.splits import stratified, unique_names
+from fedda.data.sparse import densify
+from fedda.errors import ConfigError, DataError
+from server.journal import Journal
+from server.local import folders, simulate
+from tests import benchmarks_data as make
+
+WHERE = re.compile(r"published at https?://")
+
+
+@pytest.fixture(autouse=True)
+def few_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reviews, "TRAIN", 8)
+
+
+def arrays(site: Path) -> dict[str, np.ndarray]:
+    with np.load(site / "data.npz") as file:
+        return dict(file)
+
+
+def names(folder: Path) -> list[str]:
+    """Every file below, as half/class/name."""
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def brought(build: Callable[[Path], Path], name: str, root: Path, **options: Any) -> Path:
+    """A made-up copy, imported -> OUT."""
+    import_benchmark(name, build(root / "source"), root / "out", Options(**options))
+    return root / "out"
+
+
+def refused(
+    build: Callable[[Path], Path], name: str, root: Path, error: type[Exception], **options: Any
+) -> str:
+    """The message of an import that fails; nothing is left of it."""
+    source = build(root / "source")
+    with pytest.raises(error) as caught:
+        import_benchmark(name, source, root / "out", Options(**options))
+    assert not (root / "out").exists()
+    return str(caught.value)
+
+
+def after(
+    build: Callable[[Path], Path], change: Callable[[Path], object]
+) -> Callable[[Path], Path]:
+    """A layout with something changed in it."""
+
+    def built(root: Path) -> Path:
+        build(root)
+        change(root)
+        return root
+
+    return built
+
+
+# ---- every layout ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", make.LAYOUTS)
+def test_a_layout_becomes_sites_that_fedda_reads(layout: str, tmp_path: Path) -> None:
+    name, build, domains, train, test, n_classes = make.LAYOUTS[layout]
+    seen: list[tuple[int, int]] = []
+    source, out = build(tmp_path / "source"), tmp_path / "out"
+    done = import_benchmark(name, source, out, progress=lambda *step: seen.append(step))
+    assert done.counts == dict.fromkeys(domains.split(), (train, test))
+    assert sorted(p.name for p in out.iterdir()) == sorted([*domains.split(), "benchmark.json"])
+    record = json.loads((out / "benchmark.json").read_text())
+    assert record["benchmark"] == name and record["split"] == done.split and "{" not in done.split
+    assert [step for step, _ in seen] == list(range(1, seen[0][1] + 1))
+
+    shapes, classes = set(), set()
+    for domain in domains.split():
+        labelled = data.load_source(out / domain)
+        unlabelled = data.load_target(out / domain)
+        tested = data.load_evaluation(out / domain)
+        assert tested is not None
+        assert (len(labelled), len(unlabelled), len(tested)) == (train, train, test)
+        assert tested.classes == labelled.classes and len(labelled.y.unique()) == n_classes
+        assert not data.describe(out / domain, "source").warnings
+        shapes.add((labelled.kind, len(labelled.shape)))
+        classes.add(labelled.classes)
+        # The same examples, and nothing at all that could hold a label.
+        assert [f.name for f in fields(unlabelled)] == ["x"]
+        assert sorted(unlabelled.x.sum(dim=tuple(range(1, unlabelled.x.ndim))).tolist()) == sorted(
+            labelled.x.sum(dim=tuple(range(1, labelled.x.ndim))).tolist()
+        )
+    assert len(shapes) == len(classes) == 1
+    assert len(classes.pop()) == n_classes
+
+
+def test_every_benchmark_has_a_layout_here_and_a_name_in_the_help() -> None:
+    assert {name for name, *_ in make.LAYOUTS.values()} == set(BENCHMARKS)
+    text = CliRunner().invoke(app, ["data", "import", "--help"], terminal_width=200).output
+    assert all(name in text for name in BENCHMARKS)
+    for benchmark in BENCHMARKS.values():
+        assert benchmark.url.startswith("http") and benchmark.used_by and benchmark.layout
+
+
+@pytest.mark.parametrize("layout", ["digit5", "surf", "svmlight", "mnist", "spectrograms"])
+def test_a_targets_training_labels_are_never_opened(layout: str, tmp_path: Path) -> None:
+    name, build, domains, *_ = make.LAYOUTS[layout]
+    out = brought(build, name, tmp_path)
+    file = out / domains.split()[0] / "data.npz"
+    broken = tmp_path / "broken.npz"
+    with zipfile.ZipFile(file) as whole, zipfile.ZipFile(broken, "w") as part:
+        for member in whole.namelist():
+            damaged = member == "y_train.npy"
+            part.writestr(member, b"not an array" if damaged else whole.read(member))
+    assert len(data.load_target(broken)) and data.load_evaluation(broken) is not None
+    with pytest.raises(DataError, match="y_train"):
+        data.load_source(broken)
+
+
+def test_the_order_of_training_examples_tells_no_class(tmp_path: Path) -> None:
+    """Features are published class after class, and a target's rows would tell it."""
+    y = arrays(brought(make.surf, "office-caltech10", tmp_path) / "dslr")["y_train"]
+    assert (np.diff(y) < 0).sum() > 5
+
+
+@pytest.mark.parametrize("layout", ["digit5", "office31", "surf", "mnist", "recordings"])
+def test_the_seed_decides_everything_drawn(layout: str, tmp_path: Path) -> None:
+    name, build, *_ = make.LAYOUTS[layout]
+    source = build(tmp_path / "source")
+    found = []
+    for i, seed in enumerate((3, 3, 4)):
+        out = tmp_path / str(i)
+        import_benchmark(name, source, out, Options(seed=seed))
+        sites = [site for site in sorted(out.iterdir()) if site.is_dir()]
+        if (sites[0] / "data.npz").exists():
+            found.append([arrays(site)["x_train"].tobytes() for site in sites])
+        else:
+            found.append([names(site) for site in sites])
+    assert found[0] == found[1] != found[2]
+
+
+# ---- digits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", make.DIGITS.split())
+def test_digits_keep_their_pixels_and_labels(domain: str, tmp_path: Path) -> None:
+    """Image i has i in its first pixel and the digit i % 10, in whatever order of axes."""
+    found = arrays(brought(make.digit5, "digit5", tmp_path) / domain)
+    side, colour, seed = {
+        "mnist": (32, False, 0),
+        "mnist-m": (28, True, 3),
+        "svhn": (32, True, 5),
+        "syn": (32, True, 5),
+        "usps": (28, False, 6),
+    }[domain]
+    for split, n in (("train", make.N_TRAIN), ("test", make.N_TEST)):
+        x, y = found[f"x_{split}"], found[f"y_{split}"]
+        assert x.dtype == np.uint8 and x.shape == (n, side, side, *((3,) if colour else ()))
+        number = x.reshape(n, -1)[:, 0]
+        assert sorted(number) == list(range(n)) and (y == number % 10).all()
+        if split == "train" or domain in ("svhn", "syn"):
+            whole = make.digit_images(n, side, 3 if colour else 1, seed)
+            assert (x == whole[number].reshape(x.shape)).all()
+
+
+def test_the_published_draw_of_digits(tmp_path: Path) -> None:
+    out = brought(make.digit5, "digit5", tmp_path, limit=35, test_limit=7, domains=("usps", "svhn"))
+    assert sorted(p.name for p in out.iterdir()) == ["benchmark.json", "svhn", "usps"]
+    found = arrays(out / "svhn")
+    assert len(found["x_train"]) == len({x.tobytes() for x in found["x_train"]}) == 35
+    assert len(found["y_test"]) == 7 and found["classes"].tolist() == list("0123456789")
+
+
+def test_pixels_by_hand() -> None:
+    assert pixels(np.array([[[[0.0, 0.5, 1.0]]]]), "NCHW", "x").tolist() == [[[0, 128, 255]]]
+    assert pixels(np.array([[[0.0, 200.0]]]), "NHW", "x").tolist() == [[[0, 200]]]
+    x = np.arange(2 * 4 * 3 * 5).reshape(2, 4, 3, 5)  # H, W, C, N
+    assert (pixels(x, "HWCN", "x")[4, 1, 2] == x[1, 2, :, 4]).all()
+    for bad, words in (([[[-1.0]]], "go from -1.0"), ([[[300]]], "to 300"), ([[[np.nan]]], "nan")):
+        with pytest.raises(DataError, match=words):
+            pixels(np.array(bad), "NHW", "x")
+
+
+X, Y = make.digit_images(20, 32, 3, 0).transpose(1, 2, 3, 0), np.arange(20)[:, None] % 10
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"X": X, "y": Y + 2}, ["goes from 2 to 11", "10 for 0"]),
+        ({"X": X, "y": Y[:9]}, ["20 images and 9 labels"]),
+        ({"X": X, "y": Y + 0.5}, ["one whole number"]),
+        ({"X": X, "y": np.ones((20, 10))}, ["one 1 per row"]),
+        ({"images": X, "y": Y}, ["holds images (32, 32, 3, 20), y (20, 1)", "needed: X and y"]),
+        ({"X": X[0], "y": Y}, ["axes H, W, C, N"]),
+        ({"X": X, "y": Y * 0}, ["no training example of the class 1"]),
+        (b"MATLAB 5.0 MAT-file, damaged", ["cannot be read as a .mat"]),
+        (b"", ["cannot be read as a .mat"]),
+    ],
+)
+def test_wrong_digit_files_are_named(content: Any, words: list[str], tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        file = root / "svhn_train_32x32.mat"
+        file.write_bytes(content) if isinstance(content, bytes) else savemat(file, content)
+
+    text = refused(after(make.digit5, change), "digit5", tmp_path, DataError)
+    assert all(word in text for word in ["svhn", *words]), text
+
+
+# ---- image folders -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["link", "symlink", "copy"])
+def test_images_are_brought_as_they_are(how: Any, tmp_path: Path) -> None:
+    out = brought(make.office31, "office31", tmp_path, files=how)
+    image = out / "dslr" / "train" / "mug" / names(out / "dslr" / "train" / "mug")[0]
+    original = tmp_path / f"source/domain_adaptation_images/dslr/images/mug/{image.name}"
+    assert image.read_bytes() == original.read_bytes()
+    assert image.is_symlink() == (how == "symlink")
+    assert os.path.samefile(image, original) == (how != "copy")
+
+
+def test_images_are_copied_where_no_link_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", no)
+    done = import_benchmark("office31", make.office31(tmp_path / "source"), tmp_path / "out")
+    assert any("copied" in note for note in done.notes)
+    assert len(names(tmp_path / "out" / "amazon")) == 10
+
+
+def test_halves_share_no_image_unless_transductive(tmp_path: Path) -> None:
+    source = make.office_home(tmp_path / "source")
+    for transductive in (False, True):
+        out = tmp_path / str(transductive)
+        done = import_benchmark("office-home", source, out, Options(transductive=transductive))
+        train, test = (set(names(out / "real-world" / half)) for half in ("train", "test"))
+        assert train == test if transductive else not train & test
+        assert len(train | test) == 10
+        assert ("transductive" in done.split) == transductive
+
+
+def test_a_share_of_every_class(tmp_path: Path) -> None:
+    out = brought(make.office31, "office31", tmp_path, test_share=0.5)
+    for name in ("bike", "mug"):
+        assert len(names(out / "webcam" / "test" / name)) == 2
+    done = json.loads((out / "benchmark.json").read_text())
+    assert done["split"] == "50% of every class is for testing, drawn with seed 0"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.9])
+def test_stratified_against_counting(share: float) -> None:
+    y = np.array([0] * 1 + [1] * 2 + [2] * 7 + [3] * 40)
+    y = np.random.default_rng(1).permutation(y)
+    test = stratified(y, share, np.random.default_rng(0))
+    for c, n in enumerate((1, 2, 7, 40)):
+        wanted = 0 if n == 1 else max(1, min(n - 1, round(n * share)))
+        assert (
+            sum(1 for label, chosen in zip(y, test, strict=True) if label == c and chosen) == wanted
+        )
+
+
+def test_caltech_256_names_become_those_of_office(tmp_path: Path) -> None:
+    def rename(root: Path) -> None:
+        (root / "Caltech10" / "touring-bike").rename(root / "Caltech10" / "224.touring-bike")
+        make.class_folders(root / "amazon", ("scissors",))
+
+    source = after(make.office_caltech, rename)(tmp_path / "source")
+    done = import_benchmark("office-caltech10", source, tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out/caltech/train").iterdir()) == [*make.OFFICE10]
+    assert "scissors" in done.notes[0] and "passed over" in done.notes[0]
+
+
+def test_names_that_differ_in_spelling_only_become_one(tmp_path: Path) -> None:
+    def rename(root: Path) -> None:
+        (root / "Real World" / "Alarm_Clock").rename(root / "Real World" / "alarm clock")
+        (root / "Real World").rename(root / "RealWorld")
+
+    out = brought(after(make.office_home, rename), "office-home", tmp_path)
+    assert {p.name for p in (out / "real-world/train").iterdir()} == {"Alarm_Clock", "TV"}
+
+
+def test_a_limit_that_loses_a_class_is_refused(tmp_path: Path) -> None:
+    text = refused(make.office31, "office31", tmp_path, ConfigError, limit=1)
+    assert "--limit 1 leaves amazon without" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr"), ["no folder for dslr"]),
+        (lambda r: shutil.rmtree(r / "domain_adaptation_images"), ["no folder for amazon, dslr"]),
+        (
+            lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr/images/mug"),
+            ["dslr has no images of mug"],
+        ),
+        (
+            lambda r: [
+                f.unlink() for f in (r / "domain_adaptation_images/dslr/images/mug").iterdir()
+            ],
+            ["mug holds no images"],
+        ),
+        (
+            lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr/images"),
+            ["dslr holds no class folders"],
+        ),
+    ],
+)
+def test_missing_folders_are_named(
+    change: Callable[[Path], object], words: list[str], tmp_path: Path
+) -> None:
+    text = refused(after(make.office31, change), "office31", tmp_path, DataError)
+    assert all(word in text for word in words), text
+    if "dslr has no images of mug" not in words:
+        assert WHERE.search(text) and "amazon/images/<class>" in text
+
+
+# ---- lists -------------------------------------------------------------------------------------
+
+
+def test_published_lists_decide(tmp_path: Path) -> None:
+    out = brought(make.pacs, "pacs", tmp_path)
+    train, test = (names(out / "photo" / half / "guitar") for half in ("train", "test"))
+    assert (train, test) == (["0000.png", "0001.png", "0002.png"], ["0003.png"])
+    y = data.load_source(out / "photo").y
+    assert y.tolist() == [c for c in range(7) for _ in range(3)]
+
+
+def test_lists_can_be_transductive_or_left_aside(tmp_path: Path) -> None:
+    source = make.domainnet(tmp_path / "source")
+    import_benchmark("domainnet", source, tmp_path / "all", Options(transductive=True))
+    import_benchmark("domainnet", source, tmp_path / "own", Options(test_share=0.5))
+    assert [len(names(tmp_path / "all/real" / half)) for half in ("train", "test")] == [8, 8]
+    assert [len(names(tmp_path / "own/real" / half)) for half in ("train", "test")] == [4, 4]
+
+
+def test_some_domains_of_a_large_benchmark(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        shutil.rmtree(root / "quickdraw")
+
+    build = after(make.domainnet, change)
+    out = brought(build, "domainnet", tmp_path, domains=("clipart", "real"))
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["clipart", "real"]
+
+
+def test_numbers_name_the_classes_of_imageclef(tmp_path: Path) -> None:
+    """Every domain calls its folders differently, or has none; two files have one name."""
+    out = brought(make.imageclef, "imageclef", tmp_path, transductive=True)
+    for domain in "bcip":
+        x, y = (getattr(data.load_source(out / domain), f) for f in "xy")
+        assert sorted(x[:, 0, 0, 0].tolist()) == sorted(
+            20 * c + i for c in range(12) for i in range(3)
+        )
+        assert (x[:, 0, 0, 0] // 20 == y).all()
+    assert names(out / "c" / "test" / "car") == ["0001.JPEG", "6.b-car-0001.JPEG", "6_2.JPEG"]
+
+
+def test_imageclef_in_class_folders(tmp_path: Path) -> None:
+    def build(root: Path) -> Path:
+        for domain in ("I", "P", "C", "B"):
+            make.class_folders(root / domain, make.CLEF, 2)
+        return root
+
+    out = brought(build, "imageclef", tmp_path)
+    assert len(data.load_source(out / "i")) == 12
+
+
+def test_a_name_taken_twice_gets_its_folder() -> None:
+    files = [Path(p) for p in ("a/1.png", "b/1.png", "c/b/1.png", "a/1.PNG", "a/2.png")]
+    assert unique_names(files) == ["1.png", "b-1.png", "b-2-1.png", "a-1.PNG", "2.png"]
+
+
+LIST = "pacs_label/photo_train_kfold.txt"
+
+
+def edited(old: str, new: str, file: str = LIST) -> Callable[[Path], object]:
+    def change(root: Path) -> None:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 8"), ["line 2", "label 8", "1 to 7"]),
+        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 0"), ["line 2", "label 0", "1 to 7"]),
+        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 3"), ["line 2", "line 7", "giraffe"]),
+        (edited("photo/dog/0002.png", "photo/dog/none.png"), ["line 3", "photo/dog/none.png"]),
+        (edited("photo/dog/0002.png", "/etc/passwd"), ["line 3", "no path below"]),
+        (edited("photo/dog/0002.png", "photo/../../x.png"), ["line 3", "no path below"]),
+        (edited("photo/dog/0002.png", "photo/dog/2.txt"), ["line 3", "is no image"]),
+        (edited("photo/dog/0001.png 1", "photo/dog/0001.png"), ["line 2", "path and label"]),
+        (lambda r: (r / LIST).write_text("\n"), ["names no images"]),
+        (lambda r: (r / LIST).write_bytes(b"\xff\xfe"), ["cannot be read"]),
+        (lambda r: (r / LIST).unlink(), ["photo_train_kfold.txt", "--test-share", "published at"]),
+    ],
+)
+def test_wrong_lists_are_named_with_the_line(
+    change: Callable[[Path], object], words: list[str], tmp_path: Path
+) -> None:
+    text = refused(after(make.pacs, change), "pacs", tmp_path, DataError)
+    assert all(word in text for word in ["photo", *words]), text
+
+
+def test_a_list_without_a_class_of_the_others_is_refused(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        lines = (root / LIST).read_text().splitlines()
+        (root / LIST).write_text("\n".join(line for line in lines if "horse" not in line))
+
+    text = refused(after(make.pacs, change), "pacs", tmp_path, DataError)
+    assert "photo names no image of horse" in text
+
+
+def test_a_folder_has_one_label(tmp_path: Path) -> None:
+    file = "splits/real_test.txt"
+    change = edited("real/zebra/0003.png 1", "real/zebra/0003.png 2", file)
+    text = refused(after(make.domainnet, change), "domainnet", tmp_path, DataError)
+    assert "real_test.txt, line 2" in text and "'zebra'" in text
+
+
+def test_the_known_damaged_image_of_pacs_is_left_out(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        with (root / "pacs_label/sketch_train_kfold.txt").open("a") as file:
+            file.write("sketch/dog/n02103406_4068-1.png 1\n")
+
+    out = brought(after(make.pacs, change), "pacs", tmp_path)
+    assert len(names(out / "sketch" / "train" / "dog")) == 3
+
+
+def test_images_in_both_lists_are_told(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        with (root / "splits/real_test.txt").open("a") as file:
+            file.write("real/zebra/0000.png 1\n")
+
+    source = after(make.domainnet, change)(tmp_path / "source")
+    done = import_benchmark("domainnet", source, tmp_path / "out")
+    assert "real: 1 images are in both lists" in done.notes
+
+
+# ---- features ----------------------------------------------------------------------------------
+
+
+def test_features_keep_their_labels_counted_from_0(tmp_path: Path) -> None:
+    found = arrays(brought(make.surf, "office-caltech10", tmp_path, features=3) / "caltech")
+    for split in ("train", "test"):
+        assert found[f"x_{split}"].shape[1] == 3 and found[f"x_{split}"].dtype == np.float32
+        assert (found[f"x_{split}"][:, 0] == found[f"y_{split}"]).all()
+    assert found["classes"].tolist() == [*make.OFFICE10]
+
+
+def test_features_of_several_kinds_are_not_guessed(tmp_path: Path) -> None:
+    def beside(root: Path) -> None:
+        make.decaf(root / "more")
+
+    def same_folder(root: Path) -> None:
+        savemat(root / "amazon_zscore_SURF_L10.mat", {"fts": np.zeros((1, 1))})
+
+    for i, change in enumerate((beside, same_folder)):
+        root = tmp_path / str(i)
+        text = refused(after(make.surf, change), "office-caltech10", root, DataError)
+        assert "several kinds" in text and "one .mat per domain" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"fts": np.zeros((4, 2)), "labels": np.arange(4) * 5}, ["go from 0 to 15", "1 to 10"]),
+        ({"fts": np.zeros((4, 2)), "labels": np.arange(3)}, ["(4, 2) and 3 labels"]),
+        ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts or feas"]),
+    ],
+)
+def test_wrong_features_are_named(
+    content: dict[str, np.ndarray], words: list[str], tmp_path: Path
+) -> None:
+    build = after(make.surf, lambda root: savemat(root / "dslr_SURF_L10.mat", content))
+    text = refused(build, "office-caltech10", tmp_path, DataError)
+    assert all(word in text for word in ["dslr_SURF_L10.mat", *words]), text
+
+
+# ---- reviews -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["svmlight", "svmlight-1", "amazon.npz", "amazon.mat"])
+def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> None:
+    name, build, domains, *_ = make.LAYOUTS[layout]
+    out = brought(build, name, tmp_path, features=5)
+    for seed, domain in enumerate(domains.split()):
+        found = arrays(out / domain)
+        numbers = []
+        for split in ("train", "test"):
+            pieces = [found[f"x_{split}_{piece}"] for piece in ("data", "indices", "indptr")]
+            n, d = found[f"x_{split}_shape"].tolist()
+            x = densify(pieces[0], pieces[1], pieces[2], n, d)
+            number = x[:, 0].astype(int) - 1
+            of = 6 if split == "test" and layout.startswith("svm") else 12
+            assert (x == make.counts(of, 7, seed)[number, :5]).all()
+            assert (found[f"y_{split}"] == number % 2).all()
+            numbers.append(number.tolist())
+        if layout.startswith("amazon"):
+            assert sorted(numbers[0] + numbers[1]) == list(range(12))
+
+
+def test_sparse_rows_by_hand() -> None:
+    whole = (np.array([2, 0, 2]), np.array([1, 3, 0]), np.array([7.0, 5.0, 6.0]), 3, 4)
+    found = csr("x", whole, np.array([2, 1]), 3)
+    assert {k: v.tolist() for k, v in found.items()} == {
+        "x_data": [6, 7],
+        "x_indices": [0, 1],
+        "x_indptr": [0, 2, 2],
+        "x_shape": [2, 3],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("3 0:1", "the label is 3"),
+        ("1 0:1 word", "is not svmlight"),
+        ("1 0:x", "is not svmlight"),
+        ("1 -2:1", "a column is negative"),
+        ("1 0:inf", "not finite"),
+    ],
+)
+def test_a_wrong_review_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        with (root / "dvd_test.svmlight").open("a") as file:
+            file.write(f"# a remark\n{line}\n")
+
+    text = refused(after(make.svmlight, change), "amazon-review", tmp_path, DataError)
+    assert "dvd_test.svmlight, line 8" in text and words in text
+
+
+def test_wrong_review_files_are_named(tmp_path: Path) -> None:
+    gone = after(make.svmlight, lambda root: (root / "dvd_test.svmlight").unlink())
+    text = refused(gone, "amazon-review", tmp_path / "a", DataError)
+    assert "no dvd_test.svmlight" in text and WHERE.search(text)
+
+    def offset(root: Path) -> None:
+        with np.load(root / "amazon.npz") as file:
+            found = dict(file) | {"offset": np.array([0, 12, 24, 36, 47])}
+        np.savez(root / "amazon.npz", allow_pickle=False, **found)
+
+    text = refused(after(make.coordinates, offset), "amazon-review", tmp_path / "b", DataError)
+    assert "48 reviews" in text and "[0, 12, 24, 36, 47]" in text
+    damaged = after(make.coordinates, lambda root: (root / "amazon.npz").write_bytes(b"PK"))
+    text = refused(damaged, "amazon-review", tmp_path / "c", DataError)
+    assert "amazon.npz cannot be read" in text
+    text = refused(make.svmlight, "amazon-review", tmp_path / "d", ConfigError, test_share=0.3)
+    assert "leave out --test-share" in text
+    text = refused(make.office31, "amazon-review", tmp_path / "e", DataError)
+    assert "holds no reviews" in text and WHERE.search(text)
+
+
+# ---- rotated digits ----------------------------------------------------------------------------
+
+
+def test_no_digit_is_in_two_rotations(tmp_path: Path) -> None:
+    out = brought(make.mnist, "rotated-mnist", tmp_path, angles=(0, 15, 90))
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["0", "15", "90"]
+    for split, n in (("train", 240), ("test", 120)):
+        numbers: list[int] = []
+        for angle in ("0", "15", "90"):
+            found = arrays(out / angle)
+            number = found[f"x_{split}"][:, 13, 13].astype(int)  # the middle stays where it is
+            assert (found[f"y_{split}"] == number // 2 % 10).all()
+            numbers += number.tolist()
+        assert sorted(numbers) == list(range(n))
+
+
+def test_deal_is_even_and_complete() -> None:
+    y = np.random.default_rng(0).integers(0, 10, 1000)
+    heaps = deal(y, 7, np.random.default_rng(0))
+    assert [len(heap) for heap in heaps] == [142] * 7
+    assert len(set(np.concatenate(heaps).tolist())) == 7 * 142
+    for heap in heaps:
+        assert np.abs(np.bincount(y[heap]) - np.bincount(y) / 7).max() <= 2
+
+
+def test_digits_turn_clockwise() -> None:
+    x = np.zeros((1, 9, 9), np.uint8)
+    x[0, 0, 4] = 255  # twelve o'clock
+    for angle, (row, column) in {0: (0, 4), 90: (4, 8), 180: (8, 4), 270: (4, 0)}.items():
+        assert np.argwhere(rotate(x, angle)[0] == 255).tolist() == [[row, column]]
+    x[0, 0:3, 3:6] = 255
+    brightest = np.unravel_index(rotate(x, 45)[0, :, :].astype(int).argmax(), (9, 9))
+    assert brightest[0] < 4 < brightest[1]  # half past one
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("train-labels.idx1-ubyte", b"\0\0\x08\x03", ["begins with 00000803", "00000801"]),
+        ("train-labels.idx1-ubyte", make.idx(np.zeros(9)), ["240 images", "9 labels"]),
+        ("train-labels.idx1-ubyte", make.idx(np.full(240, 11)), ["the label 11"]),
+        ("train-labels.idx1-ubyte", make.idx(np.zeros(9))[:-1], ["8 bytes for 9"]),
+        ("t10k-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:-9], ["cannot be read"]),
+        ("t10k-images-idx3-ubyte.gz", b"", ["begins with :"]),
+    ],
+)
+def test_wrong_idx_files_are_named(
+    file: str, content: bytes, words: list[str], tmp_path: Path
+) -> None:
+    build = after(make.mnist, lambda root: (root / file).write_bytes(content))
+    text = refused(build, "rotated-mnist", tmp_path, DataError)
+    assert all(word in text for word in [file, *words]), text
+
+
+def test_missing_idx_files_and_equal_angles(tmp_path: Path) -> None:
+    gone = after(make.mnist, lambda root: (root / "t10k-labels.idx1-ubyte").unlink())
+    text = refused(gone, "rotated-mnist", tmp_path / "a", DataError)
+    assert "no t10k-labels-idx1-ubyte" in text and WHERE.search(text)
+    text = refused(make.mnist, "rotated-mnist", tmp_path / "b", ConfigError, angles=(0, 360))
+    assert "twice" in text
+
+
+# ---- spectrograms ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mels", "n_fft", "rate"), [(3, 16, 8000), (40, 512, 16000)])
+def test_mel_bank_against_loops(mels: int, n_fft: int, rate: int) -> None:
+    twin = torch.tensor(make.mel_bank_twin(mels, n_fft, rate), dtype=torch.float64)
+    torch.testing.assert_close(mel_bank(mels, n_fft, rate), twin, rtol=1e-9, atol=1e-9)
+
+
+def test_mel_bank_by_hand() -> None:
+    """One triangle from 0 to 8000 Hz has its top in the middle of the mel scale."""
+    (row,) = mel_bank(1, 1 << 14, 16000)
+    middle = 700 * ((1 + 8000 / 700) ** 0.5 - 1)  # 1767.8 Hz
+    assert abs(row.argmax().item() * 16000 / (1 << 14) - middle) < 1
+    assert row[0] == 0 and row[-1] < 1e-12 and 0.99 < row.max() <= 1
+
+
+@pytest.mark.parametrize("hertz", [300, 1000, 3000])
+def test_a_tone_is_brightest_in_its_own_row(hertz: int) -> None:
+    rate, mels = 8000, 20
+    t = torch.arange(rate, dtype=torch.float64) / rate
+    image = log_mel(torch.sin(2 * torch.pi * hertz * t), rate, mels)
+    assert image.shape == (mels, 101)
+    top = 2595 * np.log10(1 + rate / 2 / 700)
+    row = 2595 * np.log10(1 + hertz / 700) / top * (mels + 1) - 1  # corners are mels + 2
+    assert abs(image[:, 50].argmax().item() - row) <= 1
+    silent = log_mel(torch.zeros(rate, dtype=torch.float64), rate, mels)
+    assert torch.allclose(silent, torch.tensor(1e-6, dtype=torch.float64).log())
+
+
+def test_a_microphones_own_range_becomes_bytes(tmp_path: Path) -> None:
+    assert to_bytes(np.array([-9.0, 0, 1, 2, 9]), 0, 2).tolist() == [0, 0, 128, 255, 255]
+    assert to_bytes(np.array([3.0]), 3, 3).tolist() == [0]
+    found = arrays(brought(make.spectrograms, "mic2mic-like", tmp_path) / "Voice")
+    x, y = found["x_train"], found["y_train"]
+    assert x.dtype == np.uint8 and x.min() == 0 and x.max() == 255
+    means = [x[y == c].mean() for c in range(3)]
+    assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values from c to c + 1
+
+
+def test_recordings_become_spectrograms_of_one_length(tmp_path: Path) -> None:
+    out = brought(make.recordings, "mic2mic-like", tmp_path, mels=16, seconds=0.1)
+    assert arrays(out / "USB")["x_train"].shape == (6, 16, 11)
+
+
+def other_rate(root: Path) -> None:
+    make.sound(root / "USB" / "yes" / "9.wav", 440, rate=4000)
+
+
+def slower_microphone(root: Path) -> None:
+    for file in (root / "USB").rglob("*.wav"):
+        make.sound(file, 440, rate=4000)
+
+
+def eight_bits(root: Path) -> None:
+    file = root / "USB" / "yes" / "0.wav"
+    head = bytearray(file.read_bytes())
+    head[34] = 8  # bits per sample
+    file.write_bytes(head)
+
+
+@pytest.mark.parametrize(
+    ("build", "change", "words"),
+    [
+        (make.recordings, other_rate, ["9.wav", "4000", "8000", "one rate"]),
+        (make.recordings, slower_microphone, ["ReSpeaker", "8000", "USB", "4000"]),
+        (make.recordings, eight_bits, ["0.wav", "16-bit"]),
+        (
+            make.recordings,
+            lambda r: (r / "USB/yes/0.wav").write_bytes(b"RIFF"),
+            ["0.wav", "cannot be read"],
+        ),
+        (make.recordings, lambda r: shutil.rmtree(r / "USB/yes"), ["USB has no", "yes"]),
+        (
+            make.spectrograms,
+            lambda r: np.save(r / "Voice/train/go/0.npy", np.full((10, 12), np.nan)),
+            ["0.npy", "finite"],
+        ),
+        (
+            make.spectrograms,
+            lambda r: np.save(r / "Voice/train/go/0.npy", np.zeros((3, 3))),
+            ["one shape"],
+        ),
+        (
+            make.spectrograms,
+            lambda r: (r / "Voice/test/go/0.npy").write_bytes(b"no"),
+            ["0.npy", "numpy.save"],
+        ),
+        (make.office31, lambda r: None, ["no .npy or .wav", "published at"]),
+    ],
+)
+def test_wrong_recordings_are_named(
+    build: Callable[[Path], Path],
+    change: Callable[[Path], object],
+    words: list[str],
+    tmp_path: Path,
+) -> None:
+    text = refused(after(build, change), "mic2mic-like", tmp_path, DataError)
+    assert all(word in text for word in words), text
+
+
+def test_recordings_with_a_split_keep_it(tmp_path: Path) -> None:
+    text = refused(make.spectrograms, "mic2mic-like", tmp_path, ConfigError, transductive=True)
+    assert "leave out" in text
+
+
+# ---- what is written, and what is not ----------------------------------------------------------
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    source, out = make.office31(tmp_path / "source"), tmp_path / "out"
+    for name, words in ((".unfinished", "did not end"), ("mine", "mine")):
+        (out / name).mkdir(parents=True)
+        with pytest.raises(DataError, match=f"not empty.*{words}"):
+            import_benchmark("office31", source, out)
+        assert [p.name for p in out.iterdir()] == [name]
+        (out / name).rmdir()
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DataError, match="is a file"):
+        import_benchmark("office31", source, file)
+    with pytest.raises(DataError, match="folder to read from"):
+        import_benchmark("office31", source, source)
+
+
+@pytest.mark.parametrize(
+    "failure", [DataError("a reason"), KeyboardInterrupt(), OSError(28, "full")]
+)
+def test_nothing_is_left_of_an_import_that_fails(
+    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halfway, into an empty folder that was there and into a new one, itself inside of SOURCE."""
+    source = make.digit5(tmp_path / "source")
+    before = {p: p.stat().st_mtime_ns for p in source.iterdir()}
+    save = np.savez_compressed
+
+    def fail(path: Path, **given: Any) -> None:
+        if path.parent.name == "svhn":
+            raise failure
+        save(path, **given)
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    there, new = tmp_path / "there", source / "new"
+    there.mkdir()
+    for out in (there, new):
+        with pytest.raises(type(failure)):
+            import_benchmark("digit5", source, out)
+    assert there.is_dir() and not list(there.iterdir()) and not new.exists()
+    assert {p: p.stat().st_mtime_ns for p in source.iterdir()} == before
+    monkeypatch.undo()
+    import_benchmark("digit5", source, new)
+    assert len(list(new.iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("digit5", {"transductive": True}, ["Digit-Five takes no --transductive", "--limit"]),
+        ("office31", {"angles": (1,)}, ["takes no --angles"]),
+        ("office31", {"test_share": 1.0}, ["--test-share is 1.0"]),
+        ("office31", {"test_share": 0.3, "transductive": True}, ["leave out --test-share"]),
+        ("office31", {"domains": ("amazn",)}, ["no domain 'amazn'", "amazon, dslr, webcam"]),
+        ("office-caltech10", {"features": 3}, ["no columns for --features"]),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    name: str, options: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    error = DataError if "features" in options else ConfigError
+    text = refused(make.office_caltech, name, tmp_path, error, **options)
+    assert all(word in text for word in words), text
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+def fedda(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command_imports(tmp_path: Path) -> None:
+    source, out = make.mnist(tmp_path / "source"), tmp_path / "out"
+    done = fedda(
+        "data", "import", "rotated-mnist", source, out, "--angles", "0,45", "--limit", "60"
+    )
+    assert done.exit_code == 0, done.output
+    assert "10 classes; MNIST's training digits train" in done.output
+    assert f"fedda run kd3a --simulate {out} --target 0" in done.output.replace("\n", "")
+    assert re.search(r"45\W+60\W+60", done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("imagenet", "S", "O"), "no benchmark 'imagenet': choose from digit5"),
+        (("pacs", "nowhere", "O"), "nowhere is not a folder; needed for PACS"),
+        (("rotated-mnist", "S", "O", "--angles", "0,x"), "whole numbers"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(words: tuple[str, ...], message: str) -> None:
+    done = fedda("data", "import", *words)
+    assert done.exit_code == 1 and done.output.startswith("error: ") and message in done.output
+
+
+def test_the_list_of_benchmarks() -> None:
+    everything = fedda("data", "benchmarks").output
+    for benchmark in BENCHMARKS.values():
+        assert f"{benchmark.name}: {benchmark.title}" in everything
+        assert benchmark.url.split()[0] in everything
+    assert max(map(len, everything.splitlines())) < 160
+    one = fedda("data", "benchmarks", "pacs").output
+    assert "art_painting, cartoon" in one and "Digit-Five" not in one
+    assert fedda("data", "benchmarks", "none").exit_code == 1
+
+
+# ---- a run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "target"),
+    [
+        *(("digit5", "svhn"), ("office31", "webcam"), ("svmlight", "kitchen")),
+        *(("mnist", "90"), ("surf", "dslr"), ("recordings", "USB")),
+    ],
+)
+def test_a_run_over_an_import(layout: str, target: str, tmp_path: Path) -> None:
+    """With the settings that the command proposes, but for the size of photographs."""
+    name, build, domains, *_ = make.LAYOUTS[layout]
+    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
+    words = (word.split("=") for word in done.settings.split() if word != "-c")
+    proposed = {name: int(value) if value.isdigit() else value for name, value in words}
+    if layout == "office31":
+        assert proposed.pop("model.name") == "resnet18"
+        proposed["input.size"] = 16
+    flat = {"method": "kd3a", "rounds": 1, "train.batch-size": 4, "run.dir": str(tmp_path / "runs")}
+    config = RunConfig.parse(flat | proposed)
+    results = simulate(config, folders(done.out, target, {}), Journal(), "process")
+    (only,) = results["trainings"]["kd3a"]
+    assert len(only["rounds"]) == 1 and len(results["sites"]) == len(domains.split())
