@@ -154,6 +154,22 @@ class RunSection(Section):
     )
 
 
+class TrackSection(Section):
+    """Where a run's curves are shown besides its results; the server's alone, like the run's."""
+
+    tensorboard: bool = Field(
+        default=True, description="curves for TensorBoard in each training's folder"
+    )
+    mlflow: str = Field(
+        default="",
+        description="MLflow: a server's address, or a folder, within run.dir unless absolute; "
+        "needs fedda[mlflow]",
+    )
+    experiment: str = Field(
+        default="fedda", min_length=1, description="MLflow's experiment, made if need be"
+    )
+
+
 def is_site_name(name: str) -> bool:
     """Whether a name can be a part of array names, file names and one-line messages."""
     plain = name.isprintable() and "/" not in name and not name.startswith(".")
@@ -232,6 +248,7 @@ class RunConfig(Section):
     wire: WireConfig = WireConfig()
     wait: WaitConfig = WaitConfig()
     guard: GuardConfig = GuardConfig()
+    track: TrackSection = TrackSection()
     options: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     @classmethod
@@ -302,6 +319,16 @@ class RunConfig(Section):
 def defaults() -> Flat:
     """Every key there is, with its default: the table `[tool.flwr.app.config]` repeats."""
     return RunConfig.parse({}).flat()
+
+
+# Where results go and how long the server waits: they change no result.
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
+
+
+def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:
+    """The settings on which the results of these methods depend."""
+    others = tuple(f"{method}." for method in methods() if method not in trained)
+    return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
 
 
 def overrides(method: str, pairs: list[str]) -> Flat:

@@ -24,11 +24,11 @@ class Journal:
 
     def __init__(self, path: Path | None = None, *listeners: Listener) -> None:
         self.path = path
-        self.listeners = listeners
+        self.listeners = list(listeners)
         self.troubles: list[Event] = []
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.troubles = list(_troubles(path))  # of the run's earlier tries
+            self.troubles = [_facts(e) for e in self.past("trouble")]  # of the run's earlier tries
 
     def write(self, event: str, **facts: Any) -> None:
         """Record one event."""
@@ -48,13 +48,19 @@ class Journal:
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
 
+    def past(self, event: str) -> Iterator[Event]:
+        """Events of one kind in the file; a line that a crash cut short is passed over."""
+        if self.path is None or not self.path.is_file():
+            return
+        for line in self.path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("event") == event:
+                yield entry
 
-def _troubles(path: Path) -> Iterator[Event]:
-    """The troubles a journal tells of; a line that a crash cut short is passed over."""
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if entry.get("event") == "trouble":
-            yield {k: v for k, v in entry.items() if k not in ("event", "time")}
+
+def _facts(entry: Event) -> Event:
+    """An event as `Journal.troubles` has it."""
+    return {k: v for k, v in entry.items() if k not in ("event", "time")}

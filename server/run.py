@@ -15,7 +15,7 @@ import torch
 from flwr.serverapp import Grid
 
 from fedda import __version__
-from fedda.config import RunConfig
+from fedda.config import RunConfig, defaults, lasting
 from fedda.errors import RunError
 from fedda.folders import load_half
 
@@ -23,6 +23,7 @@ from . import checkpoint
 from .folders import roster
 from .journal import Journal
 from .sites import Sites
+from .tracking import Tracking
 from .training import Training
 
 RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".lock"
@@ -37,18 +38,21 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     """Run everything the configuration names, resuming what was begun -> results.json's content.
 
     Raises:
+        ConfigError: a tracker is asked for that is not installed.
         RosterError: the sites that joined make no run.
         QuorumError: too few sites, for too long.
         RunError: the run's folder holds a run of other settings or one that is going on, or cannot
             be written.
     """
     folder = Path(config.run.dir) / config.run.name
-    with alone(folder):
+    with Tracking(config, folder, journal) as tracking, alone(folder):
         claim(folder, config)
-        return _train(config, grid, journal, folder)
+        return _train(config, grid, journal, folder, tracking)
 
 
-def _train(config: RunConfig, grid: Grid, journal: Journal, folder: Path) -> dict[str, Any]:
+def _train(
+    config: RunConfig, grid: Grid, journal: Journal, folder: Path, tracking: Tracking
+) -> dict[str, Any]:
     sites = Sites(grid, config, journal)
     who = meet(folder, config, sites, journal)
     journal.write(
@@ -67,7 +71,9 @@ def _train(config: RunConfig, grid: Grid, journal: Journal, folder: Path) -> dic
                 folder=folder / f"{method}-{seed}",
                 journal=journal,
             )
-            trainings[method].append(training.run())
+            found = training.run()
+            tracking.finished(found)
+            trainings[method].append(found)
             who = training.roster  # a site may have come back under another node id
     results = summarise(config, who, trainings, journal)
     checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
@@ -139,8 +145,7 @@ def claim(folder: Path, config: RunConfig) -> None:
         RunError: it holds another run, or none to go on with.
     """
     path = folder / CONFIG
-    free = ("run.dir", "run.name", "run.resume", "run.expect", "wait.")
-    mine = {k: v for k, v in config.flat().items() if not k.startswith(free)}
+    mine = lasting(config.flat(), config.trainings)
     try:
         if path.is_file() != config.run.resume:
             found = "holds a run already" if path.is_file() else "holds no run to go on with"
@@ -149,11 +154,12 @@ def claim(folder: Path, config: RunConfig) -> None:
                 "is there."
             )
         if config.run.resume:
-            theirs = json.loads(path.read_text())
-            odd = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
+            theirs = lasting(json.loads(path.read_text()), config.trainings)
+            theirs = {**{k: v for k, v in defaults().items() if k in mine}, **theirs}
+            odd = sorted(k for k in theirs if mine.get(k) != theirs[k])
             if odd:
                 raise RunError(
-                    f"The run in {folder} began with {odd[0]} {theirs.get(odd[0])!r}, not "
+                    f"The run in {folder} began with {odd[0]} {theirs[odd[0]]!r}, not "
                     f"{mine.get(odd[0])!r}; resume it with the settings it began with."
                 )
         checkpoint.replace(path, json.dumps(mine, indent=1).encode())

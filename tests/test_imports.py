@@ -1,6 +1,8 @@
 """Which part may know which, read from the source: imports flow down, labels stay at sources."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,16 @@ ALLOWED = {
 
 # Everything else in fedda/ runs without Flower. A module that starts Flower's programs may join.
 KNOW_FLOWER = {"fedda/records.py"}
+
+# What only one module may import, and nothing that a site runs: trackers, and readers of exports.
+ALONE = {
+    "tensorboard": {"server/trackers.py"},
+    "torch.utils.tensorboard": {"server/trackers.py"},
+    "mlflow": {"server/mlflow_runs.py"},
+    "onnx": {"fedda/export.py"},
+    "onnxscript": {"fedda/export.py"},
+    "onnxruntime": {"fedda/export.py"},
+}
 
 
 def modules(*folders: str) -> list[Path]:
@@ -70,6 +82,58 @@ def test_the_core_knows_no_flower() -> None:
 
     assert {name(path) for path in modules("fedda") if knows(path)} == KNOW_FLOWER
     assert knows(ROOT / "clients/bridge.py")  # the test can tell
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("package", ALONE)
+def test_trackers_and_exporters_are_known_in_one_place(package: str) -> None:
+    def knows(path: Path) -> bool:
+        return any(within(module, package) for _, module in imports(path))
+
+    assert {name(path) for path in modules(*FOLDERS) if knows(path)} == ALONE[package]
+
+
+def eager(path: Path) -> set[str]:
+    """What importing a module imports: not what its functions do when they are called."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    lazy = ast.unparse(tree)
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(lazy)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("path", ["server/trackers.py", "server/mlflow_runs.py", "fedda/export.py"])
+def test_trackers_and_exporters_are_imported_when_they_are_used(path: str) -> None:
+    assert eager(ROOT / path)
+    assert not [m for m in eager(ROOT / path) for package in ALONE if within(m, package)]
+
+
+def test_export_costs_the_help_text_nothing() -> None:
+    heavy = {"torch", "fedda.export", "fedda.models"}
+    assert "typer" in eager(ROOT / "fedda/cli/export.py")
+    assert not eager(ROOT / "fedda/cli/export.py") & heavy
+
+
+@pytest.mark.slow
+def test_a_site_loads_no_tracker_and_no_exporter() -> None:
+    """Whatever it imports in between, and with what Flower and torch import themselves."""
+    code = "import sys, clients.app, clients.resident, fedda.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    loaded = set(done.stdout.split())
+    assert "clients.fleet" in loaded, done.stderr
+    assert not loaded & {*ALONE, "server", "server.tracking", "fedda.export"}
 
 
 @pytest.mark.parametrize("path", modules("fedda/algorithms"), ids=name)

@@ -3,7 +3,7 @@
 import typer
 
 from fedda.cli import client as client_command
-from fedda.cli import data, demo, keys, predict, report, run, settings, superlink
+from fedda.cli import compare, data, demo, export, keys, predict, report, run, settings, superlink
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,10 +17,12 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(run.run)
+app.command()(compare.compare)
 app.command()(settings.methods)
 app.command()(settings.settings)
 app.add_typer(data.app, name="data")
 app.command()(predict.predict)
+app.command()(export.export)
 app.command()(report.report)
 app.command()(superlink.superlink)
 app.add_typer(keys.app, name="keys")

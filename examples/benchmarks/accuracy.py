@@ -1,0 +1,338 @@
+"""Target accuracy on real data: KD3A, its ablations and its controls, seed by seed.
+
+    python examples/benchmarks/accuracy.py --data DATA --set digits --table main
+
+DATA holds the domains as `.npz` files in `digits/`, `amazon_review/` and
+`office_caltech10_images64/`; they are not part of fedda. Every number is the last round's, or the
+round's with the highest infomax, which takes no labels. Trainings are kept in --out, so the same
+command goes on where it was stopped; `--table` can be given more than once. The last line is one
+JSON object: set -> table -> variant -> target -> [mean, standard deviation].
+
+Tables:
+    main        FedAvg (source-only), AdaBN, FedProx, KD3A `paper` and `official`
+    control     FedAvg, AdaBN and KD3A `paper` alone, for larger sizes (--images)
+    ablation    KD3A without its parts, one by one: vote, focus, BatchNorm MMD, mixup
+    rounds      communication rounds per epoch r = 0.2 to 10, the same training for all
+    malicious   wrong labels at one source: four weightings, and the source left out
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedda.compare import Cell, Plan, Score, Variant
+from fedda.compare.statistics import by_target, difference, spread
+from fedda.compare.tables import (
+    as_csv,
+    as_markdown,
+    columns,
+    difference_text,
+    header,
+    markdown,
+)
+from fedda.config import Flat
+
+DRAW = 0  # seed of the images drawn from each domain; the same for every training
+BASELINE = Variant("fedavg", label="FedAvg (source-only)")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One data set: what is trained on it, reduced for a CPU, and at full size."""
+
+    folder: str
+    domains: tuple[str, ...]
+    epochs: int
+    settings: Flat
+    images: int  # per domain, drawn once; 0: all
+    tests: int
+    bad: str  # the source whose labels `malicious` flips
+    studied: tuple[str, ...]  # targets of all tables but `main`
+    full: Flat  # what --full changes; it also takes all images
+    kd3a: Flat = field(default_factory=dict)  # where the paper's table 5 differs from its default
+
+    def variant(self, label: str, preset: str = "paper", **more: Any) -> Variant:
+        """KD3A as this data set's column of table 5 has it, with changes."""
+        settings = {**self.kd3a, **more.pop("settings", {})}
+        return Variant("kd3a", preset, settings, label=label, **more)
+
+    @property
+    def paper(self) -> Variant:
+        return self.variant("KD3A paper")
+
+
+BENCHMARKS = {
+    "digits": Benchmark(
+        "digits",
+        ("mnist", "mnistm", "svhn", "usps"),
+        epochs=10,
+        settings={
+            "model.name": "digit-cnn",
+            "input.channels": 3,
+            "input.size": 16,
+            "train.batch-size": 50,
+            "train.lr": 0.01,
+            "train.lr-end": 0.0005,
+        },
+        images=600,
+        tests=1000,
+        bad="mnist",
+        studied=("usps", "mnistm"),
+        full={"input.size": 32, "train.batch-size": 100},
+    ),
+    "amazon": Benchmark(
+        "amazon_review",
+        ("books", "dvd", "electronics", "kitchen"),
+        epochs=12,
+        settings={
+            "model.name": "mlp",
+            "model.sizes": "200,100",
+            "train.batch-size": 50,
+            "train.lr": 0.05,
+            "train.lr-end": 0.001,
+        },
+        images=0,
+        tests=0,
+        bad="kitchen",
+        studied=("books", "dvd", "electronics", "kitchen"),
+        full={"model.sizes": "1000,500,100"},
+        kd3a={"kd3a.mixup": 0.0},
+    ),
+    "office": Benchmark(
+        "office_caltech10_images64",
+        ("amazon", "caltech10", "dslr", "webcam"),
+        epochs=12,
+        settings={
+            "model.name": "digit-cnn",
+            "input.size": 24,
+            "train.batch-size": 32,
+            "train.lr": 0.01,
+            "train.lr-end": 0.0005,
+        },
+        images=300,
+        tests=0,
+        bad="amazon",
+        studied=("webcam",),
+        full={"model.name": "resnet18", "input.size": 64},
+        kd3a={"kd3a.gate.low": 0.8, "kd3a.gate.high": 0.95},
+    ),
+}
+
+
+def main_table(b: Benchmark) -> list[Variant]:
+    return [
+        BASELINE,
+        Variant("adabn", label="AdaBN"),
+        Variant("fedprox", label="FedProx"),
+        b.paper,
+        b.variant("KD3A official", "official"),
+    ]
+
+
+def control_table(b: Benchmark) -> list[Variant]:
+    return [BASELINE, Variant("adabn", label="AdaBN"), b.paper]
+
+
+def ablation_table(b: Benchmark) -> list[Variant]:
+    changes: dict[str, Flat] = {
+        "no vote (mean of teachers)": {"kd3a.vote": "mean"},
+        "no focus (weights by examples)": {"kd3a.weighting": "examples"},
+        "neither": {"kd3a.vote": "mean", "kd3a.weighting": "examples"},
+        "no BatchNorm MMD (linear)": {"kd3a.batchnorm": "linear"},
+        "BatchNorm MMD as a loss (eq. 12)": {"kd3a.batchnorm": "loss"},
+        "no mixup": {"kd3a.mixup": 0.0},
+        "teachers vote with batch statistics": {"kd3a.teacher-batchnorm": "batch"},
+    }
+    changes = {k: v for k, v in changes.items() if not v.items() <= b.kd3a.items()}
+    made = [b.variant(f"KD3A, {k}", settings=c) for k, c in changes.items()]
+    return [BASELINE, b.paper, *made]
+
+
+def rounds_table(b: Benchmark) -> list[Variant]:
+    """As many epochs for all, in more or fewer rounds."""
+    found = []
+    for r in (0.2, 0.5, 1, 2, 10):
+        own: Flat = {"train.rounds-per-epoch": float(r), "rounds": max(round(b.epochs * r), 1)}
+        own = {} if r == 1 else own  # the same training as in `main`
+        found.append(Variant("fedavg", settings=own, label=f"FedAvg, r = {r:g}"))
+        found.append(b.variant(f"KD3A, r = {r:g}", settings=own))
+    return found
+
+
+def malicious_table(b: Benchmark) -> list[Variant]:
+    weightings = {
+        "focus": "focus",
+        "examples": "by examples",
+        "h-divergence": "H-divergence",
+        "gap": "gap",
+    }
+    found = [BASELINE]
+    for percent in (15, 30, 50):
+        poison = {b.bad: float(percent)}
+        found.append(Variant("fedavg", label=f"FedAvg, {percent} %", poison=poison))
+        for weighting, name in weightings.items():
+            own: Flat = {} if weighting == "focus" else {"kd3a.weighting": weighting}
+            label = f"KD3A {name}, {percent} %"
+            found.append(b.variant(label, settings=own, poison=poison))
+    without = (b.bad,)
+    found.append(Variant("fedavg", label=f"FedAvg without {b.bad}", without=without))
+    found.append(b.variant(f"KD3A without {b.bad}", without=without))
+    return found
+
+
+TABLES = {
+    "main": main_table,
+    "control": control_table,
+    "ablation": ablation_table,
+    "rounds": rounds_table,
+    "malicious": malicious_table,
+}
+
+
+def prepare(source: Path, out: Path, images: int, tests: int) -> None:
+    """Draw each domain's images once and write them where the trainings read them.
+
+    Domains without a split are used as in the literature: the target trains on all its images
+    without labels, and is tested on the same.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*.npz")):
+        made = out / path.name
+        if made.is_file():
+            continue
+        with np.load(path) as found:
+            arrays = {k: found[k] for k in found}
+        if "x" in arrays:
+            x, y = arrays["x"], arrays["y"]
+            arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+        for split, most in (("train", images), ("test", tests)):
+            if most and f"x_{split}" in arrays:
+                order = np.random.default_rng([DRAW, split == "test"]).permutation(
+                    len(arrays[f"y_{split}"])
+                )
+                for letter in "xy":
+                    arrays[f"{letter}_{split}"] = arrays[f"{letter}_{split}"][order[:most]]
+        part = made.with_suffix(".part.npz")
+        np.savez(part, **{k: v for k, v in arrays.items() if not k.startswith("id_")})
+        part.replace(made)
+
+
+def plan(args: argparse.Namespace, name: str, table: str) -> Plan:
+    """The trainings of one table."""
+    b = BENCHMARKS[name]
+    out = args.out / size(args, name)
+    images, tests = (0, 0) if args.full else (args.images or b.images, b.tests)
+    prepare(args.data / b.folder, out / "data", images, tests)
+    settings: Flat = {"rounds": b.epochs, **b.settings, **(b.full if args.full else {})}
+    if args.epochs:
+        settings["rounds"] = args.epochs
+    variants = TABLES[table](b)
+    targets = b.domains if table == "main" else b.studied
+    if table == "malicious":
+        targets = tuple(t for t in targets if t != b.bad)[:1]
+    if args.target:
+        targets = tuple(args.target)
+    return Plan(out / "data", out, variants, targets, args.seeds, settings, threads=args.threads)
+
+
+def size(args: argparse.Namespace, name: str) -> str:
+    """The data set's name, and what is not its reduced size."""
+    return f"{name}{'-full' if args.full else f'-{args.images}' if args.images else ''}"
+
+
+def against_fedavg(scores: Sequence[Score]) -> str:
+    """KD3A minus FedAvg with the same rounds, wrong labels and sources, where a table has both.
+
+    Their labels end alike: `KD3A focus, 30 %` and `FedAvg, 30 %`.
+    """
+    table = by_target(scores)
+    own = {name.partition(" ")[2]: name for name in table if name.startswith("FedAvg without")}
+    own |= {name.partition(", ")[2]: name for name in table if name.startswith("FedAvg, ")}
+    heads, rows = columns(table), []
+    for name, row in table.items():
+        same = own.get(name.partition(" ")[2]) or own.get(name.partition(", ")[2])
+        if same and same != name:
+            found = [difference(row.get(h, {}), table[same].get(h, {})) for h in heads]
+            rows.append([f"{name} − {same}", *(difference_text(d) if d else "–" for d in found)])
+    if not rows:
+        return ""
+    lines = ["", "### Minus FedAvg under the same conditions, paired by seed", ""]
+    return "\n".join([*lines, *markdown(["", *heads], rows)]) + "\n"
+
+
+def note(what: str, cell: Cell, value: Any) -> None:
+    if what == "done":
+        where = f"{cell.variant.name}, {cell.target}, seed {cell.seed}"
+        print(f"{where}: {value or 'done'}", flush=True)
+
+
+def figures(found: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[str, Any]:
+    """Means and standard deviations, rounded, as the JSON object holds them."""
+    return {
+        variant: {
+            target: [round(s.mean, 4), None if s.std is None else round(s.std, 4)]
+            for target, s in ((t, spread(v)) for t, v in row.items())
+        }
+        for variant, row in found.items()
+    }
+
+
+def seeds(text: str) -> list[int]:
+    return [int(s) for s in text.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    lines = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(
+        description="\n\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--set", choices=BENCHMARKS, action="append", help="default: all")
+    parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
+    parser.add_argument("--target", action="append", help="default: the set's")
+    parser.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="default: 0,1,2")
+    parser.add_argument("--epochs", type=int, default=0, help="default: the set's")
+    parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
+    parser.add_argument("--full", action="store_true", help="all images, at the papers' size")
+    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="kept here")
+    parser.add_argument("--results", type=Path, help="also write the Markdown tables here")
+    one = torch.cuda.is_available()
+    parser.add_argument("--jobs", type=int, default=1 if one else os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=1, help="of each training")
+    args = parser.parse_args(arguments)
+
+    answer: dict[str, dict[str, Any]] = {}
+    for name in args.set or BENCHMARKS:
+        for table in args.table or TABLES:
+            made = plan(args, name, table)
+            failed = made.run(args.jobs, note)
+            scores = made.scores()
+            stem = f"{size(args, name)}-{table}"
+            command = f"python examples/benchmarks/accuracy.py --data DATA --set {name}"
+            command += f" --table {table}" + " --full" * args.full
+            command += f" --images {args.images}" * bool(args.images)
+            command += f" --epochs {args.epochs}" * bool(args.epochs)
+            command += "".join(f" --target {t}" for t in args.target or ())
+            text = header(made, stem, command) + as_markdown(scores, BASELINE.name, made.targets)
+            text += against_fedavg(scores)
+            for folder in filter(None, (made.out, args.results)):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{stem}.md").write_text(text)
+                (folder / f"{stem}.csv").write_text(as_csv(scores))
+            print(text)
+            for cell, error in failed.items():
+                print(f"FAILED {cell.name}: {error}", flush=True)
+            answer.setdefault(name, {})[table] = figures(by_target(scores))
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

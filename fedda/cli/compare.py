@@ -1,0 +1,205 @@
+"""`fedda compare`: methods on the same domains, targets and seeds, and what each is worth."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.cli.launch import INTERRUPTED, on_terminate
+
+if TYPE_CHECKING:
+    from fedda.compare import Cell, Plan
+
+STEM = "comparison"  # of what is written
+
+
+def compare(
+    context: typer.Context,
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHODS...",
+            help="Such as kd3a, kd3a:official (a preset of its own) or kd3a,vote=hard,mixup=0.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="ROOT", help="Holds a folder or .npz file per domain."),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="Domains that take a turn as the target, or all of them."
+        ),
+    ] = "all",
+    seeds: Annotated[
+        str,
+        typer.Option(help="How many, 3 for 0, 1 and 2; or which: 5,6 or with a comma 7, alone."),
+    ] = "3",
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c", metavar="KEY=VALUE", help="Change a setting for all; see `fedda settings`."
+        ),
+    ] = None,
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Settings of a benchmark for all methods, such as digit5; a method's own presets "
+            "are written kd3a:NAME and win, as does -c. More than one may be given.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, help="Where everything is kept.")
+    ] = Path("comparison"),
+    engine: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="process: one site after the other; ray: Flower's simulation."),
+    ] = "process",
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Trainings at a time. 0: cores divided by --threads; one with CUDA or ray."
+        ),
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
+    poison: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=PERCENT,...", help="Flip labels of these sources, for every method."
+        ),
+    ] = "",
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            help="What the others are measured against; trained too if METHODS do not name it. "
+            "none: no differences.",
+        ),
+    ] = "fedavg",
+) -> None:
+    """Train methods on the same domains and seeds, and say what each is worth.
+
+      fedda data digits ./digits
+
+      fedda compare kd3a kd3a,vote=hard --data ./digits --target fonts
+      --rounds 10 -c input.size=16 -c input.channels=1
+
+    This trains FedAvg, the baseline, and two variants of KD3A, seeds 0, 1 and 2.
+
+    Prints the target's accuracy, mean and standard deviation over the seeds, by
+    target and over the targets; and each variant minus FedAvg, seed by seed,
+    with a 95 % confidence interval (Student's t).
+
+    DIR keeps comparison.md and .png, comparison.csv with a line per training,
+    and in cells/ a folder per training with results.json, its model, and what
+    went wrong if it failed. Nothing leaves this machine.
+
+    After an interruption the same command goes on: finished trainings are not
+    repeated, others go on after their last finished round. Seeds, targets and
+    methods can be added in the same DIR; a changed setting is refused, so that
+    no table mixes two.
+
+    Exit code 0 means that all trainings finished; 1 that some failed (they are
+    named, and the same command tries them again) or that none could be started;
+    130 that it was interrupted.
+    """
+    on_terminate()
+    from fedda.compare import options
+
+    with clear_exit():
+        variants, base = options.variants_of(methods, baseline)
+        flat = options.shared_of(change or [], preset or [], rounds)
+        plan = options.plan_of(data, target, seeds, variants, flat, out, poison, engine, threads)
+        _perform(plan, options.jobs_of(jobs, threads, engine), base, _command(context))
+
+
+def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
+    """Train what is missing, write and print what there is, and end with the right exit code."""
+    from fedda.compare.progress import Display
+
+    plan.check()
+    cells = plan.cells()
+    done = [cell for cell in cells if plan.results(cell) is not None]
+    for name in plan.untested():
+        typer.echo(f"note: {name} brings no labelled tests, so it gets no accuracy", err=True)
+
+    def accuracy(cell: "Cell") -> float | None:
+        (training,) = (plan.results(cell) or {})["trainings"][cell.variant.method]
+        return training["final_accuracy"]
+
+    rounds = {cell: plan.config(cell).rounds for cell in cells}
+    jobs = max(min(jobs, len(cells) - len(done)), 1)
+    try:
+        with Display(rounds, done, jobs, accuracy) as display:
+            failed = plan.run(jobs, display)
+    except KeyboardInterrupt:
+        _present(plan, baseline, command)
+        typer.echo(f"\nstopped; the same command goes on, from {plan.out}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _present(plan, baseline, command)
+    _tell(plan, failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _present(plan: "Plan", baseline: str, command: str) -> None:
+    """Write the tables and the picture of what has finished, and print the tables."""
+    from fedda.compare.figure import draw  # matplotlib takes a second to import
+    from fedda.compare.tables import as_csv, as_markdown, header
+
+    scores = plan.scores()
+    if not scores:
+        return
+    tables = as_markdown(scores, baseline, plan.targets)
+    heading = f"Comparison on {plan.data.resolve().name}"
+    written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.csv"]
+    written[0].write_text(header(plan, heading, command) + tables)
+    written[1].write_text(as_csv(scores))
+    picture = plan.out / f"{STEM}.png"
+    if draw(scores, baseline, picture, plan.targets):
+        written.append(picture)
+    typer.echo(f"\n{tables}")
+    typer.echo(f"written: {', '.join(map(str, written))}")
+
+
+def _tell(plan: "Plan", failed: dict["Cell", str]) -> None:
+    """Name what failed; cells that failed alike share a line."""
+    from fedda.compare.progress import title
+    from fedda.compare.workers import ERROR
+
+    alike: dict[str, list[Cell]] = {}
+    for cell, error in failed.items():
+        alike.setdefault(error, []).append(cell)
+    for error, cells in alike.items():
+        typer.echo(f"error: {'; '.join(map(title, cells))}: {error}", err=True)
+        traces = [plan.folder(c) / ERROR for c in cells]
+        there = [str(t) for t in traces if t.is_file()]
+        if there:
+            typer.echo(f"  its traceback: {there[0]}", err=True)
+
+
+def _command(context: typer.Context) -> str:
+    """The command line again, with names instead of this machine's folders."""
+    words = ["fedda", "compare"]
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
+            words.append(_placeless(str(each)))
+    return shlex.join(words)
+
+
+def _placeless(text: str) -> str:
+    """A value, or a setting's, without the folders it lies in."""
+    key, equals, value = text.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if "/" in value else text

@@ -1,0 +1,123 @@
+"""`fedda export`: a finished model as a file for other programs."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.errors import ConfigError, ModelError
+
+MODEL = "model.safetensors"
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write model.onnx, for ONNX Runtime and many others.")
+    ] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Write model.pt2, for PyTorch without fedda.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A folder, or the file itself. Default: beside the model."
+        ),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Of a run's trainings, this method's. Default: the run's method.")
+    ] = "",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, show_default=False, help="And this seed's. Default: the run's first seed."
+        ),
+    ] = None,
+) -> None:
+    r"""Write a model for programs that know nothing of fedda, and check what was written.
+
+    The input is float32: images (N, channels, H, W) in [0, 1], or vectors (N, d), any N. The output
+    is the probability of each class (N, classes). Class names and the input's shape are in the
+    file. It is loaded and run once more, and deleted if it does not give the model's own answers.
+
+      fedda export runs/kd3a --onnx
+
+      python -c "
+      import json, numpy, onnxruntime
+      session = onnxruntime.InferenceSession('runs/kd3a/model.onnx')
+      about = json.loads(session.get_modelmeta().custom_metadata_map['fedda'])
+      x = numpy.zeros((1, *about['shape']), 'float32')
+      print(about['classes'], session.run(['probabilities'], {'x': x})[0])"
+
+    And for PyTorch:
+
+      fedda export runs/kd3a --torch --seed 1 --out kd3a.pt2
+
+      python -c "
+      import json, torch
+      extra = {'fedda.json': ''}
+      model = torch.export.load('kd3a.pt2', extra_files=extra).module()
+      about = json.loads(extra['fedda.json'])
+      print(about['classes'], model(torch.zeros(1, *about['shape'])))"
+
+    --onnx needs the packages of the extra `export`: pip install "fedda\[export]".
+    """
+    with clear_exit():
+        kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]
+        if not kinds:
+            raise ConfigError("Say which kind of file to write: --onnx, --torch, or both.")
+        source = _chosen(run, method, seed)
+        places = _places(source, kinds, out)
+        from fedda.export import export as write  # torch takes seconds to import
+
+        for place in places:
+            done = write(source, place)
+            typer.echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
+
+
+def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:
+    """Where each kind of file goes."""
+    if out is None or out.is_dir() or not out.suffix:
+        return [(out or source.parent) / f"{source.stem}{kind}" for kind in kinds]
+    if len(kinds) > 1:
+        raise ConfigError(f"--out is {out}, one file for two; give a folder for both.")
+    if out.suffix != kinds[0]:
+        raise ConfigError(f"--out is {out}, but the file must end in {kinds[0]}.")
+    return [out]
+
+
+def _chosen(run: Path, method: str, seed: int | None) -> Path:
+    """The model file that is meant."""
+    chooses = bool(method) or seed is not None
+    if not run.is_dir():
+        if chooses:
+            raise ConfigError(
+                f"--method and --seed choose among a run's trainings, and {run} is no run's "
+                "folder; leave them out, or give the folder."
+            )
+        return run
+    found = run / MODEL
+    if chooses:
+        about = _settings(run) if not method or seed is None else {}
+        method = method or str(about.get("method", ""))
+        first = str(about.get("run.seeds", "0")).partition(",")[0]
+        found = run / f"{method}-{first if seed is None else seed}" / MODEL
+    if found.is_file():
+        return found
+    there = ", ".join(sorted(path.parent.name for path in run.glob(f"*-*/{MODEL}")))
+    what = f"{found.parent.name} has no {MODEL}" if chooses else f"{run} holds no {MODEL}"
+    raise ModelError(
+        f"{what}, which is written when a training has finished; "
+        + (f"finished are {there}: choose by --method and --seed." if there else "none has yet.")
+    )
+
+
+def _settings(run: Path) -> dict[str, object]:
+    try:
+        return dict(json.loads((run / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{run} does not say which trainings it holds ({error}); give both --method and --seed."
+        ) from None

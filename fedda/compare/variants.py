@@ -1,0 +1,107 @@
+"""What is compared: a method, its preset and the settings in which it differs from the others."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedda.config import Flat, method_module, methods, overrides
+from fedda.errors import ConfigError
+from fedda.results import title
+
+SHARED = "a comparison names methods, seeds, targets and folders by itself, for all alike"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a comparison.
+
+    Args:
+        method: its name.
+        preset: of the method; empty for the defaults.
+        settings: flat settings that only this variant has.
+        label: how tables call it; made from the rest if empty.
+        poison: percent of labels that are flipped, by source.
+        without: domains that take no part.
+    """
+
+    method: str
+    preset: str = ""
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    label: str = ""
+    poison: Mapping[str, float] = field(default_factory=dict)
+    without: Sequence[str] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.slug)  # a mapping has no hash of its own
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        if self.label:
+            return self.label
+        own = [f"{k.removeprefix(f'{self.method}.')}={v}" for k, v in self.settings.items()]
+        own += [f"poison {site}={percent:g}" for site, percent in self.poison.items()]
+        own += [f"without {site}" for site in self.without]
+        short = title(self.method).partition(" (")[0]
+        return ", ".join([" ".join(filter(None, (short, self.preset))), *own])
+
+    @property
+    def slug(self) -> str:
+        """A file name that no other training has; a label changes none."""
+        facts = (self.method, self.preset, sorted(self.settings.items()))
+        facts += (sorted(self.poison.items()), sorted(self.without))
+        digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
+        readable = re.sub(r"[^\w]+", "-", replace(self, label="").name.lower()).strip("-")[:40]
+        return f"{readable}-{digest}"
+
+    def flat(self) -> Flat:
+        """Its settings: the preset's, then its own."""
+        presets: Mapping[str, Flat] = method_module(self.method).PRESETS
+        if self.preset and self.preset not in presets:
+            known = ", ".join(presets) or "none"
+            raise ConfigError(f"{self.method} has no preset '{self.preset}'; it has {known}.")
+        chosen = {f"{self.method}.{k}": v for k, v in presets.get(self.preset, {}).items()}
+        return {"method": self.method, **chosen, **self.settings}
+
+
+def is_shared(key: str) -> bool:
+    """Whether a comparison decides a setting by itself."""
+    return key == "method" or key.startswith("run.")
+
+
+def parse(texts: Sequence[str]) -> list[Variant]:
+    """Read `kd3a`, `kd3a:official`, `kd3a:paper,vote=hard`, or several behind one another.
+
+    A part with `=` belongs to the method before it, one that begins with a digit to the value
+    before it; any other part begins a new variant.
+
+    Raises:
+        ConfigError: there is no such method, preset or setting, or one is given twice.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for part in filter(None, (p.strip() for text in texts for p in text.split(","))):
+        if part[0].isdigit() and found and found[-1][1]:
+            found[-1][1][-1] += f",{part}"  # model.sizes=200,100
+        elif "=" not in part:
+            found.append((part, []))
+        elif found:
+            found[-1][1].append(part)
+        else:
+            raise ConfigError(f"'{part}' is a setting of no method; write METHOD,{part}.")
+    if not found:
+        raise ConfigError(f"Say which methods to compare: {', '.join(methods())}.")
+    variants = []
+    for head, pairs in found:
+        method, _, preset = head.partition(":")
+        method_module(method)
+        own = overrides(method, pairs)
+        for key in filter(is_shared, own):
+            raise ConfigError(f"'{head},{key}=' is not taken here; {SHARED}.")
+        variants.append(Variant(method, preset, own))
+        variants[-1].flat()
+    names = [v.name for v in variants]
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice:
+        raise ConfigError(f"'{twice}' is given twice; name each variant once.")
+    return variants

@@ -1,0 +1,133 @@
+"""Where curves are shown: what every place has to do, and TensorBoard's event files."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from fedda.config import Flat
+
+FINAL = ("accuracy", "selected-accuracy", "selected-round", "seconds", "bytes")
+
+EVENTS = "events.out.tfevents."  # TensorBoard finds files by this, and reads them by name
+
+
+@dataclass(frozen=True)
+class About:
+    """One training: what its curves are filed under."""
+
+    run: str
+    method: str
+    seed: int
+    folder: Path
+    settings: Flat
+
+
+@dataclass(frozen=True)
+class Point:
+    """One round's place in every curve."""
+
+    step: int
+    time: float  # in seconds since 1970
+    numbers: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """Somewhere that curves are shown. Whatever it raises, the run goes on."""
+
+    title: str
+
+    def begin(self, about: About, points: Sequence[Point]) -> None:
+        """Open a training's curves, new or from before, and make them hold exactly `points`."""
+        ...
+
+    def add(self, point: Point) -> None:
+        """One more round."""
+        ...
+
+    def finish(self, point: Point) -> None:
+        """The training is over; the point is its summary."""
+        ...
+
+    def stop(self) -> None:
+        """Let go of a training that did not finish; nothing happens if none is open."""
+        ...
+
+
+class TensorBoard:
+    """An event file in each training's folder: `tensorboard --logdir RUN`.
+
+    Written record by record and not by SummaryWriter, whose thread meets a full disk later, and
+    prints a traceback of its own. A training that goes on gets a new file with all its rounds.
+    """
+
+    title = "TensorBoard"
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+
+    def begin(self, about: About, points: Sequence[Point]) -> None:
+        """See Tracker."""
+        from torch.utils.tensorboard import RecordWriter
+        from torch.utils.tensorboard.summary import hparams, text
+
+        self.stop()
+        about.folder.mkdir(parents=True, exist_ok=True)
+        path = about.folder / f"{EVENTS}{time.time():017.6f}.fedda"
+        try:
+            self._file = path.open("wb")
+            self._records = RecordWriter(self._file)
+            self._write(file_version="brain.Event:2")
+            # Whoever read older files is told to forget them. They stay: an open TensorBoard that
+            # finds one gone looks no further.
+            self._write(step=0, session_log={"status": "START"})
+            lines = [f"| {key} | {value} |" for key, value in about.settings.items()]
+            table = "\n".join(["| setting | value |", "| --- | --- |", *lines])
+            self._write(step=0, summary=text("settings", table))
+            metrics = dict.fromkeys((f"final/{name}" for name in FINAL), 0.0)
+            *begun, self._ended = hparams(dict(about.settings), metrics)
+            for summary in begun:
+                self._write(step=0, summary=summary)
+            for point in points:
+                self._scalars(point)
+            self._file.flush()
+        except BaseException:
+            self.stop()
+            path.unlink(missing_ok=True)
+            raise
+
+    def add(self, point: Point) -> None:
+        """See Tracker."""
+        self._scalars(point)
+        if self._file:
+            self._file.flush()
+
+    def finish(self, point: Point) -> None:
+        """See Tracker."""
+        self._scalars(point)
+        self._write(step=point.step, summary=self._ended)
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def stop(self) -> None:
+        """See Tracker."""
+        file, self._file = self._file, None
+        with suppress(OSError):  # what could not be written cannot be written now either
+            if file:
+                file.close()
+
+    def _scalars(self, point: Point) -> None:
+        from torch.utils.tensorboard.summary import scalar
+
+        for name, value in point.numbers.items():
+            self._write(step=point.step, wall_time=point.time, summary=scalar(name, value))
+
+    def _write(self, **facts: Any) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        proto: Any = event_pb2  # whose classes protobuf makes on import
+        event = proto.Event(**({"wall_time": time.time()} | facts))
+        self._records.write(event.SerializeToString())

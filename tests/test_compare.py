@@ -1,0 +1,730 @@
+"""Comparisons: what is trained, kept and resumed, what the tables say, what the command refuses."""
+
+import csv
+import io
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy.stats import ttest_rel
+from typer.testing import CliRunner
+
+from fedda.cli import app
+from fedda.cli import compare as command
+from fedda.compare import Cell, Plan, Score, Variant, parse, workers
+from fedda.compare.cells import domains as names_of
+from fedda.compare.figure import draw
+from fedda.compare.progress import Display
+from fedda.compare.statistics import MEAN, by_target, difference, spread
+from fedda.compare.tables import COLUMNS, as_csv, as_markdown, header, markdown
+from fedda.config import Flat
+from fedda.errors import ConfigError, DataError, FeddaError, RunError
+from server import local
+from tests.local_grid import EXAMPLES, Node
+
+TINY: Flat = {
+    "rounds": 2,
+    "model.name": "mlp",
+    "model.sizes": "16",
+    "train.batch-size": 16,
+}
+OPTIONS = [word for k, v in TINY.items() for word in ("-c", f"{k}={v}")]
+Told = list[tuple[str, str, Any]]
+
+
+@pytest.fixture(scope="module")
+def root(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of domains that can all be sources; anna brings no tests."""
+    folder = tmp_path_factory.mktemp("domains-of-all")
+    for node in domains:
+        with np.load(node["data"]) as found:
+            arrays = {"y_train": np.arange(EXAMPLES[node["name"]]) % 4, **found}
+        if node["name"] == "anna":
+            arrays = {k: v for k, v in arrays.items() if "test" not in k}
+        np.savez(folder / f"{node['name']}.npz", **arrays)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Told]:
+    """A finished comparison, and what was told of it."""
+    made = plan(root, tmp_path_factory.mktemp("done"))
+    told: Told = []
+    assert made.run(1, note(told)) == {}
+    return made, told
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What a test's command does to signals ends with the test."""
+    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in kept.items():
+        signal.signal(each, handler)
+
+
+def plan(root: Path, out: Path, **other: Any) -> Plan:
+    made: dict[str, Any] = {
+        "variants": parse(["fedavg", "fedprox,mu=0.5"]),
+        "targets": ["town", "carl"],
+        "seeds": [0, 1],
+        "settings": TINY,
+    }
+    return Plan(root, out, **(made | other))
+
+
+def note(told: Told) -> workers.Notify:
+    return lambda what, cell, value: told.append((what, cell.name, value))
+
+
+def nothing(what: str, cell: Cell, value: Any) -> None:
+    """Whom nothing is to be told."""
+
+
+def score(variant: str, target: str, seed: int, last: float | None, selected: Any = None) -> Score:
+    return Score(variant, target, seed, last, selected, None, 1.5, 10, {"a": 0.25, "b": 0.75})
+
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+def test_the_interval_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, standard deviation 1, and t is 4.302653 for 95 % and n = 3."""
+    found = difference({0: 11.0, 1: 22.0, 2: 33.0}, {0: 10.0, 1: 20.0, 2: 30.0})
+    assert found is not None
+    assert found.mean == pytest.approx(2)
+    assert found.low == pytest.approx(2 - 4.302653 / 3**0.5)
+    assert found.high == pytest.approx(2 + 4.302653 / 3**0.5)
+    assert found.n == 3
+
+
+accuracies = st.dictionaries(st.integers(0, 12), st.floats(0, 1), min_size=1, max_size=10)
+
+
+@given(accuracies, accuracies, st.sampled_from([0.8, 0.95, 0.99]))
+def test_the_interval_is_the_paired_t_tests(
+    mine: dict[int, float], base: dict[int, float], level: float
+) -> None:
+    found = difference(mine, base, level)
+    shared = [s for s in mine if s in base]
+    if not shared:
+        assert found is None
+        return
+    assert found is not None and found.n == len(shared)
+    assert found.mean == pytest.approx(np.mean([mine[s] - base[s] for s in shared]))
+    if len(shared) == 1:
+        assert found.low is None and found.high is None
+    elif np.ptp([mine[s] - base[s] for s in shared]) > 1e-9:  # else scipy warns of cancellation
+        tested = ttest_rel([mine[s] for s in shared], [base[s] for s in shared])
+        low, high = tested.confidence_interval(level)
+        assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+@given(accuracies)
+def test_spread_is_numpys(values: dict[int, float]) -> None:
+    found, numbers = spread(values), list(values.values())
+    assert found.mean == pytest.approx(np.mean(numbers))
+    assert found.n == len(numbers)
+    assert (found.std is None) == (len(numbers) == 1)
+    if found.std is not None:
+        assert found.std == pytest.approx(np.std(numbers, ddof=1))
+
+
+def test_no_mean_over_fewer_targets() -> None:
+    scores = [
+        score("A", "x", 0, 0.5), score("A", "y", 0, 0.7), score("A", "x", 1, 0.9),
+        score("B", "x", 0, 0.1), score("B", "y", 1, 0.2),
+    ]  # fmt: skip
+    table = by_target(scores)
+    assert table["A"][MEAN] == {0: pytest.approx(0.6)}
+    assert table["A"]["x"] == {0: 0.5, 1: 0.9}
+    assert MEAN not in table["B"]
+    assert MEAN not in by_target(scores, targets=["x", "y", "z"])["A"]  # z is still to come
+    assert MEAN not in by_target(scores[:1])["A"]  # one target has no mean of its own
+
+
+# ---- variants ----------------------------------------------------------------------------------
+
+
+def test_what_variants_may_be() -> None:
+    found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.sizes=20,10,kd3a"])
+    assert [(v.method, v.preset, v.settings) for v in found] == [
+        ("kd3a", "official", {"kd3a.vote": "hard"}),
+        ("fedavg", "", {}),
+        ("fedavg", "", {"model.sizes": "20,10"}),
+        ("kd3a", "", {}),
+    ]
+    assert found[0].name == "KD3A official, vote=hard"
+    assert found[0].flat()["kd3a.vote"] == "hard"
+    assert found[0].flat()["kd3a.teacher-batchnorm"]  # of the preset
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("", "Say which methods"),
+        ("kd4a", "no method 'kd4a'"),
+        ("vote=hard", "setting of no method"),
+        ("kd3a:nature", "no preset 'nature'"),
+        ("kd3a,votes=hard", "did you mean vote"),
+        ("kd3a,kd3a", "given twice"),
+        ("kd3a,run.seeds=3", "not taken here"),
+        ("kd3a,method=fedavg", "not taken here"),
+    ],
+)
+def test_what_variants_may_not_be(words: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        parse([words])
+
+
+def test_folders_keep_their_names() -> None:
+    """Else a comparison that was begun would be trained anew."""
+    assert [v.slug for v in parse(["fedavg", "kd3a"])] == ["fedavg-94633fd2", "kd3a-cd5abd1f"]
+    alike = [
+        Variant("kd3a"),
+        Variant("kd3a", "paper"),
+        Variant("kd3a", settings={"kd3a.vote": "hard"}),
+        Variant("kd3a", poison={"a": 30.0}),
+        Variant("kd3a", without=("a",)),
+    ]
+    assert len({v.slug for v in alike}) == len(set(alike)) == len(alike)
+    assert Cell(alike[0], "mnist-m", 3).name == "kd3a-cd5abd1f.mnist-m.3"
+    odd = [Cell(alike[0], name, 3).name for name in ("ward 1", "ward-1", "ward/1")]
+    assert len(set(odd)) == 3 and all(" " not in n and "/" not in n for n in odd)
+
+
+# ---- trainings ---------------------------------------------------------------------------------
+
+
+def test_every_cell_is_trained_once(done: tuple[Plan, Told]) -> None:
+    made, told = done
+    cells = made.cells()
+    assert len(cells) == 2 * 2 * 2
+    assert [cell.seed for cell in cells] == 4 * [0] + 4 * [1]
+    each = [("begin", 0), ("round", 1), ("round", 2), ("done", None)]
+    assert told == [(what, cell.name, value) for cell in cells for what, value in each]
+    again: Told = []
+    assert made.run(1, note(again)) == {} and again == []
+    left = {path.name for path in made.folder(cells[0]).iterdir()} - {".lock"}
+    kept = {"cell.json", "config.json", "journal.jsonl", "roster.json"}
+    assert left == kept | {"model.safetensors", "results.json"}  # and no checkpoint
+
+
+def test_csv_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
+    made, _ = done
+    rows = list(csv.DictReader(io.StringIO(as_csv(made.scores()))))
+    assert list(rows[0]) == list(COLUMNS)
+    assert len(rows) == len(made.cells())
+    for row, cell in zip(rows, made.cells(), strict=True):
+        results = json.loads((made.folder(cell) / "results.json").read_text())
+        (training,) = results["trainings"][cell.variant.method]
+        assert (row["variant"], row["target"]) == (cell.variant.name, cell.target)
+        assert int(row["seed"]) == cell.seed == training["seed"]
+        assert float(row["accuracy_last"]) == training["rounds"][-1]["accuracy"]
+        chosen = max(training["rounds"], key=lambda entry: entry["infomax"])
+        assert float(row["accuracy_selected"]) == chosen["accuracy"]
+        assert int(row["selected_round"]) == chosen["round"]
+        assert float(row["seconds"]) == training["seconds"]
+        assert int(row["bytes"]) == sum(training["bytes"].values())
+        weights = dict(pair.split("=") for pair in row["weights"].split())
+        assert {k: float(v) for k, v in weights.items()} == pytest.approx(
+            training["rounds"][-1]["weights"], rel=1e-5
+        )
+
+
+def cells_of(text: str, heading: str) -> dict[str, dict[str, str]]:
+    """A Markdown table below a heading -> row -> column -> text."""
+    lines = text.partition(f"### {heading}")[2].partition("###")[0].splitlines()
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
+
+
+def test_markdown_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
+    made, _ = done
+    text = as_markdown(made.scores(), "FedAvg")
+    last = {
+        (s.variant, s.target, s.seed): 100 * s.last for s in made.scores() if s.last is not None
+    }
+    shown = cells_of(text, "Last round")
+    minus = cells_of(text, "Minus FedAvg")
+    for name in ("FedAvg", "FEDPROX, mu=0.5"):
+        name = next(n for n in shown if n.lower() == name.lower())
+        columns = {t: [last[name, t, s] for s in (0, 1)] for t in made.targets}
+        columns["mean"] = list(np.mean(list(columns.values()), axis=0))
+        base = {t: [last["FedAvg", t, s] for s in (0, 1)] for t in made.targets}
+        base["mean"] = list(np.mean(list(base.values()), axis=0))
+        assert list(shown[name]) == ["town", "carl", "mean"]
+        for target, values in columns.items():
+            assert shown[name][target] == f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+            if name != "FedAvg":
+                pairs = np.subtract(values, base[target])
+                half = 12.7062047 * np.std(pairs, ddof=1) / 2**0.5  # t for 95 % and n = 2
+                low, high = np.mean(pairs) - half, np.mean(pairs) + half
+                assert minus[name][target] == f"{np.mean(pairs):+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert "FedAvg" not in minus
+    assert "without labels" in text and "Student's t" in text
+
+
+def test_what_is_missing_is_said() -> None:
+    scores = [score("A", "x", 0, 0.5), score("A", "x", 1, 0.7), score("B", "x", 0, 0.6)]
+    text = as_markdown([*scores, score("B", "y", 0, None)], "A")
+    shown = cells_of(text, "Last round")
+    assert shown["B"] == {"x": "60.0 (1 of 2 seeds)", "y": "–"}
+    assert "y: no labelled tests there" in text
+    assert cells_of(text, "Minus A") == {"B": {"x": "+10.0 (n = 1)", "y": "–"}}
+    nowhere = as_markdown([score("A", "x", 0, None), score("B", "x", 0, None)], "A")
+    assert "x: no labelled tests there" in nowhere and "Minus" not in nowhere
+    assert "nothing to show" in as_markdown([], "A")
+    assert markdown(["", "a|b"], [["c", "1"]])[0] == r"|     | a\|b |"
+
+
+def test_the_header_stays_true(done: tuple[Plan, Told], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = done
+    text = header(made, "Heading", "fedda compare x")
+    monkeypatch.setattr("fedda.__version__", "9.9.9")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert header(made, "Heading", "fedda compare x") == text
+    found = made.results(made.cells()[0])
+    assert found is not None
+    for version in ("fedda", "flwr", "torch"):
+        assert f"{version} {found['versions'][version]}" in text
+    assert text.startswith("## Heading\n\n    fedda compare x\n")
+    assert "seeds: 0, 1\n" in text and "rounds: 2\n" in text and "1 thread each" in text
+    assert "`model.name=mlp`" in text and "train.lr" not in text
+    assert f"`{made.data.name}`" in text and str(made.data.parent) not in text
+    assert "| town   |              48 |             24 |" in text
+    assert "| anna   |              40 |              0 |" in text
+    assert "not finished" not in text
+    assert "not finished: 4 of 12" in header(
+        plan(made.data, made.out, seeds=[0, 1, 2]), "Heading", ""
+    )
+
+
+def test_an_interrupted_training_goes_on_to_the_same_end(
+    root: Path, done: tuple[Plan, Told], tmp_path: Path
+) -> None:
+    made = plan(root, tmp_path, seeds=[0], targets=["town"])
+    told: Told = []
+
+    def interrupt(what: str, cell: Cell, value: Any) -> None:
+        told.append((what, cell.name, value))
+        if what == "round" and cell.variant.method == "fedprox":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run(1, interrupt)
+    assert told[-1] == ("round", made.cells()[1].name, 1)
+    assert [s.variant for s in made.scores()] == ["FedAvg"]
+    told.clear()
+    assert made.run(1, note(told)) == {}
+    assert [(what, value) for what, _, value in told] == [
+        ("begin", 1), ("round", 2), ("done", None)
+    ]  # fmt: skip
+    theirs = {(s.variant, s.target, s.seed): s.last for s in done[0].scores()}
+    for mine in made.scores():
+        assert mine.last == theirs[mine.variant, mine.target, mine.seed]
+
+
+def test_what_changed_is_refused(done: tuple[Plan, Told], tmp_path: Path) -> None:
+    made, _ = done
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"settings": TINY | {"train.lr": 0.5}}, "with train.lr 0.05, not 0.5; choose another"),
+        ({"poison": {"bert": 30.0}}, "with poison {}, not {'bert': 30.0}"),
+        ({"data": tmp_path}, "no domain"),
+    ]
+    for change, part in cases:
+        changed = replace(made, **change)
+        with pytest.raises(RunError, match=part):
+            changed.run(1, nothing)
+    for name in ("town", "carl"):
+        (tmp_path / f"{name}.npz").write_bytes((made.data / f"{name}.npz").read_bytes())
+    with pytest.raises(RunError, match="with sites"):
+        replace(made, data=tmp_path).run(1, nothing)
+    more = replace(made, settings=TINY | {"kd3a.vote": "hard", "wait.sites": 9.0})
+    told: Told = []
+    assert more.run(1, note(told)) == {} and told == []  # neither matters to these methods
+    with pytest.raises(RunError, match="--jobs 1"):
+        replace(made, engine="ray").run(2, nothing)
+    twins = [Variant("fedavg", label="A"), Variant("fedprox", label="A")]
+    with pytest.raises(RunError, match="called 'A'"):
+        replace(made, variants=twins).run(1, nothing)
+
+
+def test_a_begun_training_of_other_settings_is_refused(root: Path, tmp_path: Path) -> None:
+    def stop(what: str, cell: Cell, value: Any) -> None:
+        if what == "round":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan(root, tmp_path).run(1, stop)
+    with pytest.raises(RunError, match=r"train\.lr"):
+        plan(root, tmp_path, settings=TINY | {"train.lr": 0.5}).run(1, nothing)
+
+
+def test_what_cannot_be_read_is_found_before_the_first_training(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    """Town has no labels, so it can be no source."""
+    told: Told = []
+    with pytest.raises(DataError, match="town"):
+        plan(Path(domains[0]["data"]).parent, tmp_path).run(1, note(told))
+    assert told == []
+
+
+def test_a_failed_training_does_not_end_the_others(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = local.simulate
+
+    def simulate(config: Any, *rest: Any) -> Any:
+        if config.method == "fedavg":
+            raise ZeroDivisionError("by nought")
+        return true(config, *rest)
+
+    monkeypatch.setattr(local, "simulate", simulate)
+    made = plan(root, tmp_path, seeds=[0], targets=["town"])
+    failed = made.run(1, nothing)
+    bad, good = made.cells()
+    assert failed == {bad: "ZeroDivisionError: by nought"}
+    assert "by nought" in (made.folder(bad) / workers.ERROR).read_text()
+    assert [s.variant for s in made.scores()] == [good.variant.name]
+    monkeypatch.undo()
+    assert made.run(1, nothing) == {}
+    assert len(made.scores()) == 2
+    assert not (made.folder(bad) / workers.ERROR).exists()
+
+
+def test_domains_are_those_of_a_simulation(root: Path, tmp_path: Path) -> None:
+    assert names_of(root) == [s["name"] for s in local.folders(root, "town", {})]
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.npz").touch()
+    assert names_of(tmp_path) == ["a", "b"]
+    assert [s["name"] for s in local.folders(tmp_path, "b", {})] == ["a", "b"]
+
+
+# ---- what is shown -----------------------------------------------------------------------------
+
+
+def test_progress_says_how_long(tmp_path: Path) -> None:
+    """Two rounds at 10 s of A, none yet of B: each of the four rounds left counts 10 s."""
+    now = [0.0]
+    cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox", "kd3a"])]
+    text = io.StringIO()
+    show = Display(
+        dict.fromkeys(cells, 2), cells[2:], 1, lambda cell: 0.5, Console(file=text), lambda: now[0]
+    )
+    with show:
+        show("begin", cells[0], 0)
+        for number in (1, 2):
+            now[0] += 10
+            show("round", cells[0], number)
+        show("done", cells[0], None)
+        show("begin", cells[1], 0)
+        now[0] += 70
+        show("round", cells[1], 1)
+        show("done", cells[1], "it broke")
+    assert text.getvalue().splitlines() == [
+        "3 trainings, 1 of them done before",
+        "2/3 FedAvg → town, seed 0: accuracy 50.0 %, 0:20, about 0:20 left",
+        "  FedProx → town, seed 0: round 1/2, about 1:10 left".replace(
+            "FedProx", cells[1].variant.name
+        ),
+        f"3/3 {cells[1].variant.name} → town, seed 0: failed: it broke",
+    ]
+
+
+def test_progress_on_a_terminal() -> None:
+    cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox"])]
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    with Display(dict.fromkeys(cells, 4), [], 2, lambda cell: None, console) as show:
+        show("begin", cells[0], 2)
+        show("round", cells[0], 3)
+        assert show._live is not None
+        show._live.refresh()
+        show("done", cells[0], None)
+    assert "0/2 trainings" in text.getvalue() and "round 3/4" in text.getvalue()
+    assert "no tests" in text.getvalue()
+
+
+@pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])
+def test_the_picture(tmp_path: Path, variants: int, targets: int, seeds: int) -> None:
+    scores = [
+        score(f"${v} named at great length, so that it is wrapped", f"$t{t}", s, 0.1 * v + 0.01 * s)
+        for v in range(variants) for t in range(targets) for s in range(seeds)
+    ]  # fmt: skip
+    path = tmp_path / "a.png"
+    assert draw(scores, scores[0].variant, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not draw([score("A", "x", 0, None)], "A", tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
+    with pytest.raises(RunError, match="cannot be written"):
+        draw(scores[:1], "", tmp_path / "no" / "c.png")
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def fedda(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, words)])
+
+
+def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_path: Path) -> None:
+    words = ("fedprox", "--data", root, "--target", "town", "--seeds", "1", "--jobs", "1")
+    ended = fedda(*words, "--out", tmp_path / "out", *OPTIONS)
+    assert ended.exit_code == 0, ended.output
+    assert "2/2" in ended.output and "Minus FedAvg, paired by seed" in ended.output
+    out = tmp_path / "out"
+    text = (out / "comparison.md").read_text()
+    assert next(iter(cells_of(text, "Last round"))) == "FedAvg"
+    assert "fedda compare fedprox --data " + root.name in text and str(root) not in text
+    assert "--out out" in text and str(tmp_path) not in text
+    assert len((out / "comparison.csv").read_text().splitlines()) == 3
+    assert (out / "comparison.png").is_file()
+    again = fedda(*words, "--out", tmp_path / "out", *OPTIONS)
+    assert again.exit_code == 0 and "2 of them done before" in again.output
+    assert (out / "comparison.md").read_text() == text
+    other = fedda(*words, "--out", tmp_path / "out", *OPTIONS, "--rounds", "3", "-c", "rounds=4")
+    assert other.exit_code == 1 and "with rounds 2, not 4" in other.output
+
+
+def test_the_command_says_where_there_are_no_tests(root: Path, tmp_path: Path) -> None:
+    words = ("fedavg", "--data", root, "--target", "anna", "--seeds", "7,", "--jobs", "1")
+    ended = fedda(*words, "--out", tmp_path, *OPTIONS, "-c", "rounds=1")
+    assert ended.exit_code == 0, ended.output
+    assert "note: anna brings no labelled tests" in ended.output
+    assert "anna: no labelled tests there" in ended.output
+    assert not (tmp_path / "comparison.png").exists()
+    assert "seeds: 7\n" in (tmp_path / "comparison.md").read_text()
+
+
+REFUSED = [
+    ("kd4a --data R", "no method 'kd4a'"),
+    ("fedavg --data nowhere", "nowhere is not a folder"),
+    ("fedavg --data ONE", "holds town; a comparison needs"),
+    ("fedavg --data R --target mars", "no domain 'mars', it has anna, bert, carl, town"),
+    ("fedavg --data R --target ,", "no domain ''"),
+    ("fedavg --data R --target town,town", "twice"),
+    ("fedavg --data R --seeds x", "--seeds 'x' cannot be"),
+    ("fedavg --data R --seeds 0", "--seeds '0' cannot be"),
+    ("fedavg --data R --seeds 5,5", "--seeds '5,5' cannot be"),
+    ("fedavg --data R --seeds -3", "--seeds '-3' cannot be"),
+    ("fedavg --data R --poison bert", "NAME=PERCENT"),
+    ("fedavg --data R --poison bert=200", "NAME=PERCENT"),
+    ("fedavg --data R --poison mars=20", "no such domain"),
+    ("fedavg --data R --target town --poison town=20", "it is the target"),
+    ("fedavg --data R --jobs 2 --engine ray", "--engine ray"),
+    ("fedavg --data R -c run.evaluate=false", "-c run.evaluate= is not taken here"),
+    ("fedavg --data R -c rounds=many", "must be a whole number"),
+    ("fedavg --data R -c gate.low=1", "no setting 'gate.low'; did you mean kd3a.gate.low"),
+    ("fedavg --data R --preset official", "METHOD:official"),
+    ("fedavg --data R --baseline fedavg,kd3a", "more than one method"),
+    ("fedavg --data R --baseline kd4a", "no method 'kd4a'"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), REFUSED)
+def test_what_the_command_refuses(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ONE").mkdir()
+    (tmp_path / "ONE" / "town.npz").touch()
+    (tmp_path / "R").symlink_to(root)
+    ended = fedda(*words.split())
+    assert ended.exit_code == 1, ended.output
+    assert ended.output.count("error: ") == 1 and part in ended.output, ended.output
+    assert not (tmp_path / "comparison").exists()
+
+
+def test_what_the_command_makes_of_its_options(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Plan, int, str]] = []
+    monkeypatch.setattr(
+        command, "_perform", lambda p, jobs, base, line: made.append((p, jobs, base))
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = "kd3a fedprox --preset digit5 --rounds 3 --seeds 5,6 --threads 2 --poison bert=30"
+    ended = fedda(*words.split(), "--data", root, "--target", "town,carl", "--out", tmp_path)
+    assert ended.exit_code == 0, ended.output
+    ((found, jobs, base),) = made
+    assert [v.method for v in found.variants] == ["fedavg", "kd3a", "fedprox"]
+    assert (jobs, base) == (4, "FedAvg")
+    assert (found.targets, found.seeds, found.poison) == (["town", "carl"], [5, 6], {"bert": 30.0})
+    config = found.config(found.cells()[0])
+    assert (config.rounds, config.train.batch_size) == (3, 100)  # of the command, of the preset
+    fedda("kd3a:official", "--data", root, "--baseline", "kd3a:official", "--engine", "ray")
+    fedda("kd3a", "--data", root, "--baseline", "none")
+    assert [(len(p.variants), jobs, base) for p, jobs, base in made[1:]] == [
+        (1, 1, "KD3A official"), (1, 8, "")
+    ]  # fmt: skip
+    assert made[1][0].seeds == [0, 1, 2] and made[1][0].targets == ["anna", "bert", "carl", "town"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "part"),
+    [
+        (KeyboardInterrupt, 130, "the same command goes on"),
+        (FeddaError("no luck"), 1, "FedAvg → town, seed 0; FedAvg → town, seed 1: no luck"),
+    ],
+)
+def test_how_the_command_ends(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Any, code: int, part: str
+) -> None:
+    def simulate(*_: Any) -> None:
+        raise trouble
+
+    monkeypatch.setattr(local, "simulate", simulate)
+    words = ("fedavg", "--data", root, "--target", "town", "--seeds", "2", "--jobs", "1")
+    ended = fedda(*words, "--out", tmp_path, *OPTIONS)
+    assert ended.exit_code == code, ended.output
+    assert part in ended.output
+    if code == 1:
+        assert f"traceback: {tmp_path / 'cells'}" in ended.output
+
+
+# ---- processes ---------------------------------------------------------------------------------
+
+
+def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:
+    return [(s.variant, s.target, s.seed, s.last) for s in made.scores()]
+
+
+@pytest.mark.slow
+def test_two_at_a_time_find_the_same(root: Path, done: tuple[Plan, Told], tmp_path: Path) -> None:
+    made = plan(root, tmp_path)
+    told: Told = []
+    assert made.run(2, note(told)) == {}
+    assert accuracies_of(made) == accuracies_of(done[0])
+    assert sorted(t for t in told if t[0] == "done") == sorted(t for t in done[1] if t[0] == "done")
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_flowers_simulation_finds_the_same(
+    root: Path, done: tuple[Plan, Told], tmp_path: Path
+) -> None:
+    made = plan(root, tmp_path, seeds=[0], targets=["town"], engine="ray")
+    assert made.run(1, nothing) == {}
+    theirs = {entry[:3]: entry for entry in accuracies_of(done[0])}
+    assert accuracies_of(made) == [theirs[entry[:3]] for entry in accuracies_of(made)]
+    assert len(accuracies_of(made)) == 2
+    assert "engine ray" in header(made, "", "")
+
+
+@pytest.mark.slow
+def test_a_killed_process_costs_its_training(root: Path, tmp_path: Path) -> None:
+    made = plan(root, tmp_path, settings=TINY | {"rounds": 20})
+    killed: list[int] = []
+
+    def kill(what: str, cell: Cell, value: Any) -> None:
+        if what == "round" and value >= 2 and not killed:
+            victim = multiprocessing.active_children()[0]
+            assert victim.pid is not None
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    failed = made.run(2, kill)
+    ((cell, error),) = failed.items()
+    assert "killed (exit code -9)" in error
+    assert len(made.scores()) == len(made.cells()) - 1
+    told: Told = []
+    assert made.run(1, note(told)) == {}
+    assert {name for _, name, _ in told} == {cell.name}
+    assert len(made.scores()) == len(made.cells())
+
+
+def spawned(pid: int) -> set[int]:
+    """The processes of a session, whoever their parent is now."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == pid:
+                found.add(int(entry.name))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def eventually(true: Callable[[], Any]) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if true():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_the_command_leaves_no_process(
+    root: Path, tmp_path: Path, number: int
+) -> None:
+    words = [sys.executable, "-m", "fedda.cli", "compare", "fedavg", "fedprox", "--data", root]
+    words += ["--target", "town", "--jobs", "2", "--out", tmp_path, *OPTIONS, "-c", "rounds=5000"]
+    started = subprocess.Popen(
+        [str(w) for w in words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        journals = "cells/*/journal.jsonl"
+        assert eventually(lambda: len(list(tmp_path.glob(journals))) == 2)
+        if number == signal.SIGINT:
+            os.killpg(started.pid, number)  # as a terminal does
+        else:
+            started.send_signal(number)
+        _, said = started.communicate(timeout=60)
+        assert eventually(lambda: not spawned(started.pid))
+    finally:
+        for pid in spawned(started.pid):
+            os.kill(pid, signal.SIGKILL)
+    assert started.returncode == (-9 if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert "the same command goes on" in said and "Traceback" not in said
+
+
+SCRIPT = """
+from pathlib import Path
+from fedda.compare import Plan, parse
+{guard}
+    plan = Plan(Path({root!r}), Path({out!r}), parse(["fedavg"]), ["town"], [0, 1], {settings!r})
+    print(plan.run(2, lambda *told: None))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", ["if True:", "if __name__ == '__main__':"])
+def test_a_script_that_would_start_itself_is_told_so(
+    root: Path, tmp_path: Path, guard: str
+) -> None:
+    script = tmp_path / "script.py"
+    out, settings = str(tmp_path / "out"), dict(TINY)
+    script.write_text(SCRIPT.format(root=str(root), out=out, settings=settings, guard=guard))
+    command = [sys.executable, str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "name" in guard:
+        assert (ended.returncode, ended.stdout) == (0, "{}\n"), ended.stderr
+    else:
+        assert ended.returncode == 1
+        assert "RunError: A training's process could not start" in ended.stderr

@@ -1,0 +1,295 @@
+"""`fedda export`: a file that says what it is and, without fedda, gives the model's own answers."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedda import export, models
+from fedda.cli import app
+from fedda.cli.export import export as command
+from fedda.config import ModelConfig
+from fedda.errors import ModelError
+
+CLASSES = ("cat", "dog", 'Ä, "b"')
+MLP = ModelConfig(name="mlp", sizes="4")
+slow = pytest.mark.slow
+FAMILIES: list[Any] = [
+    pytest.param(MLP, (5,), id="vectors"),
+    pytest.param(MLP, (1, 4, 4), id="mlp", marks=slow),
+    pytest.param(ModelConfig(name="digit-cnn"), (1, 8, 8), id="digit-cnn"),
+    pytest.param(ModelConfig(name="lenet"), (3, 16, 20), id="lenet", marks=slow),
+    pytest.param(ModelConfig(name="resnet18"), (3, 32, 32), id="resnet18", marks=slow),
+    pytest.param(ModelConfig(name="resnet18"), (1, 20, 30), id="resnet18-gray", marks=slow),
+    pytest.param(ModelConfig(name="alexnet"), (3, 63, 70), id="alexnet", marks=slow),
+]
+
+
+def saved(
+    path: Path, config: ModelConfig = MLP, shape: tuple[int, ...] = (5,), seed: int = 3
+) -> Path:
+    """A model whose BatchNorm layers have seen data, so that their statistics matter."""
+    model = models.build(config, shape, len(CLASSES), seed=seed)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _ in range(3):
+            model.train()(torch.rand(8, *shape, generator=random))
+    models.save(path, model, config=config, shape=shape, classes=CLASSES)
+    return path
+
+
+def inputs(shape: tuple[int, ...], n: int) -> torch.Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(n))
+
+
+def run_onnx(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """As the help text shows it."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (entrance,), (exit_,) = session.get_inputs(), session.get_outputs()
+    assert (entrance.name, exit_.name) == ("x", "probabilities")
+    assert (entrance.shape, exit_.shape) == (["batch", *x.shape[1:]], ["batch", len(CLASSES)])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["fedda"])
+    return torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0]), about
+
+
+def run_torch(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    extra: dict[str, Any] = {"fedda.json": ""}
+    loaded = torch.export.load(path, extra_files=extra)
+    return loaded.module()(x).detach(), json.loads(extra["fedda.json"])
+
+
+def check(read: Callable[..., Any], path: Path, source: Path, config: ModelConfig) -> None:
+    model, meta = models.load(source)
+    for n in (1, 2, 7):
+        x = inputs(meta.shape, n)
+        found, about = read(path, x)
+        torch.testing.assert_close(found, models.predict(model, x), atol=1e-5, rtol=1e-4)
+    assert about["classes"] == list(CLASSES)
+    assert about["shape"] == list(meta.shape)
+    assert about["model"] == config.name
+    assert about["range"] == ([0, 1] if len(meta.shape) == 3 else None)
+
+
+@pytest.mark.parametrize(("config", "shape"), FAMILIES)
+def test_torch_gives_the_models_answers(
+    tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
+) -> None:
+    source = saved(tmp_path / "model.safetensors", config, shape)
+    done = export.export(source, tmp_path / "model.pt2")
+    assert done.difference < 1e-5
+    check(run_torch, done.path, source, config)
+
+
+@slow
+@pytest.mark.parametrize(("config", "shape"), FAMILIES)
+def test_onnx_gives_the_models_answers(
+    tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
+) -> None:
+    source = saved(tmp_path / "model.safetensors", config, shape)
+    done = export.export(source, tmp_path / "model.onnx")
+    assert done.difference < 1e-5
+    check(run_onnx, done.path, source, config)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
+
+
+def test_a_pretrained_model_brings_its_normalisation(tmp_path: Path) -> None:
+    """Inputs stay in [0, 1]: what ImageNet's weights want is in the file."""
+    model = models.build(MLP, (3, 4, 4), len(CLASSES), seed=0)
+    model.pretrained = True
+    made = export._traced(export.Classifier(model).eval(), (3, 4, 4)).module()
+    x = inputs((3, 4, 4), 3)
+    plain = model.head(model.eval().encoder((x - model.mean) / model.std)).softmax(dim=1)
+    torch.testing.assert_close(made(x), plain)
+
+
+# ---- the check ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda y: y + 2e-4, "0.0002"),
+        (lambda y: y * float("nan"), "nan"),
+        (lambda y: y[:, :2], "inf"),
+        (lambda y: y.flip(1), "by up to"),
+    ],
+    ids=["a little", "not a number", "a class less", "classes in another order"],
+)
+def test_what_differs_is_deleted_and_what_was_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, word: str
+) -> None:
+    source, out = saved(tmp_path / "model.safetensors"), tmp_path / "model.pt2"
+    out.write_text("an earlier one")
+    model = export.Classifier(models.load(source)[0])
+    wrong = (
+        lambda program, path, about: path.write_text(about),
+        lambda path: lambda x: spoil(model(x)) if path.is_file() else None,
+    )
+    monkeypatch.setitem(export._KINDS, ".pt2", wrong)
+    monkeypatch.setattr(export, "_traced", lambda model, shape: None)
+    with pytest.raises(ModelError, match=f"other probabilities than the model.*{word}"):
+        export.export(source, out)
+    assert out.read_text() == "an earlier one"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.pt2", "model.safetensors"]
+
+
+def test_a_model_that_gives_no_numbers_is_not_exported(tmp_path: Path) -> None:
+    model = models.build(MLP, (5,), len(CLASSES), seed=0)
+    with torch.no_grad():
+        model.head.bias[0] = float("nan")
+    source = tmp_path / "model.safetensors"
+    models.save(source, model, config=MLP, shape=(5,), classes=CLASSES)
+    with pytest.raises(ModelError, match="by up to nan"):
+        export.export(source, tmp_path / "model.pt2")
+
+
+def test_the_comparison_tries_two_sizes_of_batch() -> None:
+    model = export.Classifier(models.build(MLP, (5,), 3, seed=0)).eval()
+    assert export.compare(model, model, (5,)) == 0
+    sizes = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        y = model(x).detach().clone()
+        y[-1, 0] += 0.25 if len(x) > 1 else 0.125
+        return y
+
+    assert export.compare(model, note, (5,)) == pytest.approx(0.25)
+    assert len(set(sizes)) == 2 and 1 in sizes
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def fedda(*words: object) -> str:
+    done = CliRunner().invoke(app, ["export", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(*words: object) -> str:
+    done = CliRunner().invoke(app, ["export", *map(str, words)])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a finished run of two methods and two seeds."""
+    folder = tmp_path / "run"
+    for seed, name in enumerate(("kd3a-4", "kd3a-5", "fedavg-4", "fedavg-5")):
+        (folder / name).mkdir(parents=True)
+        saved(folder / name / "model.safetensors", seed=seed)
+    saved(folder / "model.safetensors", seed=0)
+    (folder / "config.json").write_text(json.dumps({"method": "kd3a", "run.seeds": "4,5"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        ([], 0),
+        (["--seed", 5], 1),
+        (["--method", "fedavg"], 2),
+        (["--method", "fedavg", "--seed", 5], 3),
+        (["--method", "kd3a", "--seed", 4], 0),
+    ],
+    ids=lambda words: " ".join(map(str, words)) if isinstance(words, list) else "",
+)
+def test_a_runs_trainings_can_be_chosen(
+    run: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], seed: int
+) -> None:
+    asked: list[Path] = []
+
+    def note(source: Path, out: Path) -> export.Exported:
+        asked.append(source)
+        return export.Exported(out, 0.0)
+
+    monkeypatch.setattr(export, "export", note)
+    assert fedda(run, "--torch", "--out", "a.pt2", *words).startswith("a.pt2: checked, largest")
+    assert asked[0].read_bytes() == saved(run / "expected.safetensors", seed=seed).read_bytes()
+
+
+def test_where_files_go(run: Path, tmp_path: Path) -> None:
+    fedda(run, "--torch", "--seed", 5)
+    check(run_torch, run / "kd3a-5" / "model.pt2", run / "kd3a-5" / "model.safetensors", MLP)
+    source, place = run / "fedavg-4" / "model.safetensors", tmp_path / "new" / "place"
+    fedda(source, "--torch", "--out", place)
+    check(run_torch, place / "model.pt2", source, MLP)
+
+
+@slow
+def test_both_kinds_at_once(run: Path) -> None:
+    shown = fedda(run, "--onnx", "--torch")
+    assert [line.partition(":")[0] for line in shown.splitlines()] == [
+        str(run / "model.onnx"),
+        str(run / "model.pt2"),
+    ]
+    check(run_onnx, run / "model.onnx", run / "model.safetensors", MLP)
+    check(run_torch, run / "model.pt2", run / "model.safetensors", MLP)
+
+
+def test_what_cannot_be_is_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
+    model = run / "model.safetensors"
+    assert "--onnx, --torch, or both" in refused(run)
+    assert "one file for two" in refused(run, "--onnx", "--torch", "--out", "a.onnx")
+    assert "must end in .onnx" in refused(run, "--onnx", "--out", "a.pt2")
+    assert "leave them out, or give the folder" in refused(model, "--torch", "--seed", 4)
+    assert "fedavg-9 has no model.safetensors" in refused(
+        run, "--torch", "--method", "fedavg", "--seed", 9
+    )
+    assert "fedavg-4, fedavg-5, kd3a-4, kd3a-5" in refused(run, "--torch", "--seed", 9)
+    assert "none has yet" in refused(tmp_path, "--torch")
+    assert "Cannot read" in refused(tmp_path / "no.safetensors", "--torch")
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refused(run, "--torch", "--out", tmp_path / "file" / "a.pt2")
+    (run / "config.json").unlink()
+    assert "give both --method and --seed" in refused(run, "--torch", "--seed", 4)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_extra_is_one_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    shown = refused(run, "--onnx")
+    assert package in shown and 'pip install "fedda[export]"' in shown
+    assert not (run / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("--torch", "kd3a.pt2"), pytest.param("--onnx", "model.onnx", marks=slow)]
+)
+def test_the_help_texts_example_works(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    file: str,
+) -> None:
+    examples = re.findall(r'python -c "(.*?)"\n', command.__doc__ or "", re.DOTALL)
+    (code,) = (e for e in examples if file in e)
+    fedda(run, kind, "--out", run / file)
+    if kind == "--onnx":
+        run.rename(run.parent / "kd3a")
+        (run.parent / "runs").mkdir()
+        (run.parent / "kd3a").rename(run.parent / "runs" / "kd3a")
+        monkeypatch.chdir(run.parent)
+    else:
+        monkeypatch.chdir(run)
+    exec(re.sub(r"^ {6}", "", code, flags=re.MULTILINE), {})
+    assert capsys.readouterr().out.startswith(str(list(CLASSES)))
+
+
+def test_the_help_names_the_extra() -> None:
+    shown = CliRunner().invoke(app, ["export", "--help"]).output
+    assert 'pip install "fedda[export]"' in shown
