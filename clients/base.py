@@ -23,6 +23,7 @@ from fedda.errors import ConfigError, NotFiniteError, WireError
 from fedda.train import batches, generator, learning_rate, round_images, seed_for
 from fedda.wire import Kind, Manifest, Packed, Role
 
+from . import notes
 from .site import Site
 
 Numbers = dict[str, Any]
@@ -63,6 +64,11 @@ class Client(NumPyClient):
     def __init__(self, site: Site) -> None:
         self.site = site
 
+    @property
+    def trains(self) -> bool:
+        """Whether this role has a part in the method's training."""
+        return type(self).train is not Client.train
+
     def train(self, request: Request) -> Numbers:
         """Train `self.model` for one round -> the numbers that go back with it."""
         raise NotImplementedError
@@ -83,6 +89,7 @@ class Client(NumPyClient):
         request = Request.read(parameters, config)
         start = time.perf_counter()
         self._begin(request)
+        start += notes.received(self, request)  # its time is not the training's
         self.model.train()
         numbers = self.train(request)
         numbers["seconds"] = time.perf_counter() - start
@@ -102,13 +109,15 @@ class Client(NumPyClient):
         start = time.perf_counter()
         self._begin(request)
         numbers: Numbers = {"infomax": infomax(models.predict(self.model, self.data.x))}
-        loss, tested = 0.0, self.site.evaluation(request.task.dims, request.task.names)
+        loss, p = 0.0, None
+        tested = self.site.evaluation(request.task.dims, request.task.names)
         if tested is not None:
             p = models.predict(self.model, tested.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), tested.y))
             accuracy = float((p.argmax(dim=1) == tested.y).float().mean())
             numbers |= {"loss": loss, "accuracy": accuracy, "tested": len(tested)}
         numbers["seconds"] = time.perf_counter() - start
+        notes.tested(self, request, tested, p)
         return loss, int(numbers.get("tested", 0)), numbers
 
     def _begin(self, request: Request) -> None:
@@ -149,7 +158,11 @@ class Client(NumPyClient):
 
     def inputs(self, indices: Tensor) -> Tensor:
         """Images as the model takes them, on the site's device: float in [0, 1] (N, C, H, W)."""
-        x = self.data.x[indices].to(self.site.device, non_blocking=True)
+        return self.as_inputs(self.data.x[indices])
+
+    def as_inputs(self, x: Tensor) -> Tensor:
+        """Images as they are kept -> as the model takes them."""
+        x = x.to(self.site.device, non_blocking=True)
         return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
     def generator(self, request: Request, purpose: str) -> torch.Generator:

@@ -25,8 +25,8 @@ class Site:
     """One site: its role, its folder of data and the device it trains on.
 
     Args:
-        node: role, name, data (path), and optionally device, threads, state-dir, poison (percent)
-            and min-images (fewer do not make a round here).
+        node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
+            are taken), poison (percent) and min-images (fewer do not make a round here).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -37,6 +37,7 @@ class Site:
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", 2))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        self.notes = self.state_dir is not None and bool(node.get("notes", True))
         if node.get("threads"):
             # How sums are split over threads decides their last bits, so engines must agree on it.
             torch.set_num_threads(int(node["threads"]))

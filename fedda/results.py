@@ -18,6 +18,7 @@ RESULTS = "results.json"
 Results = dict[str, Any]
 
 _TITLES = {
+    "adabn": "AdaBN",
     "fedavg": "FedAvg (source-only)",
     "fedprox": "FedProx (source-only)",
     "feddadil": "FedDaDiL",

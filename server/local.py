@@ -21,6 +21,7 @@ from . import run
 from .journal import Journal
 
 Engine = Literal["process", "ray"]
+SITES = "sites"  # in the run's folder: what simulated sites keep and note for themselves
 
 
 class LocalGrid(Grid):
@@ -90,11 +91,14 @@ def simulate(
 
     Args:
         config: the run.
-        sites: node configurations: role, name, data, and what else a client may be given.
+        sites: node configurations: role, name, data, and what else a client may be given; without
+            a state-dir of its own a site has one in the run's folder.
         journal: told what happens.
         engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
     """
     journal.write("started", engine=engine)
+    place = Path(config.run.dir).absolute() / config.run.name / SITES
+    sites = [{"state-dir": str(place)} | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
     make_app = load("clients", "app").make_app

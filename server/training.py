@@ -19,9 +19,10 @@ from fedda.folders import load_half
 from fedda.wire import Arrays, Kind
 
 from . import checkpoint
-from .folders import base, mail, roster
+from .folders import base, roster
 from .journal import Journal
 from .ledger import Ledger
+from .phases import Phases, TimedMail
 from .sites import Sites
 
 
@@ -49,7 +50,9 @@ class Training:
         self.folder = folder
         self.journal = journal
         self.ledger = Ledger()
-        self.mail = mail.Mail(grid, self._sent, self._received)
+        self.phases = Phases()
+        self.mail = TimedMail(grid, self._sent, self._received)
+        self.mail.phases = self.phases
         self.round = 0
         self.task = config.task(method, seed, who.shape, who.classes, len(who.nodes))
 
@@ -78,6 +81,7 @@ class Training:
             state.model = self._unpacked(arrays)
             start = time.perf_counter()
             self.round = state.round + 1
+            self.phases.restart()
             arrays, numbers = self._train_round(strategy, arrays)
             found = self._test(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
@@ -87,6 +91,8 @@ class Training:
                 "weights": dict(strategy.weights),
                 "bytes": self.ledger.round(self.round),
                 "seconds": round(time.perf_counter() - start, 3),
+                "phases": self.phases.seconds(),
+                "site_seconds": self.phases.sites(),
             }
             state = checkpoint.State(
                 self.round,
@@ -97,7 +103,9 @@ class Training:
                 self.ledger.state(),
                 self._select(state.best, found),
             )
-            checkpoint.write(self.folder, state)
+            with self.phases.phase("checkpoint"):
+                checkpoint.write(self.folder, state)
+            entry["phases"] = self.phases.seconds()  # the next checkpoint has this one's time too
             self.journal.write("round", method=self.method, seed=self.seed, **entry)
         return self._finish(state)
 
@@ -128,18 +136,26 @@ class Training:
         for left in reversed(range(self.config.wait.tries)):
             memory, kept = dict(strategy.memory), dict(strategy.kept)
             try:
-                strategy.roster = self.roster = self.sites.refresh(self.roster)
-                requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
-                replies = self.mail.deliver(requests, self.config.wait.train)
-                arrays, numbers = strategy.aggregate_train(self.round, replies)
-                assert arrays is not None and numbers is not None
-                return arrays, dict(numbers)
+                with self.phases.phase("waiting"):
+                    strategy.roster = self.roster = self.sites.refresh(self.roster)
+                with self.phases.phase("aggregate"):
+                    return self._round_trip(strategy, sent)
             except QuorumError as error:
                 strategy.memory, strategy.kept = memory, kept
                 if not left:
                     raise
-                self._pause(strategy, str(error))
+                with self.phases.phase("waiting"):
+                    self._pause(strategy, str(error))
         raise AssertionError("wait.tries is at least 1")
+
+    def _round_trip(
+        self, strategy: base.FedDA, sent: ArrayRecord
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
+        replies = self.mail.deliver(requests, self.config.wait.train)
+        arrays, numbers = strategy.aggregate_train(self.round, replies)
+        assert arrays is not None and numbers is not None
+        return arrays, dict(numbers)
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
@@ -149,9 +165,10 @@ class Training:
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:
         """The target's test of the new model; a round without it is no reason to stop."""
-        requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
-        replies = self.mail.deliver(requests, self.config.wait.evaluate)
-        found = dict(strategy.aggregate_evaluate(self.round, replies) or {})
+        with self.phases.phase("test"):
+            requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
+            replies = self.mail.deliver(requests, self.config.wait.evaluate)
+            found = dict(strategy.aggregate_evaluate(self.round, replies) or {})
         found.pop("seconds", None)
         if "loss" in found:
             found["test_loss"] = found.pop("loss")
@@ -192,6 +209,8 @@ class Training:
     def _received(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.src_node_id)
         self.ledger.count(message, self.round, node.role if node else "unknown", "from")
+        if node:
+            self.phases.note(node.name, message)
 
     def _notice(self, what: str, site: str, text: str) -> None:
         for node in self.roster.nodes:

@@ -25,12 +25,16 @@ def test_the_demo_in_one_round(tmp_path: Path) -> None:
         command(tmp_path, 1), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("FedAvg", "KD3A", "fonts", "traffic.json"):
+    for word in ("FedAvg", "KD3A", "fonts", "traffic.json", "report.html"):
         assert word in done.stdout, done.stdout
     folder = tmp_path / "demo"
     results = json.loads((folder / "results.json").read_text())
     assert len(results["trainings"]["kd3a"][0]["rounds"]) == 1
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text()
+    # What the four sites noted is on this machine, so the page has it.
+    assert "KD3A: test at fonts, last round" in page and "KD3A, last round, by domain" in page
+    assert "No notes of" not in page
     routes = json.loads((folder / "traffic.json").read_text())["routes"]
     assert routes["/v1/fleet/push-object"]["bytes-in"] > 0
     assert processes_with(str(tmp_path)) == []

@@ -29,7 +29,7 @@ def model(results: dict[str, Any]) -> dict[str, bytes]:
 def timeless(found: Any) -> Any:
     """Results without what differs from run to run by nature: seconds and paths."""
     if isinstance(found, dict):
-        own = ("seconds", "model", "config", "name")
+        own = ("seconds", "phases", "site_seconds", "model", "config", "name")
         return {k: timeless(v) for k, v in found.items() if k not in own}
     return [timeless(v) for v in found] if isinstance(found, list) else found
 

@@ -79,6 +79,14 @@ def client(
             "too much about them. The server cannot change this.",
         ),
     ] = 16,
+    no_notes: Annotated[
+        bool,
+        typer.Option(
+            "--no-notes",
+            help="Keep no features and no confusion matrix of a training. They are written under "
+            "--state-dir for this site's own eyes, and never sent.",
+        ),
+    ] = False,
     stock: Annotated[
         bool,
         typer.Option(
@@ -130,6 +138,7 @@ def client(
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,
+            "notes": not no_notes,
         }
         if threads is not None:
             config["threads"] = threads

@@ -101,8 +101,6 @@ def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         except ValueError:
             raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
     sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
-    for site in sites:
-        site["state-dir"] = str(folder / "state")
     journal = journals.Journal(folder / "journal.jsonl", display)
     local.simulate(config, sites, journal, launch.engine)
 

@@ -1,6 +1,7 @@
-"""`fedda report`: what a run found, as tables, as a picture and as JSON."""
+"""`fedda report`: what a run found, as tables, as a page, as a picture and as JSON."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 
-PICTURE = "report.png"
+PICTURE, PAGE = "report.png", "report.html"
 
 
 def report(
@@ -21,30 +22,58 @@ def report(
             metavar="FILE", dir_okay=False, help=f"Where the picture goes. Default: DIR/{PICTURE}."
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help=f"Where the page goes. Default: DIR/{PAGE}."
+        ),
+    ] = None,
+    site: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="STATE",
+            exists=True,
+            file_okay=False,
+            help="A site's --state-dir on this machine, whose notes of the run (features, "
+            "confusion matrix) go into the page; may be given again for more sites. Those of a "
+            "simulation and of the demo are found in DIR.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")
     ] = False,
 ) -> None:
     """Show a finished run: accuracy beside the baseline's, sites' weights, bytes and troubles.
 
-    Draws the same over the rounds, as a PNG.
+    Writes all of it, round by round, into one HTML file that needs nothing else, and draws the
+    accuracy and the weights as a PNG.
 
       fedda report runs/kd3a
 
       fedda report runs/kd3a --json --png kd3a.png
+
+      fedda report runs/kd3a --site ~/.local/state/fedda/clinic-a
     """
     with clear_exit():
-        present(directory, png, as_json)
+        present(directory, png, as_json, html, site or ())
 
 
-def present(folder: Path, png: Path | None = None, as_json: bool = False) -> None:
-    """Print a run's results and draw their picture.
+def present(
+    folder: Path,
+    png: Path | None = None,
+    as_json: bool = False,
+    html: Path | None = None,
+    sites: Sequence[Path] = (),
+) -> None:
+    """Print a run's results, draw their picture and write their page.
 
     Raises:
-        RunError: the folder holds no results, or the picture cannot be written.
+        RunError: the folder holds no results, a file cannot be written, or a site's folder holds
+            no notes of the run.
     """
     from rich.console import Console
 
+    from fedda.page import write
     from fedda.plot import plot  # matplotlib takes a second to import, and --help should not
     from fedda.report import table
     from fedda.results import load, summary
@@ -54,5 +83,8 @@ def present(folder: Path, png: Path | None = None, as_json: bool = False) -> Non
         typer.echo(json.dumps(summary(results), indent=1))
     else:
         Console().print(table(results))
-    picture = plot(results, png or (folder if folder.is_dir() else folder.parent) / PICTURE)
+    place = folder if folder.is_dir() else folder.parent
+    picture = plot(results, png or place / PICTURE)
     typer.echo(f"picture: {picture}", err=as_json)
+    page = write(results, html or place / PAGE, place, sites)
+    typer.echo(f"page: {page}", err=as_json)

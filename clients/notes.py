@@ -1,0 +1,173 @@
+"""What a site notes of a training for itself: features and a confusion matrix, on its own disk.
+
+Neither may leave a site, so they are written in its state directory, for whoever may look there:
+
+    STATE-DIR/SITE/notes/RUN.METHOD-SEED/
+        first.npz        features under the model of the first request
+        last.npz         the same images under the model of the last round
+        confusion.json   the target's test in the last round
+        features.png     both npz files as a picture
+
+A note is 300 forward passes in the first round and in the last. It changes no bit of the training,
+and if it fails the site's log says so and the round goes on.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedda.data import Labelled
+from fedda.models import evaluating
+from fedda.train import generator
+
+from . import picture
+
+if TYPE_CHECKING:
+    from .base import Client, Request
+
+logger = logging.getLogger("fedda.site")
+
+FIRST, LAST, CONFUSION, PICTURE = "first.npz", "last.npz", "confusion.json", "features.png"
+MOST = 300  # images
+BATCH = 100
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def received(client: "Client", request: "Request") -> float:
+    """Note a training request's model, before it is trained -> the seconds this took."""
+    start = time.perf_counter()
+    if client.site.notes and request.numbers.get("stage", 1) == 1:
+        with _harmless(client):
+            notes = Notes(client, request)
+            notes.take("received", first=True)
+    return time.perf_counter() - start
+
+
+def tested(client: "Client", request: "Request", test: Labelled | None, p: Tensor | None) -> None:
+    """Note the model of a test, and what it made of the test images.
+
+    Args:
+        client: the target's.
+        request: the evaluation request.
+        test: the labelled test images, if there are any.
+        p: (N, C) what the model says of them.
+    """
+    if client.site.notes:
+        with _harmless(client):
+            notes = Notes(client, request)
+            # Where the target trains, its first request was the training's.
+            notes.take("tested", first=not client.trains, test=test)
+            if test is not None and p is not None and notes.is_last:
+                notes.confusion(test, p)
+
+
+class Notes:
+    """One request's notes of one site."""
+
+    def __init__(self, client: "Client", request: "Request") -> None:
+        task, site = request.task, client.site
+        assert site.state_dir is not None
+        self.client = client
+        self.task = task
+        self.round = request.round
+        self.is_last = request.round == task.rounds
+        self.folder = site.state_dir / site.name / "notes" / f"{task.run}.{task.method}-{task.seed}"
+
+    def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
+        """Write the features where this request is one of those to note."""
+        if first and self.round == 1:
+            for old in (LAST, CONFUSION, PICTURE):  # of an earlier run of the same name
+                (self.folder / old).unlink(missing_ok=True)
+        begins = first and (self.round == 1 or not (self.folder / FIRST).exists())
+        if not begins and not self.is_last:
+            return
+        found = self._found(model, test)
+        if begins:
+            self._write_arrays(FIRST, found)
+        if self.is_last:
+            self._write_arrays(LAST, found)
+            picture.draw(self.folder / FIRST, self.folder / LAST, self.folder / PICTURE)
+
+    def confusion(self, test: Labelled, p: Tensor) -> None:
+        """Count test images by class (row) and by what the model says (column)."""
+        size = len(self.task.names)
+        cells = test.y * size + p.argmax(dim=1)
+        counts = torch.bincount(cells, minlength=size * size).reshape(size, size)
+        table = {
+            "site": self.client.site.name,
+            "run": self.task.run,
+            "method": self.task.method,
+            "seed": self.task.seed,
+            "round": self.round,
+            "classes": list(self.task.names),
+            "counts": counts.tolist(),
+        }
+        with _whole(self.folder / CONFUSION) as part:
+            part.write_text(json.dumps(table))
+
+    def _found(self, model: str, test: Labelled | None) -> dict[str, Any]:
+        data = self.client.data
+        chosen = self._choose(len(data), "train")
+        found: dict[str, Any] = {
+            "features": self._features(data.x, chosen),
+            "images": chosen.numpy(),
+            "classes": np.array(self.task.names),
+            "round": self.round,
+            "model": model,
+        }
+        # A target's training set has no labels to give; what is known of its classes is its test's.
+        if isinstance(data, Labelled):
+            found["labels"] = data.y[chosen].numpy()
+        if test is not None:
+            chosen = self._choose(len(test), "test")
+            found["test_features"] = self._features(test.x, chosen)
+            found["test_labels"] = test.y[chosen].numpy()
+        return found
+
+    def _choose(self, n: int, part: str) -> Tensor:
+        """The same images in every round of every training."""
+        order = torch.randperm(n, generator=generator("notes", self.client.site.name, part))
+        return order[:MOST].sort().values
+
+    def _features(self, x: Tensor, chosen: Tensor) -> np.ndarray:
+        parts = []
+        for indices in chosen.split(BATCH):
+            images = self.client.as_inputs(x[indices])
+            parts.append(self.client.model.features(images).float().cpu())
+        return torch.cat(parts).clamp(-LARGEST, LARGEST).numpy().astype(np.float16)
+
+    def _write_arrays(self, name: str, found: dict[str, Any]) -> None:
+        with _whole(self.folder / name) as part, part.open("wb") as file:
+            np.savez(file, **found)
+
+
+@contextlib.contextmanager
+def _harmless(client: "Client") -> Iterator[None]:
+    """Leave model and random numbers as they are, and let nothing that goes wrong out."""
+    device = client.site.device
+    gpus = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(gpus), torch.no_grad(), evaluating(client.model):
+            yield
+    except Exception as error:  # a full disk, a full GPU: the run is worth more than a note
+        logger.warning("the notes of this round are not complete (%s); the round goes on", error)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, that takes its place once it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

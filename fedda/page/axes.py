@@ -1,0 +1,65 @@
+"""Axes around a drawing that is stretched to the room there is, so that letters are not."""
+
+import math
+from collections.abc import Sequence
+
+from .html import Html, e, n
+
+SIZE = 1000  # of the drawing's coordinates
+DENSE = 100  # with more rounds lines are thinner
+
+
+def frame(
+    art: Html, low: float, high: float, ticks: Sequence[float], rounds: int, tall: bool = False
+) -> Html:
+    """A drawing with its axes: values upwards, rounds to the right."""
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    texts = [f"{t:,.{digits}f}" for t in ticks]
+    spans = [
+        e("span", t, style=f"bottom:{n(100 * (v - low) / (high - low))}%")
+        for t, v in zip(texts, ticks, strict=True)
+    ]
+    # The column is as wide as its longest number, which cannot be seen a second time.
+    left = e("div", e("i", max(texts, key=len)), *spans, class_="ys", aria_hidden="true")
+    below = [e("span", f"{r}", style=f"left:{n(100 * (r - 0.5) / rounds)}%") for r in whole(rounds)]
+    return e(
+        "div",
+        left,
+        art,
+        e("div", *below, class_="xs", aria_hidden="true"),
+        e("div", "round", class_="xl", aria_hidden="true"),
+        class_="plot" + " tall" * tall + " dense" * (rounds > DENSE),
+    )
+
+
+def axis(
+    low: float, high: float, least: float | None, most: float | None
+) -> tuple[float, float, list[float]]:
+    """Bounds of an axis and its marks, at 1, 2 or 5 times a power of ten."""
+    low, high = (low if least is None else least), (high if most is None else most)
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        room = abs(high) * 0.1 or 1.0
+        low, high = (low if least is not None else low - room), high + room
+    step = step_of((high - low) / 5)
+    low = low if least is not None else step * math.floor(low / step + 1e-9)
+    high = high if most is not None else step * math.ceil(high / step - 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    return low, high, [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def whole(rounds: int) -> list[int]:
+    """Rounds to name under an axis."""
+    step = max(1, round(step_of(rounds / 8)))
+    return [1, *(r for r in range(step, rounds + 1, step) if r > 1 + step // 2)]
+
+
+def step_of(least: float) -> float:
+    """The next of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-9))
+
+
+def levels(ticks: Sequence[float], low: float, high: float) -> list[float]:
+    """Where marks are in the drawing, from its top."""
+    return [SIZE * (1 - (t - low) / (high - low)) for t in ticks]

@@ -1,0 +1,119 @@
+"""Stacked bars over the rounds, in the frame of the curves."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .axes import SIZE, axis, frame, levels
+from .html import Html, e, join, n
+from .line import CELLS
+from .parts import NOTHING, figure, folded, legend, note, patch, table
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One part of every bar: its name, the place of its colour, its values by round."""
+
+    name: str
+    colour: int
+    values: Mapping[int, float]
+
+
+def bars(
+    title: str,
+    unit: str,
+    layers: Sequence[Layer],
+    rounds: int,
+    text: Callable[[float], str],
+    *,
+    factor: float = 1.0,
+    high: float | None = None,
+    remark: str = "",
+) -> Html | None:
+    """A figure of stacked bars, or nothing where all is nothing.
+
+    Args:
+        title: what is shown.
+        unit: of the axis.
+        layers: from the bottom to the top.
+        rounds: of the run.
+        text: writes a value as it comes.
+        factor: brings a value to the axis's unit.
+        high: the tallest bar of the figures that this one is compared with, as it comes.
+        remark: a sentence under the legend.
+    """
+    layers = [layer for layer in layers if any(layer.values.values())]
+    sums = {r: sum(layer.values.get(r, 0) for layer in layers) for r in range(1, rounds + 1)}
+    if not layers:
+        return None
+    low, top, ticks = axis(0, factor * max(high or 0, *sums.values()), 0, None)
+    slot = SIZE / rounds
+    wide = slot * (0.72 if rounds <= 60 else 1)
+    below = dict.fromkeys(sums, 0.0)
+    shapes = []
+    for layer in layers:
+        parts = []
+        for r, value in sorted(layer.values.items()):
+            if value and r in sums:
+                base, height = SIZE * factor * below[r] / top, SIZE * factor * value / top
+                left, right = slot * (r - 0.5) - wide / 2, slot * (r - 0.5) + wide / 2
+                upper = n(SIZE - base - height)
+                parts.append(f"M{n(left)} {n(SIZE - base)}V{upper}H{n(right)}V{n(SIZE - base)}Z")
+                below[r] += value
+        # The style undoes `fill: none`, which paths that are lines need.
+        fill = f"fill:var(--k{layer.colour})"
+        shapes.append(e("path", d="".join(parts), style=fill))
+    stripes = [
+        e(
+            "rect",
+            e("title", _hover(r, layers, text)),
+            class_="hit",
+            x=n(slot * (r - 1)),
+            y=0,
+            width=n(slot),
+            height=SIZE,
+        )
+        for r in sums
+    ]
+    art = e(
+        "svg",
+        *(e("line", x1=0, x2=SIZE, y1=n(t), y2=n(t), class_="gl") for t in levels(ticks, low, top)),
+        *shapes,
+        *stripes,
+        view_box=f"0 0 {SIZE} {SIZE}",
+        aspect="none",
+        role="img",
+        aria_label=f"{title}: {_totals(layers, text)} in all. The numbers follow in a table.",
+    )
+    entries = [(patch(layer.colour), layer.name, "") for layer in layers]
+    return figure(
+        title,
+        unit,
+        frame(art, low, top, ticks, rounds),
+        legend(reversed(entries)),
+        note(remark) if remark else None,
+        folded("Numbers", _numbers(title, layers, sums, text)),
+    )
+
+
+def _hover(r: int, layers: Sequence[Layer], text: Callable[[float], str]) -> Html:
+    found = [f"{x.name}: {text(x.values[r])}" for x in reversed(layers) if x.values.get(r)]
+    return Html(Html("&#10;").join(join(words) for words in [f"round {r}", *found]))
+
+
+def _totals(layers: Sequence[Layer], text: Callable[[float], str]) -> str:
+    return ", ".join(f"{x.name} {text(sum(x.values.values()))}" for x in layers)
+
+
+def _numbers(
+    title: str,
+    layers: Sequence[Layer],
+    sums: Mapping[int, float],
+    text: Callable[[float], str],
+) -> Html:
+    every = -(-len(sums) * (len(layers) + 1) // CELLS)
+    rows = [
+        [r, *(text(x.values[r]) if r in x.values else NOTHING for x in layers), text(total)]
+        for r, total in sums.items()
+        if r % every == 0 or r in (1, len(sums))
+    ]
+    return table(["round", *(x.name for x in layers), "in all"], rows, label=title, open_=False)

@@ -1,0 +1,102 @@
+"""The target's confusion matrix: rows are what an image is, columns what the model calls it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .html import Html, e, n
+from .notes import Noted
+from .parts import figure, folded, grid, note, table
+from .series import Run, short
+
+CELLS = 20  # classes that a table with numbers has room for
+TABLE = 60  # classes up to which all counts are in a table
+WORST = 6
+SHADES = 8
+
+Counts = NDArray[np.float64]
+
+
+def confusions(run: Run, noted: Noted) -> Html | None:
+    """A figure per method, of the last round."""
+    return grid(*(_one(run, noted, method) for method in run.methods), pairs=True)
+
+
+def _one(run: Run, noted: Noted, method: str) -> Html | None:
+    found = noted.confusions(method)
+    if not found:
+        return None
+    classes = next(iter(found.values()))[0]
+    same = {seed: counts for seed, (names, counts) in found.items() if names == classes}
+    counts = np.mean(list(same.values()), axis=0)
+    seeds = ", ".join(same)
+    over = f"mean of seeds {seeds}" if len(same) > 1 else f"seed {seeds}"
+    total = counts.sum()
+    right = 100 * counts.trace() / total if total else 0
+    # A row's share, so that a rare class is as visible as a common one.
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    picture = _cells(classes, counts, shares) if len(classes) <= CELLS else _map(classes, shares)
+    rows = [[name, *map(_count, row)] for name, row in zip(classes, counts, strict=True)]
+    numbers = table(["class", *classes], rows, label="Counts by class and prediction", open_=False)
+    return figure(
+        f"{short(method)}: test at {run.target}, last round",
+        f"% of each class, {over}",
+        e("div", picture, class_="wide"),
+        note(f"{right:.1f} % of {_count(total)} right. {_worst(classes, counts, shares)}"),
+        folded("Counts", numbers) if len(classes) <= TABLE else None,
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")  # a mean over seeds may be between two counts
+
+
+def _cells(classes: Sequence[str], counts: Counts, shares: Counts) -> Html:
+    rows = []
+    for i, name in enumerate(classes):
+        cells = [e("th", name, title=name, scope="row")]
+        for j, share in enumerate(shares[i]):
+            css = ["hi"] if share > 0.55 else []
+            css += ["diag"] if i == j else []
+            css += ["none"] if counts[i, j] == 0 else []
+            said = f"{name} called {classes[j]}: {_count(counts[i, j])}, {100 * share:.1f} %"
+            shown = f"{100 * share:.0f}"
+            style = f"--v:{n(share * 100)}%"
+            cells.append(e("td", shown, title=said, class_=" ".join(css) or None, style=style))
+        rows.append(e("tr", *cells))
+    corner = e("th", "is ↓ called →", class_="soft")
+    head = e("tr", corner, *(e("th", c, title=c, scope="col") for c in classes))
+    return e(
+        "table", e("thead", head), e("tbody", *rows), class_="heat", aria_label="Confusion matrix"
+    )
+
+
+def _map(classes: Sequence[str], shares: Counts) -> Html:
+    """Too many classes for numbers: one path per shade of the cells that are not empty."""
+    size = len(classes)
+    shades: dict[int, list[str]] = {}
+    for i, j in zip(*np.nonzero(shares), strict=True):
+        shade = min(SHADES, 1 + int(shares[i, j] * SHADES))
+        shades.setdefault(shade, []).append(f"M{j} {i}h1v1h-1z")
+    paths = [
+        e("path", d="".join(parts), style=f"fill:rgb(var(--heat)/{n(100 * shade / SHADES)}%)")
+        for shade, parts in sorted(shades.items())
+    ]
+    art = e(
+        "svg",
+        *paths,
+        view_box=f"0 0 {size} {size}",
+        role="img",
+        aria_label=f"Confusion matrix of {size} classes: down what is, right what it is called",
+    )
+    return e("div", art, class_="square")
+
+
+def _worst(classes: Sequence[str], counts: Counts, shares: Counts) -> str:
+    """The confusions that cost most, in words."""
+    off = counts * (1 - np.eye(len(classes)))
+    order = np.argsort(-off, axis=None, kind="stable")[:WORST]
+    pairs = [(int(k) // len(classes), int(k) % len(classes)) for k in order if off.flat[k] > 0]
+    said = [f"{classes[i]} called {classes[j]} ({_count(counts[i, j])})" for i, j in pairs]
+    return f"Most often wrong: {', '.join(said)}." if said else ""

@@ -1,0 +1,156 @@
+"""Features of all sites whose notes are here, before and after, as points on paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedda.embed import tsne
+from fedda.results import title
+
+from .html import Html, e, join, n
+from .notes import FIRST, LAST, Features, Noted
+from .parts import COLOURS, figure, grid, legend, note
+from .series import Run, short
+
+MOST = 1000  # points of one embedding: t-SNE of more takes its time
+NAMED = 30  # classes that are written into the figure
+NEAR = 4.0  # of 100, that a neighbour is away at most
+KEYS = 28  # entries of a legend: so many marks there are
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points in a square of 100, each with its site and its class (-1: unknown)."""
+
+    points: NDArray[np.float64]  # (N, 2)
+    sites: list[str]
+    labels: NDArray[np.int64]
+    heading: str
+
+
+def features(run: Run, noted: Noted) -> Html | None:
+    """Before and after, by domain and by class; of the first seed that has notes."""
+    seed = next((s for s in run.seeds if noted.features(run.own, s, LAST)), None)
+    if seed is None:
+        return None
+    after = noted.features(run.own, seed, LAST)
+    before, heading = _before(run, noted, seed)
+    classes = [str(name) for name in run.results.get("classes", [])]
+    clouds = [_cloud(before, heading)] if before else []
+    clouds.append(_cloud(after, f"{short(run.own)}, last round"))
+    figures = [_by_domain(run, c) for c in clouds] + [_by_class(c, classes) for c in clouds]
+    missing = sorted({s["name"] for s in run.results["sites"]} - {f.site for f in after})
+    words = (
+        f"t-SNE of at most {MOST:,} features, all sites together, seed {seed}; distances between "
+        "far groups mean little. Sources: training images under the model they received; "
+        f"{run.target}: training images without labels, and test images with labels, under the "
+        "model that was tested after the round."
+    )
+    if missing:
+        words += f" No notes of {', '.join(missing[:12])}{' and others' * (len(missing) > 12)}."
+    return join(grid(*figures, pairs=True), note(words))
+
+
+def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
+    for method in run.methods[1:]:
+        if found := noted.features(method, seed, LAST):
+            return found, f"{title(method)}, last round"
+    return noted.features(run.own, seed, FIRST), f"{short(run.own)}, first round"
+
+
+def _cloud(found: Sequence[Features], heading: str) -> Cloud:
+    each = max(2, MOST // len(found))
+    parts, labels, sites = [], [], []
+    for f in found:
+        chosen = np.unique(np.linspace(0, len(f.z) - 1, min(each, len(f.z))).round().astype(int))
+        parts.append(f.z[chosen])
+        labels.append(f.labels[chosen])
+        sites += [f.site] * len(chosen)
+    points = tsne(np.concatenate(parts))
+    low, high = points.min(axis=0), points.max(axis=0)
+    side = max(float((high - low).max()), 1e-12)
+    middle = (low + high) / 2
+    return Cloud(50 + 94 * (points - middle) / side, sites, np.concatenate(labels), heading)
+
+
+def _by_domain(run: Run, cloud: Cloud) -> Html:
+    sources = {site: i for i, site in enumerate(run.sources)}
+    there = [s for s in [*run.sources, run.target] if s in set(cloud.sites)]
+    parts, entries = [], []
+    for site in there:
+        mark = -1 if site == run.target else sources[site]
+        mine = cloud.points[[s == site for s in cloud.sites]]
+        name = f"{site} (target)" if site == run.target else site
+        parts.append(_marks(mine, mark, name))
+        if len(entries) < KEYS:
+            entries.append((_key(mark), name, ""))
+    said = f"{cloud.heading}: features of {len(there)} sites"
+    return _square(f"{cloud.heading}, by domain", parts, entries, said)
+
+
+def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
+    unknown = cloud.points[cloud.labels < 0]
+    parts = [_marks(unknown, -1, "target, training images without labels", faded=True)]
+    texts, entries = [], []
+    for label in sorted({int(x) for x in cloud.labels if 0 <= x < len(classes)}):
+        mine = cloud.points[cloud.labels == label]
+        parts.append(_marks(mine, label, classes[label]))
+        if len(entries) < KEYS:
+            entries.append((_key(label), classes[label], ""))
+        if len(classes) <= NAMED:
+            x, y = _densest(mine)
+            texts.append(e("text", classes[label][:16], x=n(x), y=n(100 - y)))
+    if len(unknown):
+        entries.append((_key(-1), "no label", ""))
+    said = f"{cloud.heading}: features of {len(entries)} classes"
+    return _square(f"{cloud.heading}, by class", [*parts, *texts], entries, said)
+
+
+def _densest(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The point with the most neighbours: a class may be several groups, and between is none."""
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    return points[(apart < NEAR).sum(axis=1).argmax()]
+
+
+def _square(
+    heading: str, parts: Sequence[Html], entries: Sequence[tuple[Html, str, str]], said: str
+) -> Html:
+    art = e("svg", *parts, view_box="0 0 100 100", role="img", aria_label=said)
+    return figure(heading, "t-SNE, no units", e("div", art, class_="square"), legend(entries))
+
+
+def _look(mark: int) -> tuple[str, str]:
+    """Colour and shape of a site or class: both change from one to the next; -1 is the ink."""
+    if mark < 0:
+        return "k0", ""
+    return f"k{1 + mark % COLOURS}", ("", "q", "thin plus", "thin cross")[mark % 4]
+
+
+def _shape(shape: str, x: float, y: float, r: float = 0.8) -> str:
+    if shape == "thin plus":
+        return f"M{n(x - r)} {n(y)}h{n(2 * r)}M{n(x)} {n(y - r)}v{n(2 * r)}"
+    if shape == "thin cross":
+        d = n(2 * r)
+        return f"M{n(x - r)} {n(y - r)}l{d} {d}M{n(x - r)} {n(y + r)}l{d} -{d}"
+    return f"M{n(x)} {n(y)}h0"
+
+
+def _marks(points: NDArray[np.float64], mark: int, name: str, faded: bool = False) -> Html:
+    colour, shape = _look(mark)
+    drawn = "".join(_shape(shape, float(x), 100 - float(y)) for x, y in points)
+    css = f"{colour} {shape}{' faded' * faded}".strip()
+    return e("path", e("title", f"{name}: {len(points)} images"), d=drawn, class_=css)
+
+
+def _key(mark: int) -> Html:
+    colour, shape = _look(mark)
+    drawn = _shape(shape, 6, 6, 4)
+    style = (
+        None
+        if "thin" in shape
+        else f"stroke-width:8;stroke-linecap:{'square' if shape else 'round'}"
+    )
+    line = e("path", d=drawn, class_=f"{colour} {shape}".strip(), style=style)
+    return e("svg", line, width=12, height=12, aria_hidden="true")

@@ -1,0 +1,186 @@
+"""What the run found, in a few large numbers and a table that has them by seed."""
+
+import math
+import statistics
+from typing import Any
+
+from fedda.results import counted, spans, title
+
+from .html import Html, e, join
+from .line import Scale
+from .parts import NOTHING, note, table
+from .series import Run, short
+
+SCALES = {
+    "accuracy": Scale("%", lambda v: f"{100 * v:.1f}", 100, None, None),
+    "infomax": Scale("nats", lambda v: f"{v:.3f}"),
+    "loss": Scale("", lambda v: f"{v:.4g}"),
+}
+NAMES = {
+    "accuracy": "accuracy on the target's labelled tests",
+    "infomax": "infomax: no labelled tests",
+    "loss": "training loss: nothing was tested",
+}
+
+
+def headline(run: Run) -> Html:
+    """Title, cards, the table of seeds and how to read them."""
+    scale = SCALES[run.measure]
+    return join(
+        e("h1", f"{title(run.own)} on {run.target}"),
+        e("p", _about(run), class_="sub"),
+        e("div", *_cards(run, scale), class_="cards"),
+        e("div", _table(run, scale), e("div", *map(note, _remarks(run))), class_="lead"),
+    )
+
+
+def _about(run: Run) -> str:
+    sources = run.sources
+    names = ", ".join(sources) if len(sources) <= 6 else f"{len(sources)} sources"
+    seconds = sum(sum(m["seconds"]) for m in run.summary["methods"].values())
+    parts = [
+        f"run {run.results['name']}",
+        f"{names} → {run.target}",
+        counted(run.rounds, "round"),
+        counted(len(run.seeds), "seed"),
+        f"{duration(seconds)} in all",
+    ]
+    return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _cards(run: Run, scale: Scale) -> list[Html]:
+    methods = run.summary["methods"]
+    own = methods[run.own]
+    many = len(run.seeds) > 1
+    unit = f" {scale.unit}" if scale.unit else ""
+
+    def card(what: str, big: Any, small: str, css: str = "card") -> Html:
+        return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
+
+    def stat(found: dict[str, Any]) -> Html:
+        if found["mean"] is None:
+            return e("small", "not tested")
+        spread = "" if found["std"] is None else f" ± {scale.text(found['std'])}"
+        return join(scale.text(found["mean"]), e("small", f"{unit}{spread}"))
+
+    last = "last round" + (f", mean of {len(run.seeds)} seeds" if many else "")
+    cards = [card(title(run.own), stat(own["last"]), last, "card main")]
+    for method in run.methods[1:]:
+        cards.append(card(title(method), stat(methods[method]["last"]), last))
+    cards += [_difference(run, scale, card, other) for other in run.methods[1:2]]
+    if any(n is not None for n in own["selected_rounds"]):
+        rounds = spans(n for n in own["selected_rounds"] if n is not None)
+        plural = "s" if len(set(own["selected_rounds"])) > 1 else ""
+        cards.append(
+            card("Chosen without labels", stat(own["selected"]), f"round{plural} {rounds}")
+        )
+    cards.append(_troubles(run, card))
+    return [c for c in cards if c]
+
+
+def _difference(run: Run, scale: Scale, card: Any, other: str) -> Html | None:
+    gains = _gains(run, other)
+    if not gains:
+        return None
+    mean = statistics.fmean(gains)
+    unit = "points" if run.measure == "accuracy" else scale.unit
+    spread = f" ± {scale.text(statistics.stdev(gains))}" if len(gains) > 1 else ""
+    better = (mean > 0) == (run.measure != "loss")
+    big = e(
+        "span",
+        f"{'+' if mean >= 0 else '−'}{scale.text(abs(mean))}",
+        e("small", f" {unit}{spread}"),
+        class_="" if not mean else "good" if better else "bad",
+    )
+    by_seed = ", seed by seed" if len(gains) > 1 else ""
+    return card("Difference", big, f"against {short(other)}{by_seed}")
+
+
+def _gains(run: Run, other: str) -> list[float]:
+    """What the method has over another, seed by seed, where both were tested."""
+    ours, theirs = (run.summary["methods"][m]["last"]["values"] for m in (run.own, other))
+    return [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+
+
+def _troubles(run: Run, card: Any) -> Html:
+    events = run.results["events"]
+    if not events:
+        return card(
+            "Troubles", e("span", "none", class_="good"), "every site answered in every round"
+        )
+    places = {event.get("site") for event in events if event.get("site")}
+    link = e("a", "what happened", href="#events")
+    where = join(f"at {counted(len(places), 'site')}: " if places else "", link)
+    return card("Troubles", e("span", f"{len(events):,}", class_="bad"), where)
+
+
+def _table(run: Run, scale: Scale) -> Html:
+    def text(value: float | None) -> str:
+        return NOTHING if value is None else scale.text(value)
+
+    def stat(found: dict[str, Any]) -> str:
+        spread = "" if found["std"] is None else f" ± {scale.text(found['std'])}"
+        return text(found["mean"]) + spread
+
+    def best(value: str, number: int | None) -> str:
+        return value if number is None else f"{value} (round {number})"
+
+    rows, styles = [], []
+    many = len(run.seeds) > 1
+    for method in run.methods:
+        m = run.summary["methods"][method]
+        selected = stat(m["selected"])
+        if not many:
+            selected = best(selected, m["selected_rounds"][0])
+        rows.append([title(method), stat(m["last"]), selected, duration(sum(m["seconds"]))])
+        styles.append("strong")
+        for i, seed in enumerate(run.seeds if many and len(m["seconds"]) == len(run.seeds) else ()):
+            last, chosen = (text(m[which]["values"][i]) for which in ("last", "selected"))
+            chosen = best(chosen, m["selected_rounds"][i])
+            rows.append([f"seed {seed}", last, chosen, duration(m["seconds"][i])])
+            styles.append("faint")
+    unit = f" ({scale.unit})" if scale.unit else ""
+    head = ["method", f"last round{unit}", f"chosen without labels{unit}", "time"]
+    return table(head, rows, styles=styles, label=NAMES[run.measure])
+
+
+def _remarks(run: Run) -> list[str]:
+    sites = run.results["sites"]
+    tested = next((s.get("tested", 0) for s in sites if s["role"] == "target"), 0)
+    remarks = []
+    if run.measure == "accuracy":
+        tests = counted(tested, "labelled test")
+        words = f"Accuracy on {tests} at {run.target}, which no training sees"
+        mean = run.summary["methods"][run.own]["last"]["mean"]
+        if tested and mean is not None:
+            error = 100 * math.sqrt(max(mean * (1 - mean), 0) / tested)
+            words += f"; so many tests alone leave a standard error of {error:.1f} points"
+        remarks.append(words + ".")
+    else:
+        off = run.config.get("run.evaluate", True) is False
+        why = (
+            "was not asked for it (run.evaluate is false)"
+            if off
+            else ("gave no test results" if tested else "brought no labelled tests")
+        )
+        instead = {"infomax": "Infomax (nats, higher is better) takes no labels.", "loss": ""}
+        shown = instead[run.measure] or "What is shown is the mean training loss of the sources."
+        remarks.append(f"No accuracy: {run.target} {why}. {shown}")
+    if len(run.seeds) > 1:
+        remarks.append(f"mean ± standard deviation over {len(run.seeds)} seeds.".capitalize())
+    if any(n is not None for m in run.summary["methods"].values() for n in m["selected_rounds"]):
+        by = run.results.get("selected_by", "highest infomax")
+        remarks.append(
+            f"Chosen without labels: the round with the {by}. The best test round is never "
+            "reported: nobody without labels could have picked it."
+        )
+    return remarks

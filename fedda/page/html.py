@@ -1,0 +1,46 @@
+"""HTML and SVG elements. Whatever is not made here is text and gets escaped."""
+
+import html
+from typing import Any
+
+from fedda.results import printable
+
+VOID = {"meta", "rect", "path", "line", "circle"}
+
+
+class Html(str):
+    """Markup that is safe as it is."""
+
+
+def text(value: Any) -> Html:
+    """A value as markup: text is escaped and loses characters that print nothing."""
+    if isinstance(value, Html):
+        return value
+    words = str(value)
+    words = words if words.isprintable() else printable(words)
+    return Html(html.escape(words, quote=True))
+
+
+def e(name: str, /, *children: Any, **attributes: Any) -> Html:
+    """An element; `class_` is the attribute class, `view_box` is viewBox, `x_y` is x-y."""
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = "viewBox" if key == "view_box" else key.rstrip("_").replace("_", "-")
+        key = "preserveAspectRatio" if key == "aspect" else key
+        parts.append(key if value is True else f'{key}="{text(value)}"')
+    opened = " ".join(parts)
+    if name in VOID and not children:
+        return Html(f"<{opened}>" if name == "meta" else f"<{opened}/>")
+    return Html(f"<{opened}>{join(*children)}</{name}>")
+
+
+def join(*children: Any) -> Html:
+    """Children one after the other; None is none."""
+    return Html("".join(text(child) for child in children if child is not None))
+
+
+def n(value: float) -> str:
+    """A coordinate, as short as it can be."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")

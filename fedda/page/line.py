@@ -1,0 +1,229 @@
+"""Curves over the rounds: a figure with axes, legend, values on hover and a table of the numbers.
+
+The drawing is stretched to the room there is while lines and letters keep their size: only lines
+are SVG, with strokes that do not scale, and every letter is HTML beside it.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .axes import SIZE, axis, frame, levels
+from .html import Html, e, join, n
+from .parts import NOTHING, figure, folded, key, legend, note, table
+
+Values = Mapping[int, float]  # by round; a round without a value is a gap
+
+DOTTED = 30  # with so many rounds at most each gets a dot
+CELLS = 20_000  # of a table of numbers, at most
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line: the mean over the seeds, and the seeds.
+
+    Attributes:
+        name: in the legend and the table.
+        css: colour and dashes.
+        seeds: values by seed.
+        marks: rounds to ring, by seed.
+        drawn: whether it is in the figure and its legend, or in the table alone.
+    """
+
+    name: str
+    css: str
+    seeds: Mapping[str, Values]
+    marks: Mapping[str, int] = field(default_factory=dict)
+    drawn: bool = True
+
+    @cached_property
+    def mean(self) -> Values:
+        """Of the seeds that have a value there."""
+        rounds = sorted({r for values in self.seeds.values() for r in values})
+        return {r: statistics.fmean(v[r] for v in self.seeds.values() if r in v) for r in rounds}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values are shown: `text` writes one, `factor` brings it to the axis's unit."""
+
+    unit: str
+    text: Callable[[float], str]
+    factor: float = 1.0
+    low: float | None = None
+    high: float | None = None
+
+
+def chart(
+    title: str,
+    curves: Sequence[Curve],
+    scale: Scale,
+    rounds: int,
+    *,
+    remark: str = "",
+    thin: bool = True,
+    tall: bool = False,
+    troubles: Mapping[int, int] | None = None,
+) -> Html | None:
+    """A figure of curves over the rounds, or nothing where there is no value.
+
+    Args:
+        title: what is shown.
+        curves: in the order of the legend; the first is drawn on top.
+        scale: unit and form of the values.
+        rounds: of the run.
+        remark: a sentence under the legend.
+        thin: whether each seed has a thin line of its own.
+        tall: more room, for many curves.
+        troubles: how many there were, by round; marked on the axis.
+    """
+    curves = [c for c in curves if any(c.seeds.values())]
+    drawn = [c for c in curves if c.drawn]
+    if not drawn:
+        return None
+    shown = [v * scale.factor for c in drawn for s in c.seeds.values() for v in s.values()]
+    low, high, ticks = axis(min(shown), max(shown), scale.low, scale.high)
+
+    def y(value: float) -> float:
+        return SIZE * (1 - (value * scale.factor - low) / (high - low))
+
+    def x(number: float) -> float:
+        return SIZE * (number - 0.5) / rounds
+
+    place = Place(x, y, rounds)
+    art = e(
+        "svg",
+        *(
+            e("line", x1=0, x2=SIZE, y1=n(t), y2=n(t), class_="gl")
+            for t in levels(ticks, low, high)
+        ),
+        *(part for c in reversed(drawn) for part in _drawn(c, place, thin)),
+        *_rings(drawn, place),
+        *_troubles(troubles or {}, place),
+        *_hits(drawn, place, scale, troubles or {}),
+        view_box=f"0 0 {SIZE} {SIZE}",
+        aspect="none",
+        role="img",
+        aria_label=_spoken(title, drawn, scale),
+    )
+    entries = [(key(c.css), c.name, _last(c, rounds, scale)) for c in drawn]
+    return figure(
+        title,
+        scale.unit,
+        frame(art, low, high, ticks, rounds, tall),
+        legend(entries),
+        note(remark) if remark else None,
+        folded("Numbers", _numbers(curves, scale, rounds, title)),
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a round and a value are in the drawing."""
+
+    x: Callable[[float], float]
+    y: Callable[[float], float]
+    rounds: int
+
+
+def _path(values: Values, place: Place) -> str:
+    """A line through neighbouring rounds, broken where a round has no value."""
+    parts, last = [], None
+    for r, v in sorted(values.items()):
+        command = "L" if last == r - 1 else "M"
+        parts.append(f"{command}{n(place.x(r))} {n(place.y(v))}")
+        last = r
+    return "".join(parts)
+
+
+def _points(values: Values, place: Place, every: bool) -> str:
+    """Dots where they help: everywhere, or where a value has no neighbour to be joined to."""
+    alone = [r for r in values if every or not {r - 1, r + 1} & set(values)]
+    return "".join(f"M{n(place.x(r))} {n(place.y(values[r]))}h0" for r in alone)
+
+
+def _drawn(curve: Curve, place: Place, thin: bool) -> Iterator[Html]:
+    if thin and len(curve.seeds) > 1:
+        for values in curve.seeds.values():
+            yield e("path", d=_path(values, place), class_=f"s {curve.css}")
+    mean = curve.mean
+    yield e("path", d=_path(mean, place), class_=f"m {curve.css}")
+    dots = _points(mean, place, every=place.rounds <= DOTTED)
+    if dots:
+        yield e("path", d=dots, class_=f"dot {curve.css.split()[0]}")
+
+
+def _rings(curves: Sequence[Curve], place: Place) -> Iterator[Html]:
+    for curve in curves:
+        for seed, number in curve.marks.items():
+            value = curve.seeds.get(seed, {}).get(number)
+            if value is not None:
+                at, css = f"M{n(place.x(number))} {n(place.y(value))}h0", curve.css.split()[0]
+                yield e("path", d=at, class_=f"ring {css}")
+                yield e("path", d=at, class_=f"ring {css}")
+                yield e("path", d=at, class_=f"in {css}")
+
+
+def _troubles(troubles: Mapping[int, int], place: Place) -> Iterator[Html]:
+    where = "".join(f"M{n(place.x(r))} {SIZE}h0" for r in sorted(troubles) if r <= place.rounds)
+    if where:
+        yield e("path", d=where, class_="trouble")
+
+
+def _hits(
+    curves: Sequence[Curve], place: Place, scale: Scale, troubles: Mapping[int, int]
+) -> Iterator[Html]:
+    """An invisible stripe per round, to read its values from."""
+    means = [(c.name, c.mean) for c in curves[:12]]
+    for r in range(1, place.rounds + 1):
+        found = [f"{name}: {scale.text(mean[r])}" for name, mean in means if r in mean]
+        found += [f"troubles: {troubles[r]}"] if r in troubles else []
+        if found:
+            words = Html("&#10;").join(map(_line, [f"round {r}", *found]))
+            left, right = place.x(r - 0.5), place.x(r + 0.5)
+            hit = {"x": n(left), "y": 0, "width": n(right - left), "height": SIZE}
+            yield e("rect", e("title", Html(words)), class_="hit", **hit)
+
+
+def _line(words: str) -> Html:
+    return join(words)
+
+
+def _last(curve: Curve, rounds: int, scale: Scale) -> str:
+    value = curve.mean.get(rounds)
+    return NOTHING if value is None else scale.text(value)
+
+
+def _spoken(title: str, curves: Sequence[Curve], scale: Scale) -> str:
+    said = []
+    for curve in curves[:8]:
+        ends = list(curve.mean.items())
+        (first, a), (last, b) = ends[0], ends[-1]
+        said.append(
+            f"{curve.name} from {scale.text(a)} in round {first} to {scale.text(b)} in round {last}"
+        )
+    return f"{title}: {'; '.join(said)}. The numbers follow in a table."
+
+
+def _numbers(curves: Sequence[Curve], scale: Scale, rounds: int, title: str) -> Html:
+    """All values, by round; where they would be too many, the means, then fewer rounds."""
+    columns: list[tuple[str, Values]] = []
+    seeds = any(len(c.seeds) > 1 for c in curves)
+    each = sum(1 + len(c.seeds) for c in curves) * rounds <= CELLS
+    for c in curves:
+        several = len(c.seeds) > 1
+        columns.append((f"{c.name}, mean" if several else c.name, c.mean))
+        if several and each:
+            columns += [(f"{c.name}, seed {s}", values) for s, values in c.seeds.items()]
+    every = math.ceil(len(columns) * rounds / CELLS)
+    numbers = [r for r in range(1, rounds + 1) if r % every == 0 or r in (1, rounds)]
+    rows = [[r, *(scale.text(v[r]) if r in v else NOTHING for _, v in columns)] for r in numbers]
+    left_out = note(
+        "Means over the seeds" * (seeds and not each),
+        f"{', e' if seeds and not each else 'E'}very {every}th round" * (every > 1),
+        "; the rest is in results.json.",
+    )
+    made = table(["round", *(name for name, _ in columns)], rows, label=title, open_=False)
+    return join(made, left_out if every > 1 or (seeds and not each) else None)

@@ -1,0 +1,107 @@
+"""The page as a whole."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedda.errors import RunError
+from fedda.results import Results
+
+from .confusion import confusions
+from .costs import costs
+from .features import features
+from .headline import headline
+from .html import Html, e
+from .notes import Noted, collect
+from .parts import note, section
+from .rounds import rounds
+from .series import Run, short
+from .setup import events, settings, sites
+from .style import CSS
+
+# Nothing may be loaded or run, even if something slipped through the escaping.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+PARTS = {
+    "accuracy": "Accuracy",
+    "training": "Training",
+    "inside": "Confusion and features",
+    "bytes": "Bytes",
+    "time": "Time",
+    "sites": "Sites",
+    "events": "Troubles",
+    "settings": "Settings",
+}
+
+
+def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -> Path:
+    """Write the page.
+
+    Args:
+        results: of the run.
+        path: of the file.
+        run: the run's folder, where notes of simulated sites lie.
+        given: state directories of sites on this machine.
+
+    Raises:
+        RunError: a given directory holds no notes of this run, or the file cannot be written.
+    """
+    text = page(results, collect(results, run, given))
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); give another file by --html."
+        ) from error
+    return path
+
+
+def page(results: Results, noted: Noted) -> str:
+    """The whole document."""
+    run = Run(results)
+    head = e(
+        "head",
+        e("meta", charset="utf-8"),
+        e("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        e("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        e("meta", name="color-scheme", content="light dark"),
+        e("title", f"{short(run.own)} on {run.target}: {results['name']}"),
+        e("style", Html(CSS)),
+    )
+    links = [e("a", words, href=f"#{anchor}") for anchor, words in PARTS.items()]
+    body = e(
+        "body",
+        e(
+            "main",
+            headline(run),
+            e("nav", *links, aria_label="Parts of this page"),
+            rounds(run),
+            inside(run, noted),
+            costs(run),
+            sites(run),
+            events(run),
+            settings(run),
+        ),
+    )
+    return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
+
+
+def inside(run: Run, noted: Noted) -> Html:
+    """What never leaves a site, if it can be read here."""
+    matrices, clouds = confusions(run, noted), features(run, noted)
+    missing = None
+    if not (matrices or clouds):
+        missing = note(
+            "Missing, because features and confusion matrices never leave a site: each site notes "
+            "its own under its --state-dir; on a machine where such folders are, give them by "
+            "fedda report RUN --site DIR."
+        )
+    elif not matrices:
+        missing = note(
+            "No confusion matrix: it is in the target's notes, if it has labelled tests."
+        )
+    elif not clouds:
+        missing = note("No features: the notes found have none of the last round.")
+    problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
+    return section("inside", "Confusion and features", matrices, clouds, missing, *problems)

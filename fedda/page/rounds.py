@@ -1,0 +1,147 @@
+"""How the run went, round by round: accuracy, weights, losses, and what else a method tells."""
+
+from collections import Counter
+
+from fedda.algorithms import kd3a
+
+from .headline import SCALES
+from .html import Html, join
+from .line import Curve, Scale, chart
+from .parts import grid, look, section
+from .series import Run, is_number, short
+
+PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
+PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
+LOSS = Scale("loss", PLAIN.text)
+WEIGHT = Scale("share of the average", lambda v: f"{v:.3f}", 1, 0, None)
+LISTED = 12  # sites that a figure names
+THIN = 60  # lines of seeds that a figure bears
+
+# Numbers of a round with a figure of their own; any other gets one named after its key.
+FIGURES = {
+    "infomax": ("Infomax on the target's training images", Scale("nats, label-free", PLAIN.text)),
+    "test_loss": ("Test loss on the target", Scale("cross entropy (nats)", PLAIN.text)),
+    "loss": ("Training loss, mean over the sources", LOSS),
+    "distillation": ("Distillation loss at the target", LOSS),
+}
+OWN = {"round", "seconds", "tested", "accuracy", "kept", *FIGURES}
+
+
+def rounds(run: Run) -> Html:
+    """The section of everything that has a value per round."""
+    shown = [_score(run), *(_weights(run, m) for m in run.methods)]
+    losses = [_figure(run, key) for key in FIGURES if key != run.measure]
+    more = [_figure(run, key) for key in _others(run)]
+    return join(
+        section("accuracy", "Accuracy and weights", grid(*shown)),
+        section("training", "Training", grid(*losses, _kept(run), *more)),
+    )
+
+
+def _score(run: Run) -> Html | None:
+    names = {
+        "accuracy": f"Accuracy on {run.target}",
+        "infomax": f"No labelled tests: infomax on {run.target}",
+        "loss": "Nothing was tested: training loss",
+    }
+    curves = [
+        Curve(short(m), _style(i), run.numbers(m, run.measure), run.selected(m))
+        for i, m in enumerate(run.methods)
+    ]
+    remarks = []
+    if len(run.seeds) > 1:
+        remarks.append("Bold: mean over the seeds; thin: each seed.")
+    if any(run.selected(m) for m in run.methods):
+        remarks.append("Ringed: the round chosen without labels.")
+    axes = {"accuracy": "accuracy (%)", "infomax": "infomax (nats)", "loss": "loss"}
+    scale = SCALES[run.measure]
+    unit = Scale(axes[run.measure], scale.text, scale.factor)
+    troubles = Counter(event["round"] for event in run.results["events"] if "round" in event)
+    if troubles:
+        remarks.append("Dots on the axis: rounds with troubles.")
+    heading, remark = names[run.measure], " ".join(remarks)
+    return chart(heading, curves, unit, run.rounds, remark=remark, tall=True, troubles=troubles)
+
+
+def _style(place: int) -> str:
+    """The method in blue; what it is compared with in gray and dashed, then other colours."""
+    return ["k1", "k7 d1"][place] if place < 2 else f"k{place} d{place % 4}"
+
+
+def _weights(run: Run, method: str) -> Html | None:
+    sites = run.keys(method, "weights")
+    every = {site: run.inner(method, "weights", site, 0.0) for site in sites}
+    looks = site_looks(run)
+    curves = [Curve(s, looks.get(s, "k7 d2"), seeds) for s, seeds in every.items()]
+    curves.sort(key=lambda c: (c.name != run.target, -_last_value(c)))
+    biggest = {c.name for c in sorted(curves, key=_last_value)[-LISTED:]} | {run.target}
+    curves = [Curve(_name(run, c.name), c.css, c.seeds, drawn=c.name in biggest) for c in curves]
+    left_out = len(curves) - sum(c.drawn for c in curves)
+    remark = "Bold: mean over the seeds; thin: each seed. " * (len(run.seeds) > 1)
+    remark += f"{left_out} more sites with less weight are in the table." * (left_out > 0)
+    heading = f"Weight of each site in {short(method)}'s average"
+    thin = len(run.seeds) * sum(c.drawn for c in curves) <= THIN
+    if not thin:
+        remark = remark.replace(
+            "Bold: mean over the seeds; thin: each seed.", "Mean over the seeds."
+        )
+    return chart(heading, curves, WEIGHT, run.rounds, remark=remark, thin=thin, tall=True)
+
+
+def _last_value(curve: Curve) -> float:
+    mean = curve.mean
+    return mean[max(mean)] if mean else 0.0
+
+
+def _name(run: Run, site: str) -> str:
+    return f"{site} (target)" if site == run.target else site
+
+
+def site_looks(run: Run) -> dict[str, str]:
+    """Colour and line of each site, the same in every figure; the target's is the ink."""
+    return {s: look(i) for i, s in enumerate(run.sources)} | {run.target: "k0 d1"}
+
+
+def _figure(run: Run, key: str) -> Html | None:
+    heading, scale = FIGURES.get(key, (key.replace("_", " ").replace("-", " "), PLAIN))
+    curves = [Curve(short(m), _style(i), run.numbers(m, key)) for i, m in enumerate(run.methods)]
+    return chart(heading, curves, scale, run.rounds)
+
+
+def _others(run: Run) -> list[str]:
+    """Numbers that only some method knows."""
+    found = (
+        k
+        for m in run.methods
+        for _, entry in run.entries(m)
+        for k, v in entry.items()
+        if is_number(v)
+    )
+    return sorted(set(found) - OWN)
+
+
+def _kept(run: Run) -> Html | None:
+    """KD3A's gate, which follows from the settings, and the share of images that passed it."""
+    curves = [
+        Curve(f"{short(m)}: images kept", _style(i), run.numbers(m, "kept"))
+        for i, m in enumerate(run.methods)
+    ]
+    if not any(c.seeds for c in curves):
+        return None
+    gates = gate(run)
+    if gates:
+        curves.append(Curve("confidence a teacher needs (gate)", "k2 d2", {"": gates}))
+    remark = "The gate follows from kd3a.gate.low, high and reach." if gates else ""
+    return chart("Gate, and images that pass it", curves, PERCENT, run.rounds, remark=remark)
+
+
+def gate(run: Run) -> dict[int, float]:
+    """The gate of every round, where the results say how it was set."""
+    low, high = run.config.get("kd3a.gate.low"), run.config.get("kd3a.gate.high")
+    planned = run.config.get("rounds", run.rounds)
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return {}
+    if "kd3a" not in run.methods:
+        return {}
+    reach = bool(run.config.get("kd3a.gate.reach", True))
+    return {r: kd3a.gate(r, planned, low, high, reach) for r in range(1, run.rounds + 1)}

@@ -1,0 +1,326 @@
+"""What sites note for themselves: right, harmless, and never sent."""
+
+import json
+import logging
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from clients import notes
+from clients.site import Site, resident
+from fedda import data, models
+from fedda.config import RunConfig
+from fedda.folders import load
+from server.journal import Journal
+from server.local import simulate
+from server.phases import PHASES
+from tests.local_grid import FAST, TESTED, Node, ScriptedGrid, run
+from tests.test_run import timeless
+
+CLASSES = ["0", "1", "2", "3"]
+
+
+def at(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
+    return [node | {"state-dir": str(folder)} | more for node in nodes]
+
+
+def noted(folder: Path, site: str, training: str, name: str) -> dict[str, np.ndarray]:
+    with np.load(folder / site / "notes" / training / name, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def kept(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of KD3A and FedAvg with notes -> a folder with `state` and `runs`."""
+    folder = tmp_path_factory.mktemp("notes")
+    run(
+        at(domains, folder / "state"),
+        {"run.dir": str(folder / "runs"), "run.baseline": "fedavg", "wire.dtype": "float32"},
+    )
+    yield folder
+
+
+# ---- content -----------------------------------------------------------------------------------
+
+
+def naive(model: models.Model, x: Tensor) -> np.ndarray:
+    """One image at a time."""
+    model.eval()
+    with torch.no_grad():
+        return np.stack([model.features(image[None].float() / 255)[0].numpy() for image in x])
+
+
+def final(kept: Path, method: str) -> models.Model:
+    return models.load(kept / "runs" / "run" / f"{method}-0" / "model.safetensors")[0]
+
+
+def node(domains: list[Node], name: str) -> Node:
+    return next(n for n in domains if n["name"] == name)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_a_sources_first_features_are_those_of_the_model_that_came(
+    domains: list[Node], kept: Path, method: str
+) -> None:
+    found = noted(kept / "state", "anna", f"run.{method}-0", notes.FIRST)
+    own = data.load_source(node(domains, "anna")["data"])
+    config = RunConfig.parse(FAST)
+    network = models.build(config.model, own.shape, 4, seed=0)
+    assert found["images"].tolist() == list(range(40))  # it has no more than the most
+    assert found["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
+    assert found["labels"].tolist() == own.y.tolist()
+    assert (int(found["round"]), str(found["model"])) == (1, "received")
+    last = noted(kept / "state", "anna", f"run.{method}-0", notes.LAST)
+    assert int(last["round"]) == 2
+    assert not np.allclose(last["features"], found["features"], atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_the_targets_last_features_are_those_of_the_tested_model(
+    domains: list[Node], kept: Path, method: str
+) -> None:
+    found = noted(kept / "state", "town", f"run.{method}-0", notes.LAST)
+    path, network = node(domains, "town")["data"], final(kept, method)
+    own, test = data.load_target(path), data.load_evaluation(path, classes=CLASSES)
+    assert test is not None
+    assert found["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
+    assert found["test_features"] == pytest.approx(naive(network, test.x), abs=2e-3)
+    assert found["test_labels"].tolist() == test.y.tolist()
+    assert (int(found["round"]), str(found["model"])) == (2, "tested")
+    # In FedAvg the target is asked for tests alone; in KD3A the first it got was to train.
+    first = noted(kept / "state", "town", f"run.{method}-0", notes.FIRST)
+    assert str(first["model"]) == {"fedavg": "tested", "kd3a": "received"}[method]
+    assert int(first["round"]) == 1
+
+
+def test_no_label_of_a_targets_training_is_noted(kept: Path) -> None:
+    for path in (kept / "state" / "town").rglob("*.npz"):
+        with np.load(path) as file:
+            assert "labels" not in file.files
+            assert len(file["test_labels"]) == TESTED if "test_labels" in file.files else True
+    for path in (kept / "state" / "anna").rglob("*.npz"):
+        with np.load(path) as file:
+            assert "labels" in file.files and "test_labels" not in file.files
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_the_confusion_matrix_counts_the_last_test(
+    domains: list[Node], kept: Path, method: str
+) -> None:
+    path = kept / "state" / "town" / "notes" / f"run.{method}-0" / notes.CONFUSION
+    table = json.loads(path.read_text())
+    test = data.load_evaluation(node(domains, "town")["data"], classes=CLASSES)
+    assert test is not None
+    network = final(kept, method).eval()
+    counts = [[0] * 4 for _ in range(4)]
+    for image, label in zip(test.x, test.y.tolist(), strict=True):
+        counts[label][int(network(image[None].float() / 255).argmax())] += 1
+    assert table["counts"] == counts
+    assert (table["classes"], table["round"], table["site"]) == (CLASSES, 2, "town")
+    results = json.loads((kept / "runs" / "run" / "results.json").read_text())
+    accuracy = results["trainings"][method][0]["final_accuracy"]
+    assert np.trace(np.array(counts)) / TESTED == pytest.approx(accuracy)
+    assert not (kept / "state" / "anna" / "notes" / f"run.{method}-0" / notes.CONFUSION).exists()
+
+
+def test_each_site_draws_its_own_picture(kept: Path) -> None:
+    for site in ("anna", "town"):
+        path = kept / "state" / site / "notes" / "run.kd3a-0" / notes.PICTURE
+        with Image.open(path) as image:
+            assert image.width > 900
+            colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 22) or []}
+        assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours
+
+
+def test_many_images_are_sampled_and_always_the_same(kept: Path) -> None:
+    site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
+    task = SimpleNamespace(run="r", method="m", seed=0, rounds=2)
+    one = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=1))  # type: ignore[arg-type]
+    two = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=2))  # type: ignore[arg-type]
+    chosen = one._choose(5000, "train").tolist()
+    assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
+    assert len(chosen) == notes.MOST and max(chosen) > 4000
+
+
+# ---- harmless ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_notes_change_no_bit_and_send_no_byte(
+    domains: list[Node], tmp_path: Path, method: str
+) -> None:
+    def once(name: str, **more: Any) -> tuple[Any, Any, list[bytes]]:
+        nodes = at(domains, tmp_path / name / "state", **more)
+        grid = ScriptedGrid(nodes)
+        settings = {"method": method, "run.dir": str(tmp_path / name), "train.momentum": 0.9}
+        results, _ = run(nodes, settings, grid=grid)
+        model = (tmp_path / name / "run" / "model.safetensors").read_bytes()
+        crossed = [c.__dict__ for c in grid.crossed]
+        arrays = [
+            array.data
+            for message in [*grid.requests, *grid.replies]
+            for record in message.content.array_records.values()
+            for array in record.values()
+        ]
+        return timeless(results), crossed, [model, *arrays]
+
+    with_notes, without = once("with"), once("without", notes=False)
+    assert with_notes == without
+    assert list((tmp_path / "with").rglob(notes.LAST))
+    assert not list((tmp_path / "without").rglob("notes"))
+
+
+class Drawing(nn.Module):
+    """A model that draws random numbers whatever its mode, and whose layers are in several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.norm = nn.Dropout(), nn.BatchNorm1d(2)
+        self.norm.eval()
+        self.modes: list[bool] = []
+
+    def features(self, x: Tensor) -> Tensor:
+        self.modes.append(self.dropout.training)
+        return self.norm(x + torch.randn(x.shape))
+
+
+def drawing(folder: Path) -> tuple[Any, Any]:
+    """A client and a request, as `notes` sees them."""
+    site = SimpleNamespace(
+        name="anna", state_dir=folder, device=torch.device("cpu"), notes=True, role="source"
+    )
+    x, y = torch.rand(9, 2), torch.arange(9) % 2
+    client = SimpleNamespace(
+        site=site,
+        data=data.Labelled(x, y, ("0", "1")),
+        model=Drawing(),
+        as_inputs=lambda images: images,
+        trains=True,
+    )
+    task = SimpleNamespace(run="r", method="m", seed=0, rounds=3, names=("0", "1"))
+    return client, SimpleNamespace(task=task, round=1, numbers={})
+
+
+def test_random_numbers_and_modes_are_as_they_were(tmp_path: Path) -> None:
+    client, request = drawing(tmp_path)
+    before = torch.get_rng_state()
+    seconds = notes.received(client, request)
+    assert seconds > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert client.model.modes == [False]
+    assert client.model.dropout.training and not client.model.norm.training
+    assert (tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST).is_file()
+
+
+def test_only_the_first_and_the_last_round_cost_anything(tmp_path: Path) -> None:
+    client, request = drawing(tmp_path)
+    for number in (1, 2, 3):
+        request.round = number
+        notes.received(client, request)
+        request.numbers = {"stage": 2}  # KD3A asks the target twice; once is enough
+        notes.received(client, request)
+        request.numbers = {}
+    assert len(client.model.modes) == 2
+
+
+def test_a_new_run_of_the_same_name_takes_the_old_notes_away(tmp_path: Path) -> None:
+    client, request = drawing(tmp_path)
+    request.round = 3
+    notes.received(client, request)
+    folder = tmp_path / "anna" / "notes" / "r.m-0"
+    # A source that was not drawn in round 1 notes its first request all the same.
+    assert {p.name for p in folder.iterdir()} == {notes.FIRST, notes.LAST, notes.PICTURE}
+    with np.load(folder / notes.FIRST) as file:
+        assert int(file["round"]) == 3
+    request.round = 1
+    notes.received(client, request)
+    assert {p.name for p in folder.iterdir()} == {notes.FIRST}
+
+
+@pytest.mark.parametrize("trouble", ["full disk", "no folder"])
+def test_a_note_that_fails_is_logged_and_the_round_goes_on(
+    domains: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    if trouble == "full disk":
+
+        def full(file: Any, **arrays: Any) -> None:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(notes.np, "savez", full)
+    else:
+        (tmp_path / "state").write_text("a file where a folder should be")
+    with caplog.at_level(logging.WARNING, "fedda.site"):
+        results, _ = run(at(domains, tmp_path / "state"), {"run.dir": str(tmp_path / "runs")})
+    assert results["events"] == [] and len(results["trainings"]["kd3a"][0]["rounds"]) == 2
+    assert "the round goes on" in caplog.text
+    left = [p for p in (tmp_path / "state").rglob("*") if p.name.startswith(".")]
+    assert left == []
+
+
+# ---- who takes them ----------------------------------------------------------------------------
+
+
+def test_a_site_without_a_place_or_that_does_not_want_to_notes_nothing(tmp_path: Path) -> None:
+    node = {"role": "source", "name": "a", "data": str(tmp_path)}
+    place = {"state-dir": str(tmp_path)}
+    assert [Site(node | more).notes for more in ({}, place, place | {"notes": False})] == [
+        *(False, True, False)
+    ]
+
+
+def test_the_client_can_switch_them_off(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def serve(app: Any, *, node_config: Any, **more: Any) -> None:
+        seen.append(node_config)
+
+    monkeypatch.setattr(load("clients", "resident"), "serve", serve)
+    module = import_module("fedda.cli.client")  # fedda.cli calls the command by the same name
+    monkeypatch.setattr(module, "_logging", lambda file: None)
+    words = ["--role", "source", "--data", domains[0]["data"], "--superlink", "h:1", "--insecure"]
+    words += ["--state-dir", str(tmp_path)]
+    for more in ([], ["--no-notes"]):
+        done = CliRunner().invoke(module.app, [*words, *more])
+        assert done.exit_code == 0, done.output
+    assert [config["notes"] for config in seen] == [True, False]
+
+
+def test_a_simulation_keeps_them_in_the_runs_folder(domains: list[Node], tmp_path: Path) -> None:
+    resident.cache_clear()
+    config = RunConfig.parse(FAST | {"run.dir": str(tmp_path), "rounds": 1})
+    own = at(domains[:1], tmp_path / "own")  # a site with a place of its own keeps it
+    simulate(config, [*own, *domains[1:]], Journal(), "process")
+    found = {p.parent.parent.parent for p in tmp_path.rglob(notes.LAST)}
+    sites = tmp_path / "run" / "sites"
+    assert found == {tmp_path / "own" / "anna", sites / "bert", sites / "carl", sites / "town"}
+
+
+# ---- where the time goes -----------------------------------------------------------------------
+
+
+def test_a_round_says_where_its_time_went(kept: Path) -> None:
+    results = json.loads((kept / "runs" / "run" / "results.json").read_text())
+    for method, trained in (("fedavg", {"anna", "bert", "carl"}), ("kd3a", set())):
+        for entry in results["trainings"][method][0]["rounds"]:
+            phases = entry["phases"]
+            assert tuple(phases) == PHASES
+            assert phases["train"] > 0 and phases["test"] > 0 and phases["checkpoint"] > 0
+            inside = sum(s for p, s in phases.items() if p != "checkpoint")
+            assert inside <= entry["seconds"] + 0.003  # of rounding
+            assert set(entry["site_seconds"]) == (trained or {"anna", "bert", "carl", "town"})

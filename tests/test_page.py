@@ -1,0 +1,489 @@
+"""The page of a run: it needs nothing else, runs nothing, and says what results.json says."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedda.cli import app
+from fedda.embed import pca
+from fedda.errors import RunError
+from fedda.page import page, write
+from fedda.page.axes import axis, whole
+from fedda.page.html import e, text
+from fedda.page.notes import Noted, collect
+from fedda.results import load
+from tests.test_report import SITES, first, training, without
+
+EVIL = "<script>alert('x')<\"&script>"
+
+
+class Read(HTMLParser):
+    """A page's elements, its text, its tables by name, and whether every element is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._open: list[str] = []
+        self._rows: list[list[str]] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {k: v or "" for k, v in attrs}
+        self.elements.append((tag, found))
+        if tag == "table":
+            self._rows = self.tables.setdefault(found.get("aria-label", ""), [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {k: v or "" for k, v in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text.append(data)
+        if {"td", "th"} & set(self._open):
+            self._rows[-1][-1] += data
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text)
+
+    def paths(self, css: str) -> list[str]:
+        return [a["d"] for tag, a in self.elements if tag == "path" and a.get("class") == css]
+
+
+def results(**others: Any) -> dict[str, Any]:
+    """Two methods, two seeds, two rounds, with everything that a round may say."""
+
+    def each(r: int, seed: int, kd3a: bool) -> dict[str, Any]:
+        x = 0.1 * r + 0.05 * seed + 0.3 * kd3a
+        weights = {"tgt": 0.2, "clp": 0.3 + x / 10, "bus": 0.5 - x / 10}
+        return {
+            "loss": 2.123456 - x,
+            "infomax": 0.1 + x,
+            "accuracy": 0.3 + x,
+            "tested": 90,
+            "test_loss": 1.5 - x,
+            **({"distillation": 0.7 + x, "kept": 0.25 * r} if kd3a else {}),
+            "weights": weights if kd3a else {"clp": 0.6, "bus": 0.4},
+            "bytes": {"to source model": 1000 * r, "from source scalars": 7},
+            "phases": {"waiting": 0.0, "train": 1.0 + x, "test": 0.25, "checkpoint": 0.125},
+            "site_seconds": {"clp": 0.5 + x, "bus": 0.75},
+        }
+
+    def all_(kd3a: bool) -> list[dict[str, Any]]:
+        return [training(s, [each(r, s, kd3a) for r in (1, 2)], 1 + s) for s in (0, 1)]
+
+    return {
+        "name": "demo",
+        "method": "kd3a",
+        "config": {
+            "rounds": 2,
+            "run.evaluate": True,
+            "kd3a.gate.low": 0.8,
+            "kd3a.gate.high": 0.95,
+            "train.lr": 0.0125,
+            "of.another.version": 3,
+        },
+        "seeds": [0, 1],
+        "versions": {"fedda": "0.1.0", "torch": "2.9"},
+        "sites": [dict(site) for site in SITES],
+        "shape": [1, 16, 16],
+        "classes": ["cat", "dog"],
+        "selected_by": "highest infomax",
+        "trainings": {"fedavg": all_(False), "kd3a": all_(True)},
+        "events": [],
+    } | others
+
+
+def read(found: dict[str, Any], noted: Noted | None = None) -> Read:
+    made = page(found, noted or Noted())
+    assert not re.search(r"\b(NaN|nan|inf)\b|>None<|\bNone ", made)
+    return Read(made)
+
+
+def column(found: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
+    """A number of the rounds, naively: the seeds' values by round."""
+    return {r: [t["rounds"][r - 1][key] for t in found["trainings"][method]] for r in (1, 2)}
+
+
+# ---- nothing from outside, nothing that runs ---------------------------------------------------
+
+
+def test_the_page_needs_nothing_and_runs_nothing() -> None:
+    made = page(results(), Noted())
+    shown = Read(made)
+    tags = {tag for tag, _ in shown.elements}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "use"}
+    for tag, attributes in shown.elements:
+        assert not [k for k in attributes if k.startswith("on") or k in ("src", "srcset", "action")]
+        for key in ("href", "xlink:href"):
+            assert attributes.get(key, "#").startswith("#"), tag
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", made)
+    policy = next(a["content"] for _, a in shown.elements if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'")
+    inner = {a["href"] for tag, a in shown.elements if tag == "a"}
+    assert inner <= {f"#{a['id']}" for _, a in shown.elements if "id" in a}
+
+
+def test_every_text_is_escaped() -> None:
+    found = results(name=EVIL, classes=[EVIL, "dog"], versions={EVIL: EVIL}, selected_by=EVIL)
+    found["config"] |= {"model.weights": EVIL, EVIL: EVIL}
+    found["sites"][0]["name"] = found["sites"][2]["name"] = EVIL
+    event = {"what": EVIL, "site": EVIL, "text": f"{EVIL}\x1b[2J\u202e", "round": 1}
+    found["events"] = [event | {"method": EVIL, "seed": EVIL}]
+    for trainings in found["trainings"].values():
+        for entry in (r for t in trainings for r in t["rounds"]):
+            for table in ("weights", "site_seconds"):
+                entry[table] = {EVIL if k == "clp" else k: v for k, v in entry[table].items()}
+            entry["phases"][EVIL] = 1.0
+            entry["bytes"][f"to {EVIL} {EVIL}"] = 5
+            entry[EVIL] = 1.0
+    made = page(found, Noted())
+    shown = Read(made)
+    assert "<script" not in made and "\x1b" not in made and "\u202e" not in made
+    assert EVIL in shown.words  # as it is, for people to read
+    assert EVIL in [row[0] for row in shown.tables["Sites"]]
+    assert any(EVIL in a.get("aria-label", "") for _, a in shown.elements)
+    assert e("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
+    assert text("a\nb") == "a b"
+
+
+# ---- the numbers -------------------------------------------------------------------------------
+
+
+def test_the_headline_says_what_the_results_say() -> None:
+    found = results()
+    shown = read(found)
+    # Last round: KD3A 80 and 85, FedAvg 50 and 55; chosen: KD3A 70 (round 1) and 85 (round 2).
+    rows = shown.tables["accuracy on the target's labelled tests"]
+    assert [row[:3] for row in rows[1:]] == [
+        ["KD3A", "82.5 ± 3.5", "77.5 ± 10.6"],
+        ["seed 0", "80.0", "70.0 (round 1)"],
+        ["seed 1", "85.0", "85.0 (round 2)"],
+        ["FedAvg (source-only)", "52.5 ± 3.5", "47.5 ± 10.6"],
+        ["seed 0", "50.0", "40.0 (round 1)"],
+        ["seed 1", "55.0", "55.0 (round 2)"],
+    ]
+    assert "+30.0 points ± 0.0" in shown.words.replace("  ", " ")
+    # sqrt(0.825 * 0.175 / 90)
+    assert "90 labelled tests" in shown.words and "standard error of 4.0 points" in shown.words
+
+
+CURVES: list[tuple[str, str, str, Callable[[float], str]]] = [
+    ("Accuracy on tgt", "kd3a", "accuracy", lambda v: f"{100 * v:.1f}"),
+    ("Accuracy on tgt", "fedavg", "accuracy", lambda v: f"{100 * v:.1f}"),
+    ("Training loss, mean over the sources", "kd3a", "loss", lambda v: f"{v:.4g}"),
+    ("Test loss on the target", "fedavg", "test_loss", lambda v: f"{v:.4g}"),
+    ("Infomax on the target's training images", "kd3a", "infomax", lambda v: f"{v:.4g}"),
+    ("Distillation loss at the target", "kd3a", "distillation", lambda v: f"{v:.4g}"),
+    ("Gate, and images that pass it", "kd3a", "kept", lambda v: f"{100 * v:.1f}"),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "key", "form"), CURVES, ids=lambda v: str(v)[:20])
+def test_curves_have_the_numbers_in_a_table(
+    name: str, method: str, key: str, form: Callable[[float], str]
+) -> None:
+    found = results()
+    rows = read(found).tables[name]
+    start = {"kd3a": "KD3A", "fedavg": "FedAvg"}[method] + (": images kept" * (key == "kept"))
+    at = rows[0].index(f"{start}, mean")
+    assert rows[0][at : at + 3] == [f"{start}, mean", f"{start}, seed 0", f"{start}, seed 1"]
+    for row in rows[1:]:
+        zero, one = column(found, method, key)[int(row[0])]
+        assert row[at : at + 3] == [form((zero + one) / 2), form(zero), form(one)]
+    assert len(rows) == 3
+
+
+def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
+    found = results()
+    tables = read(found).tables
+    rows = tables["Weight of each site in KD3A's average"]
+    weights = column(found, "kd3a", "weights")
+    for row in rows[1:]:
+        said = dict(zip(rows[0], row, strict=True))
+        for site, name in (("clp", "clp"), ("bus", "bus"), ("tgt", "tgt (target)")):
+            for seed in (0, 1):
+                value = weights[int(row[0])][seed][site]
+                assert said[f"{name}, seed {seed}"] == f"{value:.3f}"
+    assert tables["Weight of each site in FedAvg's average"][1][1:4] == ["0.600"] * 3
+    rows = tables["Bytes by kind, direction and role, all rounds"]
+    assert rows[1] == ["model to source", *["2,000,000", "2 MB"] * 2]
+    assert rows[-2][:3] == ["in all", "2,469,134", "2.47 MB"]
+    assert rows[-1][:3] == ["a round", "617,284", "617 kB"]
+    assert tables["KD3A: bytes per round"][1:] == [
+        ["1", "1 kB", "7 B", "1.01 kB"],
+        ["2", "2 kB", "7 B", "2.01 kB"],
+    ]
+    # Training: rounds 1 + 1.4 and 1.5 of seed 0, 0.05 more of seed 1; the mean over both seeds.
+    rows = {row[0]: row[1:] for row in tables["Time by phase"]}
+    assert rows["training: until the last reply"][0] == "2.95 s"
+    assert rows["checkpoint"][0] == "0.25 s"
+    rows = {row[0]: row for row in tables["Sites"]}
+    # Seconds of clp in the eight rounds: 0.6 to 0.75 and 0.9 to 1.05, so between 0.75 and 0.9.
+    assert rows["clp"][:4] == ["clp", "source", "1,200", "0"]
+    assert rows["clp"][6:] == ["8 of 8", "0.82 s", "0"]
+    assert rows["tgt"][5:] == ["–", "4 of 4", "–", "0"]
+
+
+def test_the_gate_is_the_configured_one() -> None:
+    rows = read(results()).tables["Gate, and images that pass it"]
+    assert [row[-1] for row in rows] == ["confidence a teacher needs (gate)", "80.0", "95.0"]
+    found = results()
+    del found["config"]["kd3a.gate.low"]
+    assert "gate" not in " ".join(read(found).tables["Gate, and images that pass it"][0])
+
+
+def test_settings_that_differ_come_first() -> None:
+    tables = read(results()).tables
+    rows = {row[0]: row[1:] for row in tables["Settings that differ"][1:]}
+    assert rows == {
+        "rounds": ["2", "20"],
+        "kd3a.gate.low": ["0.8", "0.9"],
+        "train.lr": ["0.0125", "0.05"],
+        "of.another.version": ["3", "not known to this version"],
+    }
+    assert ["kd3a.gate.high", "0.95"] in tables["All settings"]
+
+
+def test_troubles_are_gathered_and_marked() -> None:
+    silent = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
+    events = [silent | {"round": r} for r in (1, 2)]
+    events.append({"what": "bounded", "site": "bus", "text": "claims more"})
+    shown = read(results(events=events))
+    assert shown.tables["Troubles"][1:] == [
+        ["1-2", "KD3A, seed 1", "clp", "no reply in time", "no reply", "2"],
+        ["–", "–", "bus", "counts for fewer examples", "claims more", "1"],
+    ]
+    assert shown.paths("trouble") == ["M250 1000h0M750 1000h0"]
+    assert {row[0]: row[-1] for row in shown.tables["Sites"][1:]} == {
+        "clp": "2",
+        "bus": "1",
+        "tgt": "0",
+    }
+
+
+# ---- runs as they come -------------------------------------------------------------------------
+
+
+def old() -> dict[str, Any]:
+    """What results.json had before it knew phases, and less."""
+    found = without(results(), "phases", "site_seconds", "test_loss", "bytes")
+    for key in ("config", "versions", "shape", "classes", "selected_by"):
+        del found[key]
+    return found
+
+
+def large() -> dict[str, Any]:
+    found = results()
+    names = [f"site {i}" for i in range(40)]
+    found["sites"] = [SITES[0] | {"name": n} for n in names] + [SITES[2]]
+    for trainings in found["trainings"].values():
+        for one in trainings:
+            last = one["rounds"][-1]
+            shares = dict.fromkeys(names, 1 / 40)
+            one["rounds"] = [last | {"round": r, "weights": shares} for r in range(1, 201)]
+    return found
+
+
+@cache
+def read_large() -> Read:
+    return read(large())
+
+
+def absent() -> dict[str, Any]:
+    found = results()
+    for entry in found["trainings"]["kd3a"][0]["rounds"]:
+        del entry["weights"]["clp"], entry["site_seconds"]["clp"]
+    found["sites"].append(SITES[0] | {"name": "never there"})
+    return found
+
+
+def resumed() -> dict[str, Any]:
+    """The round before the stop has no checkpoint's time, and one was not tested."""
+    found = results()
+    entry = found["trainings"]["kd3a"][0]["rounds"][0]
+    del entry["phases"]["checkpoint"]
+    del found["trainings"]["kd3a"][1]["rounds"][-1]["accuracy"]
+    return found
+
+
+ODD = {
+    "old": old,
+    "large": large,
+    "absent": absent,
+    "resumed": resumed,
+    "untested": lambda: without(results(), "accuracy", "test_loss", "tested"),
+    "nothing tested": lambda: without(results(), "accuracy", "infomax", "test_loss", "tested"),
+    "one seed, one round": lambda: first(results(), seeds=1, rounds=1),
+    "no baseline": lambda: results(trainings={"kd3a": results()["trainings"]["kd3a"]}),
+    "no weights": lambda: without(results(), "weights"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_run_has_a_page(name: str) -> None:
+    shown = read_large() if name == "large" else read(ODD[name]())
+    assert {"accuracy", "bytes", "time", "sites", "events", "settings"} <= {
+        a["id"] for _, a in shown.elements if "id" in a
+    }
+    assert "KD3A on tgt" in shown.words
+
+
+def test_a_round_without_a_test_is_a_gap() -> None:
+    found = first(results(), seeds=1, rounds=2)
+    (one,) = found["trainings"]["kd3a"]
+    one["rounds"] = [one["rounds"][0] | {"round": r, "accuracy": 0.5} for r in (1, 2, 3, 4)]
+    del one["rounds"][1]["accuracy"]
+    shown = read(found)
+    # Four rounds are 250 apart; the line is broken in two.
+    line = shown.paths("m k1")[0]
+    assert [re.sub(r" [\d.]+", "", part) for part in re.findall("[ML][^ML]+", line)] == [
+        *("M125", "M625", "L875")
+    ]
+    assert [row[1] for row in shown.tables["Accuracy on tgt"]][1:] == ["50.0", "–", "50.0", "50.0"]
+
+
+def test_a_long_run_is_told_in_fewer_rounds_and_says_so() -> None:
+    shown = read_large()
+    rows = shown.tables["Weight of each site in KD3A's average"]
+    assert (rows[1][0], rows[-1][0]) == ("1", "200")
+    assert len(rows) * len(rows[0]) < 25_000
+    assert "Means over the seeds; the rest is in results.json." in shown.words
+    assert "28 more sites with less weight are in the table." in shown.words
+
+
+def test_without_tests_the_page_says_why() -> None:
+    found = ODD["untested"]()
+    found["sites"][2]["tested"] = 0
+    assert "No accuracy: tgt brought no labelled tests" in read(found).words
+    found["config"]["run.evaluate"] = False
+    assert "tgt was not asked for it" in read(found).words
+
+
+def test_axes_by_hand() -> None:
+    low, high, ticks = axis(0.13, 0.92, None, None)
+    assert [low, high, *ticks] == pytest.approx([0, 1, 0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert axis(12, 93, 0, 100) == (0, 100, [0, 20, 40, 60, 80, 100])
+    low, high, _ = axis(5, 5, None, None)
+    assert low < 5 < high
+    assert [whole(n) for n in (1, 3, 30)] == [[1], [1, 2, 3], [1, 5, 10, 15, 20, 25, 30]]
+    assert whole(400) == [1, *range(50, 401, 50)]
+
+
+# ---- what sites noted --------------------------------------------------------------------------
+
+
+def noted(folder: Path, found: dict[str, Any], tgt: str = "tgt") -> None:
+    """Notes as clients write them, of two seeds, with features that tell what they are."""
+    rng = np.random.default_rng(0)
+    for method in found["trainings"]:
+        for seed in (0, 1):
+            for site in ("clp", "bus", tgt):
+                place = folder / site / "notes" / f"demo.{method}-{seed}"
+                place.mkdir(parents=True)
+                z = rng.normal(size=(9, 5)).astype(np.float16)
+                facts: dict[str, Any] = {"features": z, "round": 2}
+                own: dict[str, Any] = {"labels": np.arange(9) % 2}
+                if site == tgt:
+                    counts = {"classes": ["cat", "dog"], "counts": [[40 + seed, 5], [3, 42]]}
+                    (place / "confusion.json").write_text(json.dumps(counts))
+                    own = {"test_features": z + 1, "test_labels": np.arange(9) % 2}
+                np.savez(place / "last.npz", model="received", **facts, **own)
+
+
+def test_without_notes_the_page_says_what_to_do() -> None:
+    assert "never leave a site" in read(results()).words
+    assert "fedda report RUN --site DIR" in read(results()).words
+
+
+def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
+    found = results()
+    noted(tmp_path / "sites", found)
+    shown = read(found, collect(found, tmp_path))
+    rows = shown.tables["Counts by class and prediction"]
+    assert rows[:3] == [["class", "cat", "dog"], ["cat", "40.5", "5"], ["dog", "3", "42"]]
+    assert "mean of seeds 0, 1" in shown.words
+    assert "91.2 % of 90.5 right" in shown.words  # 82.5 / 90.5
+    assert "cat called dog (5), dog called cat (3)" in shown.words
+    assert "FedAvg (source-only), last round, by domain" in shown.words
+    titles = [t for t in shown.text if t.endswith(" images")]
+    assert titles.count("tgt (target): 18 images") == 2  # before and after
+    assert titles.count("target, training images without labels: 9 images") == 2
+    assert titles.count("cat: 15 images") == 2  # five of each source's nine, and of the tests
+
+
+def test_notes_are_found_where_they_are_given(tmp_path: Path) -> None:
+    found = results()
+    noted(tmp_path / "state", found)
+    assert collect(found, tmp_path / "run").sites == []
+    assert collect(found, tmp_path / "run", [tmp_path / "state" / "bus"]).sites == ["bus"]
+    assert collect(found, tmp_path / "run", [tmp_path / "state"]).sites == ["bus", "clp", "tgt"]
+    with pytest.raises(RunError, match=r"holds no notes of the run 'demo'; give the --state-dir"):
+        collect(found, tmp_path / "run", [tmp_path])
+    found["sites"] = [s for s in found["sites"] if s["name"] != "bus"]
+    assert collect(found, tmp_path / "run", [tmp_path / "state"]).sites == ["clp", "tgt"]
+
+
+def test_notes_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    found = results()
+    noted(tmp_path / "sites", found)
+    broken = tmp_path / "sites" / "tgt" / "notes" / "demo.kd3a-0"
+    (broken / "confusion.json").write_text('{"classes": ["a"], "counts": [[1, 2]]}')
+    (broken / "last.npz").write_bytes(b"PK\x03\x04 broken")
+    np.savez(tmp_path / "sites/bus/notes/demo.kd3a-0/last.npz", features=np.array([{}]))
+    shown = read(found, collect(found, tmp_path))
+    assert len([t for t in shown.text if t.startswith("Left out: ")]) == 3
+    assert "seed 1" in shown.words
+
+
+def test_principal_components_by_hand() -> None:
+    # Points on a line through (1, 1): all variance in one direction, its largest end positive.
+    z = np.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]], dtype=np.float32)
+    assert pca(z) == pytest.approx(np.array([[-2, 0], [-1, 0], [3, 0]]) * np.sqrt(2), abs=1e-6)
+    wide = np.concatenate([z, np.zeros((3, 9), np.float32)], axis=1)  # the other Gram matrix
+    assert pca(wide) == pytest.approx(pca(z), abs=1e-6)
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    noted(tmp_path / "elsewhere", results())
+    shown = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert f"page: {tmp_path / 'report.html'}" in shown.stdout.replace("\n", "")
+    assert (tmp_path / "report.html").read_text() == page(load(tmp_path), Noted())
+    other = tmp_path / "other.html"
+    words = ["report", str(tmp_path), "--html", str(other), "--site", str(tmp_path / "elsewhere")]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert "tgt (target): 18 images" in other.read_text()
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--site", str(tmp_path)])
+    assert (shown.exit_code, shown.stderr[:7]) == (1, "error: ")
+
+
+def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot be written .*--html"):
+        write(results(), tmp_path / "missing" / "report.html", tmp_path)
