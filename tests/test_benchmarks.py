@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from fedda.config import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
@@ -57,3 +60,48 @@ def test_the_memory_in_small():
     # Sums in float64 and a reply; the models of two sources and the target, and their mean.
     assert 2 < found["models_above_idle_2"] < 5
     assert 2 < found["kd3a_models_above_idle_2"] < 6
+
+
+@pytest.mark.slow
+def test_the_accuracy_in_small(tmp_path: Path) -> None:
+    """On four tiny domains of noise: every cell is trained once, tables and JSON agree."""
+    data = tmp_path / "data" / "digits"
+    data.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for name in ("mnist", "mnistm", "svhn", "usps"):
+        found = {
+            "x_train": draw.integers(0, 256, (200, 8, 8), dtype=np.uint8),
+            "y_train": np.arange(200) % 10,
+            "x_test": draw.integers(0, 256, (20, 8, 8), dtype=np.uint8),
+            "y_test": np.arange(20) % 10,
+        }
+        np.savez(data / f"{name}.npz", **found)
+    options = ["--data", str(data.parent), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    options += ["--set", "digits", "--table", "control", "--images", "100", "--epochs", "1"]
+    options += ["--target", "usps", "--seeds", "0,1", "--results", str(tmp_path / "results")]
+    found = measured("accuracy", *options)
+    table = found["digits"]["control"]
+    assert set(table) == {"FedAvg (source-only)", "AdaBN", "KD3A paper"}
+    text = (tmp_path / "results" / "digits-100-control.md").read_text()
+    for row in table.values():
+        mean, std = row["usps"]
+        assert 0 <= mean <= 1
+        assert f"{100 * mean:.1f} ± {100 * std:.1f}" in text
+    with np.load(tmp_path / "out" / "digits-100" / "data" / "usps.npz") as drawn:
+        assert len(drawn["y_train"]) == 100
+    begun = sorted((tmp_path / "out").rglob("journal.jsonl"))
+    times = [path.stat().st_mtime_ns for path in begun]
+    assert measured("accuracy", *options) == found
+    assert [path.stat().st_mtime_ns for path in begun] == times  # nothing was trained again
+    assert len(begun) == 6
+
+
+@pytest.mark.parametrize("name", ["digits", "amazon", "office"])
+def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
+    from examples.benchmarks import accuracy  # imports torch and the like
+
+    benchmark = accuracy.BENCHMARKS[name]
+    for table in accuracy.TABLES.values():
+        for variant in table(benchmark):
+            settings = {"rounds": benchmark.epochs, **benchmark.settings, **variant.flat()}
+            assert RunConfig.parse(settings).method == variant.method
