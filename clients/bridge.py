@@ -63,7 +63,7 @@ def train(message: Message, site: Site) -> Message:
     client = _client(task, site)
     contract: Contract = method_module(task.method).CONTRACT
     model = site.workspace(task).schema
-    _check(contract.enters, arrays, {}, task, model, site, "received")
+    _check(contract.enters, arrays, _told(tables), task, model, site, "received")
     flat, _, numbers = client.fit(*_as_parameters(arrays, tables))
     layouts = json.loads(numbers.pop(MANIFESTS))
     reply = {
@@ -80,7 +80,7 @@ def evaluate(message: Message, site: Site) -> Message:
     """Test the model that came."""
     arrays, tables, task = _open(message)
     model = site.workspace(task).schema
-    _check(EVALUATION.enters, arrays, {}, task, model, site, "received")
+    _check(EVALUATION.enters, arrays, _told(tables), task, model, site, "received")
     _, _, numbers = _client(task, site).evaluate(*_as_parameters(arrays, tables))
     _check(EVALUATION.leaves, {}, numbers, task, model, site, "to be sent")
     return _reply(message, site, {}, numbers)
@@ -91,6 +91,11 @@ def _open(message: Message) -> tuple[dict[str, Packed], dict[str, Numbers], Task
     if set(tables) != {"task", "step"}:
         raise WireError(f"A request must hold task and step, but holds {sorted(tables)}.")
     return arrays, tables, Task.parse(tables["task"])
+
+
+def _told(tables: Mapping[str, Numbers]) -> Numbers:
+    """A request's numbers but for the round, which all have and `Request.read` checks."""
+    return {name: value for name, value in tables["step"].items() if name != "round"}
 
 
 def _client(task: Task, site: Site) -> Client:

@@ -9,7 +9,8 @@ Neither may leave a site, so they are written in its state directory, for whoeve
         features.png     both npz files as a picture
 
 A note is 300 forward passes in the first round and in the last. It changes no bit of the training,
-and if it fails the site's log says so and the round goes on.
+and if it fails the site's log says so and the round goes on. A server may begin any number of runs,
+so what is kept has bounds: the notes of the oldest trainings are taken away.
 """
 
 import contextlib
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedda.site")
 
 FIRST, LAST, CONFUSION, PICTURE = "first.npz", "last.npz", "confusion.json", "features.png"
+FILES = (FIRST, LAST, CONFUSION, PICTURE)
+KEPT, ROOM = 50, 2**30  # trainings, and bytes of them all
 MOST = 300  # images
+VALUES = 2**23  # of their features: of a very wide model fewer images are noted
+CLASSES, LETTERS = 1000, 100  # of a confusion matrix, and of a class's name in the features' files
 BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
@@ -65,7 +70,7 @@ def tested(client: "Client", request: "Request", test: Labelled | None, p: Tenso
             notes = Notes(client, request)
             # Where the target trains, its first request was the training's.
             notes.take("tested", first=not client.trains, test=test)
-            if test is not None and p is not None and notes.is_last:
+            if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
                 notes.confusion(test, p)
 
 
@@ -83,18 +88,24 @@ class Notes:
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
         """Write the features where this request is one of those to note."""
+        # Tried once: on a full disk every round would pay for a note that cannot be kept.
+        fresh = self.client.site.noted != self.folder.name and not (self.folder / FIRST).exists()
+        begins = first and (self.round == 1 or fresh)
+        if not begins and not self.is_last:
+            return
+        if begins:
+            self.client.site.noted = self.folder.name
         if first and self.round == 1:
             for old in (LAST, CONFUSION, PICTURE):  # of an earlier run of the same name
                 (self.folder / old).unlink(missing_ok=True)
-        begins = first and (self.round == 1 or not (self.folder / FIRST).exists())
-        if not begins and not self.is_last:
-            return
         found = self._found(model, test)
         if begins:
             self._write_arrays(FIRST, found)
         if self.is_last:
             self._write_arrays(LAST, found)
-            picture.draw(self.folder / FIRST, self.folder / LAST, self.folder / PICTURE)
+            with _whole(self.folder / PICTURE) as part:
+                picture.draw(self.folder / FIRST, self.folder / LAST, part)
+        self._make_room()
 
     def confusion(self, test: Labelled, p: Tensor) -> None:
         """Count test images by class (row) and by what the model says (column)."""
@@ -115,11 +126,12 @@ class Notes:
 
     def _found(self, model: str, test: Labelled | None) -> dict[str, Any]:
         data = self.client.data
-        chosen = self._choose(len(data), "train")
+        most = min(MOST, VALUES // self.client.model.width)
+        chosen = self._choose(len(data), "train", most)
         found: dict[str, Any] = {
             "features": self._features(data.x, chosen),
             "images": chosen.numpy(),
-            "classes": np.array(self.task.names),
+            "classes": np.array([name[:LETTERS] for name in self.task.names[:CLASSES]]),
             "round": self.round,
             "model": model,
         }
@@ -127,15 +139,15 @@ class Notes:
         if isinstance(data, Labelled):
             found["labels"] = data.y[chosen].numpy()
         if test is not None:
-            chosen = self._choose(len(test), "test")
+            chosen = self._choose(len(test), "test", most)
             found["test_features"] = self._features(test.x, chosen)
             found["test_labels"] = test.y[chosen].numpy()
         return found
 
-    def _choose(self, n: int, part: str) -> Tensor:
+    def _choose(self, n: int, part: str, most: int = MOST) -> Tensor:
         """The same images in every round of every training."""
         order = torch.randperm(n, generator=generator("notes", self.client.site.name, part))
-        return order[:MOST].sort().values
+        return order[:most].sort().values
 
     def _features(self, x: Tensor, chosen: Tensor) -> np.ndarray:
         parts = []
@@ -147,6 +159,28 @@ class Notes:
     def _write_arrays(self, name: str, found: dict[str, Any]) -> None:
         with _whole(self.folder / name) as part, part.open("wb") as file:
             np.savez(file, **found)
+
+    def _make_room(self) -> None:
+        """Take away the oldest trainings' notes beyond the bounds; never another file."""
+        others = [f for f in self.folder.parent.iterdir() if f.is_dir() and f != self.folder]
+        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        room = ROOM - _size(self.folder)
+        for number, folder in enumerate(others, start=2):
+            room -= _size(folder)
+            if number > KEPT or room < 0:
+                for name in FILES:
+                    (folder / name).unlink(missing_ok=True)
+                    _part(folder / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # somebody keeps something of their own there
+                    folder.rmdir()
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 @contextlib.contextmanager
@@ -165,7 +199,7 @@ def _harmless(client: "Client") -> Iterator[None]:
 def _whole(path: Path) -> Iterator[Path]:
     """A file to write beside `path`, that takes its place once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     try:
         yield part
         part.replace(path)

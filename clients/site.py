@@ -38,6 +38,7 @@ class Site:
         self.min_images = int(node.get("min-images", 2))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
+        self.noted = ""  # the training whose first note was tried last
         if node.get("threads"):
             # How sums are split over threads decides their last bits, so engines must agree on it.
             torch.set_num_threads(int(node["threads"]))

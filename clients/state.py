@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedda.site")
 
+KEPT = 32  # files: the last two rounds of 16 trainings, for a server may begin any number
+
 
 def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim.Optimizer) -> None:
     """Write the optimizer's state after a round, whole or not at all."""
@@ -43,7 +45,12 @@ def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim
     save_file(tensors, part, metadata={"fedda": json.dumps(about)})
     part.replace(path)
     recent = {path, _path(site, task, server_round - 1)}
-    for old in set(path.parent.glob(_path(site, task, "*").name)) - recent:
+    before, after = _path(site, task, "*").name.split("*")
+    for old in set(path.parent.glob(f"{before}*{after}")) - recent:
+        if old.name.removeprefix(before).removesuffix(after).isdigit():  # not another run's name
+            old.unlink(missing_ok=True)
+    every = sorted(path.parent.glob("*.optimizer.safetensors"), key=_age)
+    for old in every[KEPT:]:
         old.unlink(missing_ok=True)
 
 
@@ -65,6 +72,13 @@ def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any
         index, key = name.split("/")
         state.setdefault(int(index), {})[key] = value
     return {"state": state, "param_groups": about["groups"]}
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except FileNotFoundError:  # another process of this site has taken it away
+        return 0.0
 
 
 def _path(site: "Site", task: Task, server_round: int | str) -> Path:

@@ -252,7 +252,10 @@ def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a method's training requests carry into each role, and what its replies carry out."""
+    """What a method's training requests carry into each role, and what its replies carry out.
+
+    That every request says its round goes without saying.
+    """
 
     enters: Mapping[Role, Rule]
     leaves: Mapping[Role, Rule]

@@ -19,7 +19,7 @@ class Journal:
 
     Args:
         path: the file, or None to keep events in memory only.
-        listeners: called with every event, such as a progress display.
+        listeners: called with every event, such as a progress display; one that fails, no more.
     """
 
     def __init__(self, path: Path | None = None, *listeners: Listener) -> None:
@@ -39,8 +39,12 @@ class Journal:
                     file.write(json.dumps(entry) + "\n")
         except OSError as error:  # a full disk must not hide what happened from those who watch
             logger.error("%s cannot be written (%s): %s", self.path, error, entry)
-        for listener in self.listeners:
-            listener(entry)
+        for listener in list(self.listeners):
+            try:
+                listener(entry)
+            except Exception:  # a display whose terminal is gone must not end the run
+                logger.exception("something that watches the run failed; it is told no more")
+                self.listeners.remove(listener)
 
     def trouble(self, what: str, site: str, text: str, **facts: Any) -> None:
         """Record something that went wrong at or with a site; kept for the results."""

@@ -45,7 +45,7 @@ class MLflow:
     title = "MLflow"
 
     def __init__(self, place: str, experiment: str, base: Path) -> None:
-        if "://" in place and urlsplit(place).password:
+        if _has_secret(place):
             raise ConfigError(
                 "track.mlflow holds a password, which would be kept with the run's results; give "
                 "it by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
@@ -165,6 +165,15 @@ class MLflow:
                     new.append(Metric(key, value, round(point.time * 1000), point.step))
         for part in _parts(new, MOST["metrics"]):
             self._client.log_batch(self._run, metrics=part)
+
+
+def _has_secret(place: str) -> bool:
+    """A password, or a token in the place of a web address's user."""
+    try:
+        parts = urlsplit(place)
+    except ValueError:  # no address that anything could be read from; MLflow will say so
+        return False
+    return bool(parts.password or (parts.scheme in ("http", "https") and parts.username))
 
 
 def _parts(many: list[Any], most: int) -> Iterator[list[Any]]:

@@ -54,7 +54,8 @@ class Tracking:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._journal.listeners.remove(self)
+        with suppress(ValueError):  # the journal drops a listener that failed
+            self._journal.listeners.remove(self)
         for tracker in self._trackers:
             with suppress(Exception):
                 tracker.stop()

@@ -43,7 +43,8 @@ class AdaBN(FedAvg):
         mean = records.from_arrays(arrays, {"model": text})["model"]
         reply = self.ask(self.roster.target, {"model": self.as_sent(mean)}, needs={"steps"})
         adapted = reply.arrays["model"].unpack()
-        statistics = {n: a for n, a in adapted.items() if n.endswith(STATISTICS)}
+        statistics = {n: a.copy() for n, a in adapted.items() if n.endswith(STATISTICS)}
+        del reply, adapted  # a whole model; the next one is packed now
         return self.packed(mean.unpack() | statistics), numbers
 
 

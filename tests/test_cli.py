@@ -205,8 +205,18 @@ def test_both_engines_use_one_thread(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(run_command, "perform", lambda config, how: begun.append(how))
     words = ("--simulate", tmp_path, "--target", "a", "--engine", engine)
-    assert fedda("run", "kd3a", "--dir", tmp_path, *words).exit_code == 0
+    assert fedda("run", "kd3a", "--dir", tmp_path.parent / "runs", *words).exit_code == 0
     assert (begun[0].engine, begun[0].threads) == (engine, 1)
+
+
+def test_runs_are_not_written_among_the_domains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("run", "kd3a", "--simulate", ".", "--target", "a")
+    refused(fedda(*words), 1, "--dir runs lies in --simulate .", "elsewhere")
+    refused(fedda(*words, "--dir", tmp_path), 1, "lies in --simulate .")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -514,6 +514,15 @@ def test_the_command_says_where_there_are_no_tests(root: Path, tmp_path: Path) -
     assert "seeds: 7\n" in (tmp_path / "comparison.md").read_text()
 
 
+def test_nothing_is_written_among_the_domains(root: Path) -> None:
+    before = sorted(root.iterdir())
+    for place in (root, root / "comparison"):
+        ended = fedda("fedavg", "--data", root, "--out", place, *OPTIONS)
+        assert ended.exit_code == 1
+        assert "taken for a domain; give --out a folder elsewhere" in " ".join(ended.output.split())
+    assert sorted(root.iterdir()) == before
+
+
 REFUSED = [
     ("kd4a --data R", "no method 'kd4a'"),
     ("fedavg --data nowhere", "nowhere is not a folder"),

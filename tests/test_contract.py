@@ -77,6 +77,28 @@ def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method:
     assert seen == CROSSES[method] | TESTED
 
 
+def test_what_more_a_target_is_told_where_teachers_move(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    """The authors' teachers and a second stage: counts and weights, and only to the target."""
+    chosen = {"kd3a.teacher-batchnorm": "updated", "kd3a.smoothing": 0.9, "kd3a.batchnorm": "loss"}
+    grid = ScriptedGrid(domains)
+    results, _ = run(domains, runs | {"method": "kd3a", "rounds": 2} | chosen, grid=grid)
+    assert results["events"] == []
+    sites = (*SOURCES, "town")
+    counts, past = ({f"{what}/{s}" for s in sites} for what in ("examples", "past"))
+    seen = [(c.way, c.role, c.numbers) for c in grid.crossed if c.kind == "train"]
+    assert [n for way, role, n in seen if (way, role) == ("to", "target")] == [
+        {"round", *counts},
+        {"round", "stage"},
+        {"round", *counts, *past},
+        {"round", "stage"},
+    ]
+    assert all(n == {"round"} for way, role, n in seen if (way, role) == ("to", "source"))
+    back = CROSSES["kd3a"]["from", "target", "train"][1]
+    assert all(n in (back, TRAINED) for way, role, n in seen if (way, role) == ("from", "target"))
+
+
 def wanted_offer() -> set[str]:
     return {"role", "name", "examples", "tested", "classes", "shape", "version"}
 
@@ -85,7 +107,9 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a")
     request = bench.begin()[0]
     assert set(request.content) == {"arrays", "manifests", "task", "step"}
-    assert not [k for k in request.content["task"] if k.startswith(("run.", "wait", "guard"))]
+    assert not [
+        k for k in request.content["task"] if k.startswith(("run.", "wait", "guard", "track"))
+    ]
     target = next(n for n in bench.roster.nodes if n.role == "target")
     assert (target.examples, target.tested, target.classes) == (48, 24, ())
 
@@ -331,6 +355,27 @@ def test_a_site_refuses_settings_and_arrays_it_does_not_know(domains: list[Node]
     late = strategy.request(node, {"model": strategy.model})
     late.metadata.__dict__["_created_at"] -= 3600
     assert bench.grid.call(late).error.code == Code.EXPIRED
+
+
+@roles
+@pytest.mark.parametrize("number", [{"label-0": 1.0}, {"focus/anna": 0.5}, {"stage": "2"}])
+def test_a_site_refuses_a_request_with_numbers_that_are_not_listed(
+    domains: list[Node], method: str, role: str, number: dict[str, Any]
+) -> None:
+    bench = Bench(domains, method)
+    request = train_request(bench, role)
+    for name, value in number.items():
+        request.content["step"][name] = value  # type: ignore[index]
+    assert bench.grid.call(request).error.code == Code.WIRE
+
+
+def test_counts_and_weights_of_other_sites_are_for_targets(domains: list[Node]) -> None:
+    bench = Bench(domains, "kd3a")
+    bench.begin()
+    for kind, node in (("train", bench.roster.sources[0]), ("evaluate", bench.roster.target)):
+        told = {"examples/bert": 30.0}
+        request = bench.strategy.request(node, {"model": bench.strategy.model}, told, kind=kind)
+        assert bench.grid.call(request).error.code == Code.WIRE
 
 
 def test_the_target_has_no_part_in_training_where_only_sources_train(domains: list[Node]) -> None:

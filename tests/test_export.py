@@ -248,7 +248,9 @@ def test_what_cannot_be_is_refused_with_a_reason(run: Path, tmp_path: Path) -> N
         run, "--torch", "--method", "fedavg", "--seed", 9
     )
     assert "fedavg-4, fedavg-5, kd3a-4, kd3a-5" in refused(run, "--torch", "--seed", 9)
-    assert "none has yet" in refused(tmp_path, "--torch")
+    (tmp_path / "empty").mkdir()
+    assert "none has yet" in refused(tmp_path / "empty", "--torch")
+    assert f"one run, such as {run}." in refused(tmp_path, "--torch")
     assert "Cannot read" in refused(tmp_path / "no.safetensors", "--torch")
     (tmp_path / "file").touch()
     assert "cannot be written" in refused(run, "--torch", "--out", tmp_path / "file" / "a.pt2")

@@ -194,6 +194,22 @@ def test_of_what_clients_share_only_the_test_reads_labels() -> None:
     assert readers == ["evaluate"]
 
 
+def test_what_trains_cannot_read_a_sites_notes() -> None:
+    """They hold labels of tests: written by `fit` and `evaluate`, read by the picture alone."""
+    users, readers = set(), set()
+    for path in modules("clients"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and {"notes", "picture"} & {
+                *(alias.name for alias in node.names),
+                *str(node.module).split("."),
+            }:
+                users.add(name(path))
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.load", "numpy.load"):
+                readers.add(name(path))
+    assert users == {"clients/base.py", "clients/notes.py"}
+    assert readers == {"clients/picture.py"}
+
+
 def test_the_targets_data_have_no_label_to_read() -> None:
     from dataclasses import fields
 

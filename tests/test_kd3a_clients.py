@@ -1,5 +1,6 @@
 """KD3A's target at its site: what its settings change, driven over a tiny federation."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clients import state
 from clients.kd3a import Target
 from clients.site import Site, resident
 from fedda import models, records
@@ -127,6 +129,23 @@ def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) 
         fewer = {name: array[:-5] for name, array in file.items()}
     np.savez(node["data"], **fewer)
     assert site.offer()["examples"] == len(site.training((1, 8, 8))) == before - 5
+
+
+def test_a_site_keeps_the_optimizers_of_so_many_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may begin any number of runs; the site's disk is not its to fill."""
+    monkeypatch.setattr(state, "KEPT", 4)
+    place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    for age, name in enumerate("abcd"):
+        for server_round in (1, 2, 3):
+            task = cast(Any, SimpleNamespace(run=name, method="kd3a", seed=0))
+            state.save_optimizer(place, task, server_round, optimizer)
+            for path in (tmp_path / "anna").glob(f"{name}.*"):
+                os.utime(path, (1e9 + age, 1e9 + age))
+    left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}
+    assert left == {"c.kd3a-0.2", "c.kd3a-0.3", "d.kd3a-0.2", "d.kd3a-0.3"}
 
 
 # ---- teachers whose statistics move ------------------------------------------------------------

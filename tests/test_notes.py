@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,8 @@ from typer.testing import CliRunner
 from clients import notes
 from clients.site import Site, resident
 from fedda import data, models
-from fedda.config import RunConfig
+from fedda.config import RunConfig, Task
+from fedda.errors import ConfigError
 from fedda.folders import load
 from server.journal import Journal
 from server.local import simulate
@@ -186,6 +188,7 @@ class Drawing(nn.Module):
         super().__init__()
         self.dropout, self.norm = nn.Dropout(), nn.BatchNorm1d(2)
         self.norm.eval()
+        self.width = 2
         self.modes: list[bool] = []
 
     def features(self, x: Tensor) -> Tensor:
@@ -196,7 +199,12 @@ class Drawing(nn.Module):
 def drawing(folder: Path) -> tuple[Any, Any]:
     """A client and a request, as `notes` sees them."""
     site = SimpleNamespace(
-        name="anna", state_dir=folder, device=torch.device("cpu"), notes=True, role="source"
+        name="anna",
+        state_dir=folder,
+        device=torch.device("cpu"),
+        notes=True,
+        noted="",
+        role="source",
     )
     x, y = torch.rand(9, 2), torch.arange(9) % 2
     client = SimpleNamespace(
@@ -269,6 +277,88 @@ def test_a_note_that_fails_is_logged_and_the_round_goes_on(
     assert "the round goes on" in caplog.text
     left = [p for p in (tmp_path / "state").rglob("*") if p.name.startswith(".")]
     assert left == []
+
+
+def test_a_first_note_that_cannot_be_kept_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a full disk would cost every round the forward passes of one."""
+
+    def full(file: Any, **arrays: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(notes.np, "savez", full)
+    client, request = drawing(tmp_path)
+    request.task.rounds = 9
+    for number in (1, 2, 3, 4):
+        request.round = number
+        notes.received(client, request)
+    assert len(client.model.modes) == 1
+    assert caplog.text.count("the round goes on") == 1
+
+
+def test_a_server_with_many_runs_cannot_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, request = drawing(tmp_path / "count")
+    monkeypatch.setattr(notes, "KEPT", 3)
+    place = tmp_path / "count" / "anna" / "notes"
+    for age, name in enumerate(f"run{i}" for i in range(6)):
+        request.task.run = name
+        notes.received(client, request)
+        os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
+    assert {p.name for p in place.iterdir()} == {f"run{i}.m-0" for i in (3, 4, 5)}
+
+    client, request = drawing(tmp_path / "bytes")
+    place = tmp_path / "bytes" / "anna" / "notes"
+    for age, name in enumerate(("old", "kept", "new")):
+        request.task.run = name
+        if name == "new":
+            size = sum(p.stat().st_size for p in (place / "kept.m-0").iterdir())
+            monkeypatch.setattr(notes, "ROOM", int(2.5 * size))
+            (place / "old.m-0" / "own.txt").write_text("the site's own")
+            os.utime(place / "old.m-0", (1e9, 1e9))
+        notes.received(client, request)
+        os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
+    left = {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()}
+    assert left == {"old.m-0/own.txt", "kept.m-0/first.npz", "new.m-0/first.npz"}
+
+
+def test_of_a_very_wide_model_fewer_images_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, request = drawing(tmp_path)
+    monkeypatch.setattr(notes, "VALUES", 10)
+    notes.received(client, request)
+    with np.load(tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST) as file:
+        assert file["features"].shape == (5, 2)
+
+
+@pytest.mark.parametrize(("most", "written"), [(2, True), (1, False)])
+def test_a_confusion_matrix_has_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, written: bool
+) -> None:
+    """A server may say that there are a million classes; the matrix is their square."""
+    monkeypatch.setattr(notes, "CLASSES", most)
+    client, request = drawing(tmp_path)
+    request.round = 3
+    notes.tested(client, request, client.data, torch.eye(2)[client.data.y])
+    folder = tmp_path / "anna" / "notes" / "r.m-0"
+    assert (folder / notes.CONFUSION).exists() is written
+    assert (folder / notes.PICTURE).exists()
+
+
+def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_path: Path) -> None:
+    """The folder's name is one part of a path, whatever a task may say."""
+    for name in ("..", ".", "a..", "...."):
+        task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
+        told = Task.parse(task.flat() | {"run": name})
+        site = SimpleNamespace(name="anna", state_dir=tmp_path)
+        made = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=told, round=1))  # type: ignore[arg-type]
+        assert made.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
+    for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):
+        with pytest.raises(ConfigError):
+            Task.parse(task.flat() | {"run": name})
 
 
 # ---- who takes them ----------------------------------------------------------------------------

@@ -588,6 +588,21 @@ def test_a_site_cannot_fill_the_journal(tmp_path: Path) -> None:
     assert (tmp_path / "journal.jsonl").stat().st_size < 1000
 
 
+def test_a_listener_that_fails_ends_no_run(
+    domains: list[Node], runs: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def fail(event: dict[str, Any]) -> None:
+        heard.append(event["event"])
+        raise BrokenPipeError("the terminal is gone")
+
+    results, events = run(domains, runs, fail)
+    assert len(results["trainings"]["kd3a"][0]["rounds"]) == 2
+    assert len(heard) == 1 and events[-1]["event"] == "done"
+    assert "the terminal is gone" in caplog.text
+
+
 def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:
     heard: list[Event] = []
     journal = Journal(tmp_path / "sub" / "journal.jsonl", heard.append)

@@ -334,9 +334,12 @@ def test_a_missing_mlflow_is_told_before_a_run_begins(
     assert [path.name for path in Path(runs["run.dir"]).rglob("*")] == ["run"]
 
 
-def test_a_password_is_not_taken_where_it_would_be_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "address", ["https://me:hunter2@hub.example.org", "https://hunter2@hub.example.org/x"]
+)
+def test_a_password_is_not_taken_where_it_would_be_kept(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as error:
-        MLflow("https://me:hunter2@hub.example.org", "fedda", tmp_path)
+        MLflow(address, "fedda", tmp_path)
     assert "hunter2" not in str(error.value)
 
 

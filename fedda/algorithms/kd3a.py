@@ -100,6 +100,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "mixup-weights": True,
     },
     # But for one thing: its code rounds weights to four digits, after which they do not sum to 1.
+    # It also trains otherwise, whatever the method: train.carry-momentum, train.weight-decay 5e-4.
     "official": {
         "gate.reach": False,
         "vote": "hard",
@@ -356,7 +357,13 @@ def mix_moments(
 
 
 CONTRACT = Contract(
-    enters={"source": Rule(MODEL), "target": Rule(MODEL | {"teacher/*": Kind.MODEL})},
+    enters={
+        "source": Rule(MODEL),
+        # With `updated` teachers the target weighs too, so it needs N_k and last round's alpha.
+        "target": Rule(
+            MODEL | {"teacher/*": Kind.MODEL}, frozenset({"stage", "examples/*", "past/*"})
+        ),
+    },
     leaves={
         "source": Rule(MODEL, frozenset({"loss", "steps", "seconds"})),
         "target": Rule(

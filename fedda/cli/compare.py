@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.launch import INTERRUPTED, on_terminate
+from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
     from fedda.compare import Cell, Plan
@@ -115,6 +115,7 @@ def compare(
     from fedda.compare import options
 
     with clear_exit():
+        apart(out, "--out", data, "--data")
         variants, base = options.variants_of(methods, baseline)
         flat = options.shared_of(change or [], preset or [], rounds)
         plan = options.plan_of(data, target, seeds, variants, flat, out, poison, engine, threads)

@@ -143,7 +143,7 @@ def import_(
 
     fedda data import office31 ./office31-raw ./office31 --transductive
 
-    fedda run kd3a --simulate ./office31 --target amazon -c input.size=224 -c input.channels=3
+    fedda run kd3a --simulate ./office31 --target amazon --preset office31
     """
     from fedda.data.benchmarks import Options, import_benchmark
     from fedda.errors import ConfigError

@@ -108,10 +108,15 @@ def _chosen(run: Path, method: str, seed: int | None) -> Path:
         return found
     there = ", ".join(sorted(path.parent.name for path in run.glob(f"*-*/{MODEL}")))
     what = f"{found.parent.name} has no {MODEL}" if chooses else f"{run} holds no {MODEL}"
-    raise ModelError(
-        f"{what}, which is written when a training has finished; "
-        + (f"finished are {there}: choose by --method and --seed." if there else "none has yet.")
-    )
+    if there:
+        instead = f"finished are {there}: choose by --method and --seed."
+    elif runs := sorted(
+        file.parent for at in ("*", "cells/*") for file in run.glob(f"{at}/{MODEL}")
+    ):
+        instead = f"give the folder of one run, such as {runs[0]}."
+    else:
+        instead = "none has yet."
+    raise ModelError(f"{what}, which is written when a training has finished; {instead}")
 
 
 def _settings(run: Path) -> dict[str, object]:

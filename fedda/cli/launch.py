@@ -54,6 +54,19 @@ def perform(config: RunConfig, launch: Launch) -> None:
     present(folder)
 
 
+def apart(place: Path, option: str, root: Path, source: str) -> None:
+    """Refuse to write where every folder is taken for a domain.
+
+    Raises:
+        ConfigError: the place lies in the folder of the domains.
+    """
+    if place.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"{option} {place} lies in {source} {root}, where every folder is taken for a domain; "
+            f"give {option} a folder elsewhere."
+        )
+
+
 def _way_on(folder: Path) -> str:
     """What to type to go on, once there is something to go on from."""
     begun = any(folder.glob("*/checkpoint.json"))

@@ -10,7 +10,7 @@ import typer
 from fedda import config as settings
 from fedda import presets
 from fedda.cli.exits import clear_exit
-from fedda.cli.launch import Launch, on_terminate, perform
+from fedda.cli.launch import Launch, apart, on_terminate, perform
 from fedda.config import RunConfig
 from fedda.errors import ConfigError, RunError
 
@@ -116,6 +116,8 @@ def run(
             flat, launch = _begun(resume)
             flat |= _changes(str(flat["method"]), change or [])
         else:
+            if simulate is not None:
+                apart(directory, "--dir", simulate, "--simulate")
             flat = _flat(method, change or [], preset or [], rounds, seeds, baseline)
             flat["run.dir"] = str(directory.absolute())
             flat["run.name"] = name or _free_name(directory, method)

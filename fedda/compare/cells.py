@@ -222,6 +222,9 @@ class Plan:
         names = Counter(v.name for v in dict.fromkeys(self.variants))
         if twice := next((n for n, count in names.items() if count > 1), None):
             raise RunError(f"Two variants are called '{twice}'; give one of them another label.")
+        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
+        if twice := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
+            raise RunError(f"Two variants are the same training as '{twice}'; leave out one.")
         parts: set[tuple[str, Role]] = set()
         for cell in self.cells():
             sites = self.sites(cell)
