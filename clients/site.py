@@ -52,15 +52,7 @@ class Site:
         found = data.describe(self.path, self.role)
         if found != self._described:  # since the last run: what is in memory is not what is offered
             self._sets, self._tests, self._described = {}, {}, found
-        return {
-            "role": self.role,
-            "name": self.name,
-            "examples": found.train,
-            "tested": found.test,
-            "classes": list(found.classes) if self.role == "source" else [],
-            "shape": list(found.shape),
-            "version": __version__,
-        }
+        return offer(self.role, self.name, found)
 
     def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
         """The training images in the run's shape; a target's have no labels."""
@@ -98,6 +90,19 @@ class Site:
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
         return self._workspaces[key]
+
+
+def offer(role: Role, name: str, found: data.Description) -> dict[str, Any]:
+    """What a site says of its data; a target's classes are nobody's business."""
+    return {
+        "role": role,
+        "name": name,
+        "examples": found.train,
+        "tested": found.test,
+        "classes": list(found.classes) if role == "source" else [],
+        "shape": list(found.shape),
+        "version": __version__,
+    }
 
 
 class Workspace:

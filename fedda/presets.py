@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedda.config import Flat, Scalar, method_module
+from fedda.config import Flat, Scalar, method_module, methods
 from fedda.errors import ConfigError
 
 
@@ -154,8 +154,10 @@ def settings(method: str, chosen: Sequence[str]) -> Flat:
     for name in chosen:
         if name not in known:
             own = ", ".join(n for n in known if n not in BENCHMARKS) or "none"
+            others = [m for m in methods() if m != method and name in method_module(m).PRESETS]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = f" (it is one of {' and '.join(others)})" if others else hint
             raise ConfigError(
                 f"There is no preset '{name}' for {method}{hint}; its own are {own}, and those of "
                 f"benchmarks are {', '.join(BENCHMARKS)}."

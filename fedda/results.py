@@ -50,14 +50,24 @@ def load(path: Path) -> Results:
     return results
 
 
+def begun(folder: Path) -> bool:
+    """Whether a run's folder holds a finished round; one that only waited for sites does not."""
+    return (folder / RESULTS).is_file() or any(folder.glob("*/checkpoint.json"))
+
+
 def _instead(path: Path) -> str:
     if not path.exists():
         return "there is no such folder; give the folder of a finished run."
-    if runs := sorted(file.parent for file in path.glob(f"*/{RESULTS}")):
+    if runs := sorted(file.parent for file in _below(path)):
         return f"give the folder of one run, such as {runs[0]}."
     if (path / "config.json").exists():
         return f"the run has not finished; go on with it by fedda run --resume {path}"
     return "give the folder of a finished run."
+
+
+def _below(path: Path) -> list[Path]:
+    """Results in the folders of a folder of runs, or of a comparison."""
+    return [*path.glob(f"*/{RESULTS}"), *path.glob(f"cells/*/{RESULTS}")]
 
 
 def title(method: str) -> str:

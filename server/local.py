@@ -1,7 +1,7 @@
 """A run over folders of this machine, without any server: in this process, or on Ray."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,13 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedda.config import RunConfig
+from fedda.data import Description, describe
 from fedda.errors import RunError
 from fedda.folders import load
+from fedda.wire import Role
 
 from . import run
+from .folders import roster
 from .journal import Journal
 
 Engine = Literal["process", "ray"]
@@ -106,6 +109,27 @@ def simulate(
         nodes = [{"partition-id": i} for i in range(len(sites))]
         return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
     return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def rehearse(
+    config: RunConfig,
+    sites: Sequence[Mapping[str, Any]],
+    describe: Callable[[str, Role], Description] = describe,
+) -> None:
+    """Read what the sites bring and form their roster, to find what is wrong before anything runs.
+
+    Args:
+        config: the run.
+        sites: node configurations, as for `simulate`.
+        describe: reads a site's folder; whoever asks often remembers what it found.
+
+    Raises:
+        DataError: a folder cannot be read.
+        RosterError: the sites make no run.
+    """
+    offer = load("clients", "site").offer
+    offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
+    roster.form([roster.Node.read(i, o) for i, o in enumerate(offers, 1)], config.input)
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedda import __version__
 from fedda.config import RunConfig, defaults, lasting
 from fedda.errors import RunError
 from fedda.folders import load_half
+from fedda.results import begun
 
 from . import checkpoint
 from .folders import roster
@@ -147,13 +148,14 @@ def claim(folder: Path, config: RunConfig) -> None:
     path = folder / CONFIG
     mine = lasting(config.flat(), config.trainings)
     try:
-        if path.is_file() != config.run.resume:
-            found = "holds a run already" if path.is_file() else "holds no run to go on with"
+        held = begun(folder)  # settings alone, of a run that met no sites, hold nobody up
+        if held != config.run.resume and not (config.run.resume and path.is_file()):
+            found = "holds a run already" if held else "holds no run to go on with"
             raise RunError(
                 f"{folder} {found}; choose another --name for a new run, or --resume a run that "
                 "is there."
             )
-        if config.run.resume:
+        if held:
             theirs = lasting(json.loads(path.read_text()), config.trainings)
             theirs = {**{k: v for k, v in defaults().items() if k in mine}, **theirs}
             odd = sorted(k for k in theirs if mine.get(k) != theirs[k])

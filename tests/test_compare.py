@@ -99,6 +99,48 @@ def score(variant: str, target: str, seed: int, last: float | None, selected: An
     return Score(variant, target, seed, last, selected, None, 1.5, 10, {"a": 0.25, "b": 0.75})
 
 
+# ---- before the first training -----------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Two domains in gray and one in colour."""
+    draw = np.random.default_rng(0)
+    for name, shape in (("a", (24, 8, 8)), ("b", (24, 8, 8)), ("c", (24, 8, 8, 3))):
+        x = draw.integers(0, 256, shape, dtype=np.uint8)
+        arrays = {
+            "x_train": x,
+            "y_train": np.arange(24) % 3,
+            "x_test": x,
+            "y_test": np.arange(24) % 3,
+        }
+        (tmp_path / "mixed").mkdir(exist_ok=True)
+        np.savez(tmp_path / "mixed" / f"{name}.npz", **arrays)
+    return tmp_path / "mixed"
+
+
+def test_domains_that_make_no_run_are_refused_at_once(mixed: Path, tmp_path: Path) -> None:
+    made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
+    told: Told = []
+    with pytest.raises(FeddaError, match=r"input\.channels"):
+        made.run(1, note(told))
+    assert told == []
+    right = replace(made, settings=TINY | {"input.channels": 1})  # in the same folder
+    assert right.run(1, nothing) == {}
+
+
+def test_a_training_that_never_began_holds_nobody_up(mixed: Path, tmp_path: Path) -> None:
+    """As a run leaves its folder that waited in vain for its sites."""
+    made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
+    cell = made.cells()[0]
+    made.folder(cell).mkdir(parents=True)
+    (made.folder(cell) / "config.json").write_text(json.dumps(made.config(cell).flat()))
+    right = replace(made, settings=TINY | {"input.channels": 1})
+    assert right.run(1, nothing) == {}
+    found = right.results(cell)
+    assert found is not None and found["config"]["input.channels"] == 1
+
+
 # ---- statistics --------------------------------------------------------------------------------
 
 

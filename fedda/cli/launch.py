@@ -114,6 +114,7 @@ def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         except ValueError:
             raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
     sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
+    local.rehearse(config, sites)  # else a site that cannot answer would be waited for
     journal = journals.Journal(folder / "journal.jsonl", display)
     local.simulate(config, sites, journal, launch.engine)
 

@@ -13,6 +13,8 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.launch import Launch, apart, on_terminate, perform
 from fedda.config import RunConfig
 from fedda.errors import ConfigError, RunError
+from fedda.folders import load
+from fedda.results import begun
 
 LAUNCH = "launch.json"
 RESUMES = ("resume", "change")  # the only options of a run that goes on
@@ -134,14 +136,14 @@ def run(
         config = RunConfig.parse(flat)
         folder = Path(config.run.dir) / config.run.name
         if resume is None:
-            if (folder / "config.json").exists():
+            if begun(folder):
                 raise RunError(
                     f"{folder} holds a run already; choose another --name, or go on with it by "
                     f"fedda run --resume {folder}"
                 )
-            folder.mkdir(parents=True, exist_ok=True)
             started = asdict(launch) | {"settings": config.flat()}
-            (folder / LAUNCH).write_text(json.dumps(started, indent=1))
+            with load("server", "run").alone(folder):  # another may wait for its sites there
+                (folder / LAUNCH).write_text(json.dumps(started, indent=1))
         perform(config, launch)
 
 

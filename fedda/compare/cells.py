@@ -14,8 +14,7 @@ from fedda.config import Flat, RunConfig, defaults, lasting, methods
 from fedda.data import describe
 from fedda.errors import RunError
 from fedda.folders import load
-from fedda.results import RESULTS
-from fedda.wire import Role
+from fedda.results import RESULTS, begun
 
 from . import workers
 from .variants import Variant
@@ -217,6 +216,7 @@ class Plan:
         Raises:
             ConfigError: settings contradict each other.
             DataError: a domain cannot be read, or as a source has no labels.
+            RosterError: the domains make no run, for example because their classes differ.
             RunError: the data has no such sites, or the folder holds other trainings.
         """
         names = Counter(v.name for v in dict.fromkeys(self.variants))
@@ -225,17 +225,14 @@ class Plan:
         slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
         if twice := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
             raise RunError(f"Two variants are the same training as '{twice}'; leave out one.")
-        parts: set[tuple[str, Role]] = set()
         for cell in self.cells():
             sites = self.sites(cell)
-            mine, theirs = _about(sites), self.noted(cell)
-            self._same(cell, mine, {k: theirs.get(k, v) for k, v in mine.items()})
+            if begun(self.folder(cell)):
+                mine, theirs = _about(sites), self.noted(cell)
+                self._same(cell, mine, {k: theirs.get(k, v) for k, v in mine.items()})
+                self._same_settings(cell, _read(self.folder(cell) / BEGUN))
             if self.results(cell) is None:
-                begun = _read(self.folder(cell) / BEGUN)
-                self._same_settings(cell, self.config(cell).flat() if begun is None else begun)
-                parts |= {(site["data"], site["role"]) for site in sites}
-        for path, role in sorted(parts):
-            _described(path, role)
+                load("server", "local").rehearse(self.config(cell), sites, _described)
 
     def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
         """Train what is missing -> what went wrong, by cell; the other cells go on.

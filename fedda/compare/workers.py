@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedda.errors import FeddaError, RunError
 from fedda.folders import load
+from fedda.results import begun
 
 if TYPE_CHECKING:
     from .cells import Cell, Plan
@@ -63,8 +64,8 @@ def _simulate(plan: "Plan", cell: "Cell", notify: Notify) -> None:
             kind = "begin" if event["event"] == "training" else "round"
             notify(kind, cell, event["round"])
 
-    begun = (folder / "config.json").is_file()
-    config = config.model_copy(update={"run": config.run.model_copy(update={"resume": begun})})
+    run = config.run.model_copy(update={"resume": begun(folder)})
+    config = config.model_copy(update={"run": run})
     journal = load("server", "journal").Journal(folder / "journal.jsonl", listen)
     plan.note(cell, sites)
     load("server", "local").simulate(config, sites, journal, plan.engine)
