@@ -17,7 +17,7 @@ demo: $(VENV)/.installed ## install fedda and run a federation of four sites on 
 	$(BIN)/fedda demo
 
 test: $(VENV)/.installed-dev ## install what the tests need and run them, the fast ones first
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-dev ## style, format and types

@@ -22,6 +22,7 @@ def measured(name: str, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_vote_in_small():
     found = measured("vote", "--images", "500", "--teachers", "3", "--classes", "7", "--many", "4")
     assert found["seconds"] > 0

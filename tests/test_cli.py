@@ -50,6 +50,7 @@ def handlers() -> Iterator[None]:
 # ---- errors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a process of its own
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     """Through the real entry point, since click's runner hides what lies outside of it."""
     command = [sys.executable, "-m", "fedda.cli", "data", "check", str(tmp_path / "nowhere")]
