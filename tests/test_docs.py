@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"]
+PAGES += ["examples/benchmarks/results/README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
