@@ -9,12 +9,13 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic atte
 """
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 
 def clusters(z: Tensor, C: int, seed: int) -> Tensor:
     """k-means of features z (N, d) into C clusters -> assignment (N,)."""
+    from sklearn.cluster import KMeans  # a hundred MB, which only who clusters should pay for
+
     found = KMeans(min(C, len(z)), random_state=seed).fit_predict(z.cpu().numpy())
     return torch.from_numpy(found).long().to(z.device)
 

@@ -66,6 +66,8 @@ class TensorBoard:
     title = "TensorBoard"
 
     def __init__(self) -> None:
+        import torch.utils.tensorboard.summary  # noqa: F401  here, for it takes time and memory
+
         self._file: IO[bytes] | None = None
 
     def begin(self, about: About, points: Sequence[Point]) -> None:

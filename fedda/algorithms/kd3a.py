@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedda.config import Scalar, Section
 from fedda.focus import NOBODY, Form, Value, team_quality, teams_and_shares
+from fedda.gap import gap_weights
 from fedda.wire import MODEL, Contract, Kind, Rule
 
 
@@ -273,8 +274,6 @@ def site_weights(
         numbers: `kept`, and per source `focus/*`, `distance/*` or `gain/*`.
         past: last round's alpha, for the moving average.
     """
-    from fedda.gap import gap_weights  # brings scikit-learn, which the command line can do without
-
     names = sorted(n for n in examples if n != target)
     N, N_T = torch.tensor([examples[n] for n in names]), examples[target]
     part = min(max(float(numbers["kept"]), 0.0), 1.0)  # whatever the target claims
