@@ -6,13 +6,13 @@ Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779, algorithm 1.
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedda import models
 from fedda.algorithms import adabn
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.models import batchnorms
+from fedda.models import batchnorms, inputs_of
 from fedda.train import batches
 from fedda.wire import Role
 
@@ -46,23 +46,17 @@ class Target(Client):
                 f"{least} or more; add images, or lower --min-images."
             )
         seen: dict[nn.Module, adabn.Moments] = {}
-
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found = adabn.moments(inputs[0])
-            seen[layer] = adabn.merge(seen[layer], found) if layer in seen else found
-
-        hooks = [m.register_forward_pre_hook(note) for m in batchnorms(self.model).values()]
+        layers = list(batchnorms(self.model).values())
         draws = self.generator(request, "statistics")
         order, steps = torch.randperm(len(self.data), generator=draws), 0
-        try:
-            with models.batch_statistics(self.model):
-                for indices in batches([order], request.task.train.batch_size):
-                    self.model(self.inputs(indices))
-                    steps += 1
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for layer in batchnorms(self.model).values():
+        with models.batch_statistics(self.model), inputs_of(layers) as entering:
+            for indices in batches([order], request.task.train.batch_size):
+                self.model(self.inputs(indices))
+                for layer in layers:
+                    found = adabn.moments(entering[layer])
+                    seen[layer] = adabn.merge(seen[layer], found) if layer in seen else found
+                steps += 1
+        for layer in layers:
             if layer.running_mean is not None and layer.running_var is not None:
                 layer.running_mean.copy_(seen[layer].mean)
                 layer.running_var.copy_(seen[layer].variance)

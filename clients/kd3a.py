@@ -3,19 +3,18 @@
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedda import gap, models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.models import BatchNorm, Model, batchnorms, evaluating
+from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.train import batches, learning_rate, make_optimizer, seed_for
 from fedda.wire import Packed, Role
 
@@ -153,7 +152,7 @@ class Target(Client):
         optimizer = make_optimizer(self.model, request.task.train, rate)
         total, steps = 0.0, 0
         for indices in self.batches(request):
-            with _inputs_of(layers) as seen:
+            with inputs_of(layers) as seen:
                 self.model(self.inputs(indices))
                 mu_T, second_T = zip(*(_moments(seen[layer]) for layer in layers), strict=True)
             loss = kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
@@ -203,7 +202,7 @@ class Target(Client):
                 "model has none; choose another weighting or another model.name."
             )
         sums = [(torch.zeros(()), torch.zeros(()))] * len(layers)
-        with evaluating(teacher), _inputs_of(layers) as seen:
+        with evaluating(teacher), inputs_of(layers) as seen:
             for part in images.split(256):
                 teacher(self.inputs(part))
                 found = [_moments(seen[layer]) for layer in layers]
@@ -236,22 +235,6 @@ def _statistics(model: Model) -> Moments:
 def _by_site(numbers: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The numbers `what/SITE` by site."""
     return {n.removeprefix(f"{what}/"): v for n, v in numbers.items() if n.startswith(f"{what}/")}
-
-
-@contextmanager
-def _inputs_of(layers: list[BatchNorm]) -> Iterator[dict[nn.Module, Tensor]]:
-    """What enters each layer in the latest forward pass, by layer."""
-    seen: dict[nn.Module, Tensor] = {}
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[layer] = inputs[0]
-
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,12 @@ blank(config, shape, classes)         the same network for weights that arrive l
 to_arrays, load_arrays                its state as numpy arrays and back, for the wire
 save, load                            a finished model as a safetensors file that explains itself
 predict(model, x, batch)              class probabilities
-batchnorms, batch_statistics          what the BatchNorm methods need
+batchnorms, batch_statistics, inputs_of   what the BatchNorm methods need
 """
 
 from .arrays import load_arrays, to_arrays
 from .files import Meta, load, save
-from .modes import BatchNorm, batch_statistics, batchnorms, evaluating
+from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
 from .networks import Model, blank, build, parameter_count, predict
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "blank",
     "build",
     "evaluating",
+    "inputs_of",
     "load",
     "load_arrays",
     "parameter_count",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 
@@ -43,3 +43,19 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
         finally:
             for m, (mean, var, track) in zip(layers, kept, strict=True):
                 m.running_mean, m.running_var, m.track_running_stats = mean, var, track
+
+
+@contextmanager
+def inputs_of(layers: list[BatchNorm]) -> Iterator[dict[nn.Module, Tensor]]:
+    """What enters each layer in the latest forward pass, by layer."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[layer] = inputs[0]
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
