@@ -15,6 +15,7 @@ from pathlib import Path
 from fedda.errors import RunError
 
 LOOPBACK = "127.0.0.1"
+SERVER_PID = "FEDDA_SERVER_PID"  # tells the programs that a SuperLink starts whom they serve
 
 
 def free_port() -> int:
@@ -24,8 +25,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def watch_parent(pid: int, grace: float = 10.0) -> None:
-    """End this process when the process pid is gone: politely first, then by force."""
+def watch_parent(pid: int, grace: float = 10.0, *, ask: bool = True) -> None:
+    """End this process when the process pid is gone: politely first, then by force.
+
+    Args:
+        pid: whom to watch, this process's parent or any other.
+        grace: seconds between the two.
+        ask: send SIGTERM at once; not where another watcher asks already.
+    """
 
     def gone() -> bool:
         if child:
@@ -41,7 +48,8 @@ def watch_parent(pid: int, grace: float = 10.0) -> None:
     def watch() -> None:
         while not gone():
             time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if ask:
+            os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace)
         os._exit(1)
 

@@ -1,5 +1,6 @@
 """The ServerApp that Flower starts: reads the run's configuration and composes the run."""
 
+import os
 from pathlib import Path
 
 from flwr.app import Context
@@ -7,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedda.config import RunConfig
 from fedda.errors import FeddaError
+from fedda.spawn import SERVER_PID, watch_parent
 
 from . import run
 from .journal import Journal
@@ -20,6 +22,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what `fedda run` or `flwr run` asked for; an error ends the Flower run as failed."""
+    if superlink := os.environ.get(SERVER_PID):
+        # Flower asks a ServerApp to end when its SuperLink died, but what it does then can wait
+        # for ever for the dead server, and a program that stays holds the run's folder.
+        watch_parent(int(superlink), ask=False)
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id)

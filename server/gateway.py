@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedda.errors import RunError
+from fedda.spawn import SERVER_PID
 from fedda.submit import OFFLINE
 
 from .filter import FleetOnly, Traffic, shortened
@@ -62,7 +63,7 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     Raises:
         RunError: a port is taken, or flwr's own programs are missing.
     """
-    os.environ.update(OFFLINE)
+    os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
     _find_programs()
     sockets = [_listen(LOOPBACK, settings.admin_port), _listen(settings.host, settings.port)]
     app = superlink(settings)

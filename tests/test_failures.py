@@ -24,7 +24,7 @@ from fedda import authority, keys
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
 from fedda.processes import PROGRAM
-from fedda.spawn import LOOPBACK, Process
+from fedda.spawn import LOOPBACK, SERVER_PID, Process
 from server import checkpoint
 from tests.federation import (
     LIVE,
@@ -238,6 +238,9 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     hub.processes["anna"].wait_for("acting: hold in round 2", 60)
     superlink = hub.processes["superlink"].popen.pid
     (serverapp,) = descendants(superlink, "flwr-serverapp")
+    # It ends with its SuperLink, whatever Flower's own end of it waits for (tests/test_spawn.py).
+    told = Path(f"/proc/{serverapp}/environ").read_bytes().split(b"\0")
+    assert f"{SERVER_PID}={superlink}".encode() in told
     limit = (1_000_000, resource.RLIM_INFINITY)
     assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
     resource.prlimit(serverapp, resource.RLIMIT_FSIZE, limit)
