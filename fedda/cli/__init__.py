@@ -2,8 +2,20 @@
 
 import typer
 
+from fedda.cli import (
+    audit,
+    compare,
+    data,
+    demo,
+    export,
+    keys,
+    predict,
+    report,
+    run,
+    settings,
+    superlink,
+)
 from fedda.cli import client as client_command
-from fedda.cli import compare, data, demo, export, keys, predict, report, run, settings, superlink
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +36,7 @@ app.add_typer(data.app, name="data")
 app.command()(predict.predict)
 app.command()(export.export)
 app.command()(report.report)
+app.add_typer(audit.app, name="audit")
 app.command()(superlink.superlink)
 app.add_typer(keys.app, name="keys")
 app.command(hidden=True)(client_command.client)

@@ -14,6 +14,8 @@ setup.py       sites, troubles, settings
 notes.py       what sites noted for themselves, where it can be read
 confusion.py   of the target's test
 features.py    of all sites, before and after
+audit.py       what gradients would give away, if it was tried
+windows.py     its curves
 """
 
 from .page import page, write

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedda.errors import RunError
 from fedda.results import Results
 
+from . import audit
 from .confusion import confusions
 from .costs import costs
 from .features import features
@@ -24,6 +25,7 @@ PARTS = {
     "accuracy": "Accuracy",
     "training": "Training",
     "inside": "Confusion and features",
+    "audit": "Audit",
     "bytes": "Bytes",
     "time": "Time",
     "sites": "Sites",
@@ -38,13 +40,13 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     Args:
         results: of the run.
         path: of the file.
-        run: the run's folder, where notes of simulated sites lie.
+        run: the run's folder, where notes of simulated sites and an audit lie.
         given: state directories of sites on this machine.
 
     Raises:
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
-    text = page(results, collect(results, run, given))
+    text = page(results, collect(results, run, given), audit.collect(run))
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -57,9 +59,10 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     return path
 
 
-def page(results: Results, noted: Noted) -> str:
+def page(results: Results, noted: Noted, audited: audit.Audited | None = None) -> str:
     """The whole document."""
     run = Run(results)
+    audits = audit.section_of(audited)
     head = e(
         "head",
         e("meta", charset="utf-8"),
@@ -69,7 +72,8 @@ def page(results: Results, noted: Noted) -> str:
         e("title", f"{short(run.own)} on {run.target}: {results['name']}"),
         e("style", Html(CSS)),
     )
-    links = [e("a", words, href=f"#{anchor}") for anchor, words in PARTS.items()]
+    parts = {anchor: words for anchor, words in PARTS.items() if anchor != "audit" or audits}
+    links = [e("a", words, href=f"#{anchor}") for anchor, words in parts.items()]
     body = e(
         "body",
         e(
@@ -78,6 +82,7 @@ def page(results: Results, noted: Noted) -> str:
             e("nav", *links, aria_label="Parts of this page"),
             rounds(run),
             inside(run, noted),
+            audits,
             costs(run),
             sites(run),
             events(run),

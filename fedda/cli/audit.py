@@ -1,0 +1,220 @@
+"""`fedda audit`: what a site would give away, tried on its own data before anybody else does."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedda.cli.exits import clear_exit
+from fedda.errors import ConfigError, ModelError, RunError
+from fedda.folders import load as load_folder
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from fedda.audit import Audit, Leak
+
+MODEL, RESULTS, CONFIG, AUDIT = "model.safetensors", "results.json", "config.json", "audit.json"
+
+app = typer.Typer(no_args_is_help=True, help="Try on a site's own data what an attacker could do.")
+
+
+@app.callback()
+def _group() -> None:
+    """Try on a site's own data what an attacker could do; nothing leaves this machine."""
+
+
+@app.command()
+def gradients(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help=f"A finished run's folder, or a {MODEL}.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="A site's data: a folder of images, an .npz file, or a folder with one .npz file.",
+        ),
+    ],
+    p: Annotated[
+        int | None,
+        typer.Option("--p", min=1, help="Steps per window.", show_default="the run's exchange.p"),
+    ] = None,
+    min_examples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Smallest window that is sent.",
+            show_default="the run's exchange.min-examples",
+        ),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Longest that a window's mean gradient may be.",
+            show_default="the run's exchange.clip",
+        ),
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Noise per value, in units of the clip.",
+            show_default="the run's exchange.noise",
+        ),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="500,500",
+            help="Hidden layers of the discriminator.",
+            show_default="the run's METHOD.discriminator.sizes",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, max=100, help="Windows of each size.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = 0,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With noise: windows that a site sends, for epsilon.",
+            show_default="as many as the run's settings give",
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="With noise: the delta of epsilon.")] = 1e-5,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Recover features from discriminator gradients, as whoever sees the exchange could.
+
+    The gradient of the first layer's weights over that of its biases is a weighted mean of
+    features, unit by unit. This takes the features that RUN's encoder makes of the training
+    examples in DIR, without their labels, and counts how many come back: from windows of 1 to 512
+    examples, bare and with what the run does to a gradient before it is sent. The figures go to
+    audit.json in the run's folder, where `fedda report` finds them.
+
+      fedda audit gradients runs/dils --data ./clinic-b
+
+      fedda audit gradients runs/dils --data ./clinic-b --noise 0.001 --sizes 100
+    """
+    with clear_exit():
+        file, home = _model(run), _home(run)
+        config = _read(home / CONFIG)
+        from fedda.audit import Settings
+
+        settings = Settings.of(config)
+        given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
+        settings = settings.told({k: v for k, v in given.items() if v is not None}, sizes)
+        results = _read(home / RESULTS)
+        sent = windows or planned(config, results, settings.p)
+        found = _attack(file, data, settings, trials, seed, device)
+        about = found.to_json() | {"data": data.resolve().name, "privacy": None}
+        if settings.noise:
+            about["privacy"] = _privacy(settings.noise, sent, delta)
+        place = _write(home / AUDIT, about)
+        if as_json:
+            typer.echo(json.dumps(about, indent=1))
+        else:
+            _print(found, about)
+        typer.echo(f"audit: {place}; fedda report shows it", err=as_json)
+
+
+def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
+    """Windows that a site sends in one training, if every round exchanges in every step."""
+    most = max((site.get("examples", 0) for site in results.get("sites", [])), default=0)
+    size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
+    return max(1, int(config.get("rounds", 1)) * math.ceil(most / size / per) // p)
+
+
+def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, device: str) -> "Audit":
+    from fedda import audit, models
+    from fedda.data import load_target
+
+    network, about = models.load(file)
+    network.to(load_folder("clients", "site").pick_device(device))
+    channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
+    examples = load_target(data, channels=channels, size=size)  # has no labels to read
+    if examples.shape != about.shape:
+        raise ModelError(
+            f"{data} holds examples of {'x'.join(map(str, examples.shape))} and the model takes "
+            f"{'x'.join(map(str, about.shape))}; give data that the model was trained for."
+        )
+    z = audit.features(network, examples.x, seed=seed)
+    return audit.audit(z, settings, trials=trials, seed=seed)
+
+
+def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
+    """Epsilon of one window and of all, or why there is none."""
+    from fedda import privacy
+
+    about: dict[str, Any] = {"delta": delta, "windows": windows}
+    try:
+        one, all_ = (privacy.spent(noise, n, delta) for n in (1, windows))
+    except ConfigError as error:
+        return about | {"missing": str(error)}
+    return about | {"one": one._asdict(), "all": all_._asdict()}
+
+
+def _model(run: Path) -> Path:
+    if not run.is_dir():
+        return run
+    if not (run / MODEL).is_file():
+        raise ModelError(
+            f"{run} holds no {MODEL}, which a run writes when it has finished; give the folder "
+            "of a finished run, or the file of a model."
+        )
+    return run / MODEL
+
+
+def _home(run: Path) -> Path:
+    """Where the run's results are: above the folder of one of its trainings, or beside the file."""
+    folder = run if run.is_dir() else run.parent
+    return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON table, empty where there is none: a model alone says nothing of its run."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); give a finished run.") from None
+
+
+def _write(path: Path, about: dict[str, Any]) -> Path:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(about, indent=1))
+    part.replace(path)
+    return path
+
+
+def _print(found: "Audit", about: dict[str, Any]) -> None:
+    from fedda.page.audit import parse, remarks
+
+    def text(leak: "Leak | None") -> str:
+        if leak is None:
+            return "not sent"
+        return f"{100 * leak.recovered:.1f} % {leak.cosine:.3f}"
+
+    shown = Table(
+        title=Text("features recovered, and mean best cosine", style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    shown.add_column("window", justify="right")
+    heads = ("one batch", "fixed", "moving", "as sent")
+    for head in (*heads, "norm"):
+        shown.add_column(head, justify="right", no_wrap=True)
+    for w in found.windows:
+        cells = map(text, (w.bare, w.fixed, w.moving, w.sent))
+        shown.add_row(str(w.examples), *cells, f"{w.norm:.3g}")
+    console = Console()
+    console.print(shown)
+    for line in remarks(parse(about)):
+        console.print(Text(line))

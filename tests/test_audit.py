@@ -1,0 +1,411 @@
+"""The attack on gradients: what it must find, what it must not claim, and how it is shown."""
+
+import ast
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from fedda import models
+from fedda.adversary import Discriminator, Network, called_target, flat_gradient
+from fedda.audit import (
+    HALVES,
+    MOST,
+    Moves,
+    Settings,
+    _others,
+    audit,
+    best_cosines,
+    candidates,
+    features,
+    gathered,
+)
+from fedda.cli import app
+from fedda.cli.audit import planned
+from fedda.config import ModelConfig
+from fedda.errors import ConfigError, DataError
+from fedda.page import page
+from fedda.page.audit import collect, parse, remarks
+from fedda.page.notes import Noted
+from fedda.train import generator
+from tests.test_page import Read, results
+
+ROOT = Path(__file__).parents[1]
+D, SIZES = 24, (10, 6)
+SMALL = Settings(p=2, min_examples=16, network=Network(sizes="10,6"))
+HALF = HALVES["adda", "target"]
+
+
+def random_features(n: int = 64, seed: int = 0) -> Tensor:
+    """As behind a ReLU."""
+    return torch.randn(n, D, generator=torch.Generator().manual_seed(seed)).relu()
+
+
+# ---- the attack --------------------------------------------------------------------------------
+
+
+def test_one_example_comes_back_by_hand() -> None:
+    # W.grad = slope z and b.grad = slope, so the quotient is z whatever the slope.
+    DI = Discriminator(3, ())
+    z = torch.tensor([[3.0, 0.0, 4.0]])
+    g = flat_gradient(called_target(DI(z)), DI)
+    assert candidates(g, 3, ()).tolist() == [pytest.approx([3.0, 0.0, 4.0])]
+
+
+def test_two_examples_mix_by_their_slopes_by_hand() -> None:
+    DI = Discriminator(2, ())
+    with torch.no_grad():
+        for w in DI.parameters():
+            w.zero_()
+    z = torch.tensor([[2.0, 0.0], [0.0, 4.0]])  # both at a logit of 0, so both of slope 1/2
+    c = candidates(flat_gradient(called_target(DI(z)), DI), 2, ())
+    assert c.tolist() == [pytest.approx([1.0, 2.0])]
+    assert best_cosines(z, c).tolist() == pytest.approx([1 / 5**0.5, 2 / 5**0.5])
+
+
+def test_candidates_are_those_of_a_naive_loop() -> None:
+    """Unit by unit, by the slope of each example's loss at it."""
+    DI, z = Discriminator(D, SIZES, seed=1), random_features(5)
+    found = candidates(flat_gradient(called_target(DI(z)), DI), D, SIZES)
+    first, *rest = DI.layers
+    expected = []
+    for unit in range(SIZES[0]):
+        top, bottom = torch.zeros(D), 0.0
+        for z_i in z:
+            a = first(z_i[None]).detach().requires_grad_()
+            v = a
+            for layer in rest:
+                v = layer(v)
+            (slope,) = torch.autograd.grad(called_target(v.squeeze(1)) / len(z), a)
+            top, bottom = top + slope[0, unit] * z_i, bottom + float(slope[0, unit])
+        if bottom != 0:
+            expected.append(top / bottom)
+    assert 0 < len(expected) <= SIZES[0]
+    assert torch.allclose(found, torch.stack(expected), rtol=1e-3, atol=1e-4)
+
+
+def test_a_unit_that_saw_one_example_gives_it_away() -> None:
+    """A gradient over many examples may hold one unmixed."""
+    DI, z = Discriminator(D, (2,)), random_features(40)
+    z[0] = 0
+    z[0, 0] = 50.0
+    z[1:, 0] = 0
+    first = DI.layers[0]
+    assert isinstance(first, nn.Linear)
+    with torch.no_grad():
+        first.weight[0] = 0
+        first.weight[0, 0] = 1.0  # sees example 0 alone
+        first.bias[0] = -1.0
+    best = best_cosines(z, candidates(flat_gradient(called_target(DI(z)), DI), D, (2,)))
+    assert best[0] == pytest.approx(1)
+    assert best[1:].max() < 0.99
+
+
+def test_best_cosines_by_hand() -> None:
+    z = torch.tensor([[1.0, 0.0], [3.0, 3.0], [0.0, 0.0]])
+    c = torch.tensor([[0.0, 2.0], [5.0, 0.0], [-1.0, 0.0]])
+    assert best_cosines(z, c).tolist() == pytest.approx([1, 0.5**0.5, 0])
+    assert best_cosines(z, c[:0]).tolist() == [0, 0, 0]
+
+
+def test_a_window_of_a_fixed_discriminator_is_its_batch() -> None:
+    z = random_features(12)
+    parts = gathered(Discriminator(D, SIZES), HALF, z.split(3))
+    whole = gathered(Discriminator(D, SIZES), HALF, [z])
+    assert torch.allclose(parts, 4 * whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
+    """Against a loop that moves the parameters by hand, as plain SGD does."""
+    z, lr = random_features(6), 0.5
+    DI, twin = Discriminator(D, SIZES), Discriminator(D, SIZES)
+    g_sync = torch.randn(sum(w.numel() for w in DI.parameters()))
+    moves = Moves(g_sync, torch.optim.SGD(DI.parameters(), lr=lr))
+    found = gathered(DI, HALF, z.split(2), moves)
+    expected = torch.zeros_like(g_sync)
+    for batch in z.split(2):
+        expected += flat_gradient(called_target(twin(batch)), twin)
+        start = 0
+        for w in twin.parameters():
+            w.data -= lr * g_sync[start : start + w.numel()].view_as(w)
+            start += w.numel()
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, gathered(Discriminator(D, SIZES), HALF, z.split(2)))
+
+
+# ---- the audit ---------------------------------------------------------------------------------
+
+
+def test_few_examples_come_back_and_many_do_not() -> None:
+    found = audit(random_features(200), SMALL, trials=2)
+    windows = {w.examples: w for w in found.windows}
+    assert list(windows) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert windows[1].bare.recovered == windows[1].moving.recovered == 1
+    assert windows[1].bare.cosine == pytest.approx(1, abs=1e-5)
+    assert windows[2].bare.recovered > 0.4  # ten units do not tell all pairs apart
+    assert windows[128].bare.recovered < 0.02
+    assert windows[128].bare.cosine < windows[8].bare.cosine
+    assert all(w.bare.recovered == pytest.approx(w.fixed.recovered) for w in found.windows)
+
+
+def test_what_is_not_sent_is_not_attacked() -> None:
+    found = audit(random_features(), SMALL, trials=1)
+    assert [w.examples for w in found.windows if w.sent is None] == [1, 2, 4, 8]
+    assert [w.sent for w in found.windows if w.examples >= 16] == [
+        w.moving for w in found.windows if w.examples >= 16
+    ]  # the clip is far away
+
+
+def test_a_clip_alone_takes_nothing_and_noise_does() -> None:
+    bare = replace(SMALL, min_examples=1)
+    for settings in (bare, replace(bare, clip=1e-3)):
+        window = audit(random_features(), settings, trials=2).windows[0]
+        assert window.sent is not None
+        assert window.sent.recovered == 1
+    noisy = audit(random_features(), replace(bare, noise=0.1), trials=2).windows[0]
+    assert noisy.bare.recovered == 1
+    assert noisy.sent is not None
+    assert noisy.sent.recovered == 0
+    assert noisy.sent.cosine < 0.9
+
+
+def test_features_that_are_all_alike_are_not_called_recovered() -> None:
+    z = torch.ones(256, D) + 0.01 * random_features(256)
+    found = audit(z, SMALL, trials=2)
+    assert found.other.recovered == 1  # above .999 without any attack
+    assert found.threshold > 0.9999
+    largest = found.windows[-1]
+    assert largest.bare.cosine > 0.999
+    assert largest.bare.recovered < 0.1  # 0.16 if the mean were no guess
+    assert any("hardly tells" in line for line in remarks(parse(about(found))))
+
+
+def test_the_yardstick_is_other_features_of_the_same_data() -> None:
+    z = torch.eye(D)[torch.arange(48) % D]  # each direction twice, the others at a right angle
+    found = torch.cat([_others(z, 10, generator(t)) for t in range(100)])
+    # Another of 47 is the twin; ten of them are guessed.
+    assert ((found - 1).abs() < 1e-6).float().mean() == pytest.approx(10 / 47, abs=0.02)
+    assert found.mean() == pytest.approx(10 / 47, abs=0.02)
+    assert audit(z[:D], SMALL, trials=1).other.cosine == 0
+
+
+def test_the_mean_of_the_others_is_a_guess_too() -> None:
+    z = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    seen = {round(float(c), 3) for t in range(20) for c in _others(z, 2, generator(t))}
+    assert 1.0 in seen  # (2, 2, 0) against (1, 0, 0) and (0, 1, 0), by their mean alone
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (audit(random_features(), SMALL, trials=1, seed=s) for s in (0, 0, 1))
+    assert first == again
+    assert first.windows != other.windows
+
+
+def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
+    for settings in (
+        replace(SMALL, loss="wassda"),
+        replace(SMALL, loss="cada"),
+        replace(SMALL, network=Network(sizes="")),
+    ):
+        found = audit(random_features(8), settings, trials=1)
+        assert found.windows[0].bare.recovered == 1
+    with pytest.raises(DataError, match="one feature or none"):
+        audit(random_features(1), SMALL)
+
+
+def test_settings_are_the_runs_or_the_defaults() -> None:
+    old = Settings.of({"method": "kd3a", "rounds": 3, "kd3a.vote": "soft"})
+    assert (old.p, old.min_examples, old.clip, old.noise) == (4, 256, 10.0, 0.0)
+    assert old == Settings()
+    told = Settings.of(
+        {
+            "method": "dils",
+            "exchange.p": 8,
+            "exchange.min-examples": 64,
+            "exchange.clip": 1.5,
+            "exchange.noise": 0.25,
+            "exchange.overlap": True,
+            "dils.loss": "wassda",
+            "dils.discriminator.sizes": "30,20",
+            "dils.discriminator.lr": 0.01,
+            "fdann.discriminator.sizes": "7",
+        }
+    )
+    assert (told.p, told.min_examples, told.clip, told.noise) == (8, 64, 1.5, 0.25)
+    assert (told.loss, told.network.hidden, told.network.lr) == ("wassda", (30, 20), 0.01)
+    given = told.told({"p": 2}, "5")
+    assert (given.p, given.network.hidden, given.network.lr) == (2, (5,), 0.01)
+    with pytest.raises(ConfigError, match="clip, which is 0; give a clip"):
+        told.told({"clip": 0.0})
+    with pytest.raises(ConfigError, match="sizes"):
+        told.told({}, "5,x")
+
+
+def test_features_are_the_encoders_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.build(ModelConfig(name="digit-cnn"), (1, 8, 8), 3, seed=0).train()
+    x = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
+    z = features(model, x, batch=2)
+    with models.evaluating(model), torch.no_grad():
+        expected = model.features(x.float() / 255)
+    assert z.shape == (5, model.width)
+    assert sorted(z.sum(dim=1).tolist()) == pytest.approx(sorted(expected.sum(dim=1).tolist()))
+    assert model.training
+    monkeypatch.setattr("fedda.audit.MOST", 3)
+    assert len(features(model, x)) == 3 < MOST
+
+
+# ---- the command and the page ------------------------------------------------------------------
+
+
+def about(found: Any, **others: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(found.to_json() | {"data": "clinic", "privacy": None} | others))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run's folder with a model, and data beside it."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    np.savez(tmp_path / "clinic.npz", x=rng.random((40, 12), np.float32), y=y)
+    run = tmp_path / "run"
+    run.mkdir()
+    config = ModelConfig(name="mlp", sizes="8")
+    model = models.build(config, (12,), 2, seed=0)
+    names = ("cat", "dog")
+    models.save(run / "model.safetensors", model, config=config, shape=(12,), classes=names)
+    (run / "results.json").write_text(json.dumps(results()))
+    (run / "config.json").write_text(json.dumps({"method": "kd3a", "rounds": 2, "exchange.p": 2}))
+    return run
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, ["audit", "gradients", *map(str, words)])
+
+
+def test_the_command_and_the_report(finished: Path) -> None:
+    data = finished.parent / "clinic.npz"
+    words = [finished, "--data", data, "--trials", 1, "--min-examples", 8, "--sizes", "6"]
+    shown = run(*words)
+    assert shown.exit_code == 0, shown.output
+    assert "features recovered" in shown.stdout
+    assert "not sent" in shown.stdout
+    found = json.loads((finished / "audit.json").read_text())
+    assert found["settings"] | {"network": None} == {
+        "p": 2,
+        "min-examples": 8,
+        "clip": 10.0,
+        "noise": 0.0,
+        "loss": "adda",
+        "network": None,
+    }
+    assert (found["data"], found["features"], found["width"]) == ("clinic.npz", 40, 8)
+    assert [w["examples"] for w in found["windows"]] == [1, 2, 4, 8, 16, 32]
+    assert CliRunner().invoke(app, ["report", str(finished)]).exit_code == 0
+    read = Read((finished / "report.html").read_text())
+    table = read.tables["Features recovered by examples in a window"]
+    assert len(table) == 1 + 6
+    first = found["windows"][0]["bare"]
+    assert table[1][:3] == ["1", f"{100 * first['recovered']:.1f} %", f"{first['cosine']:.3f}"]
+    assert table[1][-3] == "–" and table[4][-3].endswith(" %")
+    assert ("a", {"href": "#audit"}) in read.elements
+    assert "smallest window that is sent, 8" in read.words
+    again = run(*words, "--json")
+    assert json.loads(again.stdout) == found
+
+
+def test_no_label_is_needed_nor_read(finished: Path) -> None:
+    data = finished.parent / "clinic.npz"
+    with np.load(data) as file:
+        np.savez(data, x=file["x"], y=np.array(["not", "a", "label"]))
+    assert run(finished, "--data", data, "--trials", 1).exit_code == 0
+
+
+def test_a_run_without_an_audit_has_no_section(tmp_path: Path) -> None:
+    assert collect(tmp_path) is None
+    read = Read(page(results(), Noted()))
+    assert ("a", {"href": "#audit"}) not in read.elements
+    assert "section" in {tag for tag, _ in read.elements}
+    assert not [a for tag, a in read.elements if tag == "section" and a["id"] == "audit"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threshold": "<b>"}, {"windows": []}, {"windows": [{"examples": 0}]}, {"other": {}}, None],
+)
+def test_an_audit_of_another_form_is_left_out(tmp_path: Path, change: Any) -> None:
+    found: Any = about(audit(random_features(4), SMALL, trials=1))
+    (tmp_path / "audit.json").write_text(json.dumps(found | change if change else []))
+    audited = collect(tmp_path)
+    assert audited is not None and audited.about is None
+    words = Read(page(results(), Noted(), audited)).words
+    assert "Left out: " in words and "audit.json cannot be read" in words
+
+
+def test_names_in_an_audit_are_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    found = about(audit(random_features(4), SMALL, trials=1), data=evil)
+    (tmp_path / "audit.json").write_text(json.dumps(found))
+    assert evil not in page(results(), Noted(), collect(tmp_path))
+
+
+def test_noise_comes_with_its_epsilon(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedda.privacy import spent
+
+    words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1, "--noise", 2]
+    shown = run(*words, "--windows", 30, "--json")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert found["privacy"] == {
+        "delta": 1e-5,
+        "windows": 30,
+        "one": spent(2, 1)._asdict(),
+        "all": spent(2, 30)._asdict(),
+    }
+    text = " ".join(remarks(parse(found)))
+    assert f"epsilon {spent(2, 1).presence:.3g} for one window" in text
+    assert "an example has the site's epsilon and none of its own" in text
+    assert "takes nothing from this attack" not in text
+    # 2 * 10 * sqrt(P) by hand, P = 8 * 100 + 100 + 100 + 1
+    assert found["parameters"] == 1001
+    assert "Noise on 1,001 values has a length of 633" in text
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    monkeypatch.delitem(sys.modules, "dp_accounting.gaussian_mechanism", raising=False)
+    shown = run(*words)
+    assert shown.exit_code == 0, shown.output
+    assert "fedda[privacy]" in shown.stdout.replace("\n", "")
+
+
+def test_windows_of_a_training_by_hand() -> None:
+    # 1,200 examples in batches of 50, two rounds an epoch: 12 steps a round, 3 windows of 4.
+    config = {"rounds": 5, "train.batch-size": 50, "train.rounds-per-epoch": 2.0}
+    assert planned(config, {"sites": [{"examples": 1200}, {"examples": 900}]}, 4) == 15
+    assert planned({}, {}, 4) == 1
+
+
+def test_what_cannot_be_audited_is_refused(finished: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 13), np.float32))
+    for words, text in (
+        ((tmp_path, "--data", tmp_path / "wide.npz"), "holds no model.safetensors"),
+        ((finished, "--data", tmp_path / "wide.npz"), "examples of 13 and the model takes 12"),
+        ((finished, "--data", tmp_path / "gone"), "does not exist"),
+        ((finished, "--data", tmp_path / "wide.npz", "--clip", 0, "--noise", 1), "give a clip"),
+    ):
+        shown = run(*words)
+        assert shown.exit_code == 1
+        assert shown.stderr.startswith("error: ")
+        assert text in shown.stderr
+    assert not (finished / "audit.json").exists()
+
+
+def test_the_audit_costs_the_help_text_nothing() -> None:
+    tree = ast.parse((ROOT / "fedda/cli/audit.py").read_text())
+    eager = {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}  # not for types alone
+    assert "fedda.errors" in eager
+    assert not eager & {"torch", "fedda.audit", "fedda.models", "fedda.page.audit", "fedda.privacy"}
