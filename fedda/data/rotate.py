@@ -1,0 +1,212 @@
+"""One domain made into many, each turned by its own angle: the Rotated MNIST setting of FRUDA.
+
+Images turn clockwise about their middle. What turns into view is filled with the image's own
+background, the median of its border. FRUDA turns all images for every domain; here each image is
+in one domain only, as it would be at different sites, unless asked for otherwise. Training images
+stay training images, test images stay test images.
+"""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedda.data.sets import Labelled, Role, Unlabelled, listed
+from fedda.data.site import describe, load_evaluation, load_source, load_target
+from fedda.data.unify import CHUNK
+from fedda.errors import ConfigError, DataError
+
+_Half = Labelled | Unlabelled
+_SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """One domain that was written, and how many examples it has."""
+
+    path: Path
+    train: int
+    test: int
+
+
+def build(
+    source: Path,
+    out: Path,
+    angles: Sequence[int],
+    *,
+    role: Role = "source",
+    size: int = 0,
+    everywhere: bool = False,
+    seed: int = 0,
+) -> list[Rotated]:
+    """Write OUT/<angle>/data.npz for every angle, which is from 0 to 359 in a folder's name.
+
+    Args:
+        source: an image folder, an .npz file, or a folder that holds exactly one .npz file.
+        out: a new or empty folder.
+        angles: whole degrees clockwise, one domain each.
+        role: labels of a source are kept, labels of a target's training images are not read.
+        size: pixels per side that images are brought to first; 0 leaves them as they are.
+        everywhere: every domain holds all images, as in FRUDA; else each image is in one domain.
+        seed: of who gets which images, and in which order.
+
+    Raises:
+        ConfigError: there is no angle, or one comes twice.
+        DataError: there are no square images, too few of them, or OUT holds something.
+    """
+    angles = _checked(angles)
+    halves = _read(source, role, size)
+    heaps = []
+    for s, half in enumerate(halves):
+        rng = np.random.default_rng([seed, s])
+        if everywhere:  # in an order that tells no class
+            heaps.append([rng.permutation(len(half)) for _ in angles])
+        else:
+            heaps.append(
+                _dealt(half, len(angles), rng, f"{('training', 'test')[s]} images in {source}")
+            )
+    new = _claim(out)
+    written: list[Rotated] = []
+    try:
+        for i, angle in enumerate(angles):
+            folder = out / str(angle)
+            folder.mkdir()
+            rows = [heap[i] for heap in heaps]
+            train, test = [*map(len, rows), 0][:2]
+            written.append(Rotated(folder / "data.npz", train, test))
+            arrays: dict[str, Any] = _arrays(halves, rows, angle)
+            np.savez_compressed(written[-1].path, **arrays)
+    except BaseException:
+        for folder in [out] if new else [out / str(angle) for angle in angles]:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return written
+
+
+def rotate(x: Tensor, angle: int) -> Tensor:
+    """Turn square images clockwise by whole degrees -> uint8 (N, channels, H, W), as x.
+
+    Quarter turns are exact; other angles are interpolated linearly between the four pixels around.
+    """
+    quarters, rest = divmod(angle % 360, 90)
+    if not rest:
+        return x.rot90(-quarters, dims=(2, 3))
+    out = torch.empty_like(x)
+    for part, into in zip(x.split(CHUNK), out.split(CHUNK), strict=True):
+        into.copy_(_turned(part.float(), math.radians(angle)).round_().clamp_(0, 255))
+    return out
+
+
+def background(x: Tensor) -> Tensor:
+    """The median of the pixels at each image's border, by channel -> (N, channels, 1, 1)."""
+    edges = (x[..., 0, :], x[..., -1, :], x[..., 1:-1, 0], x[..., 1:-1, -1])
+    return torch.cat(edges, dim=-1).median(dim=-1).values[..., None, None]
+
+
+def deal(y: Tensor, domains: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Row numbers into heaps, class by class, none twice; sizes differ by one at most."""
+    labels = y.numpy()
+    rows = np.concatenate([rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)])
+    return [rng.permutation(rows[d::domains]) for d in range(domains)]
+
+
+def _turned(x: Tensor, radians: float) -> Tensor:
+    """Where each pixel of the turned image is in x, sampled there -> float (N, channels, H, W)."""
+    c, s = math.cos(radians), math.sin(radians)
+    places = x.new_tensor([[c, s, 0.0], [-s, c, 0.0]]).expand(len(x), 2, 3)
+    grid = F.affine_grid(places, list(x.shape), align_corners=False)
+    fill = background(x)
+    # grid_sample fills with zeros, so that zero has to be the background meanwhile.
+    return F.grid_sample(x - fill, grid, mode="bilinear", align_corners=False) + fill
+
+
+def _checked(angles: Sequence[int]) -> list[int]:
+    if not angles:
+        raise ConfigError("There is no angle to turn by; give degrees clockwise, as 0,30,60.")
+    whole = [angle % 360 for angle in angles]
+    if len(set(whole)) < len(angles):
+        raise ConfigError(
+            f"The angles {', '.join(map(str, angles))} have one twice (a whole turn is 360); give "
+            "each once."
+        )
+    return whole
+
+
+def _read(source: Path, role: Role, size: int) -> list[_Half]:
+    """The training images and, where there are any, the test images."""
+    found = describe(source, role)
+    if found.kind != "image":
+        raise DataError(
+            f"{source} holds vectors of {found.shape[0]} numbers, and images are needed to be "
+            "turned: give a folder of images, or an .npz file with images"
+        )
+    if found.shape[1] == 0 and size == 0:
+        raise DataError(
+            f"{source} has images of several sizes, and one is needed to turn them together: give "
+            "--size, and they are all brought to it"
+        )
+    halves: list[_Half] = []
+    if role == "source":
+        train = load_source(source, size=size)
+        test = load_evaluation(source, classes=train.classes, size=size)
+    else:
+        train = load_target(source, size=size)
+        test = load_evaluation(source, size=size)
+    for half in (train, test):
+        if half is None:
+            continue
+        if half.shape[1] != half.shape[2]:
+            raise DataError(
+                f"{source} has images of {half.shape[2]}x{half.shape[1]} pixels, and square ones "
+                "are needed to be turned: give --size, and they are stretched to it"
+            )
+        halves.append(half)
+    return halves
+
+
+def _dealt(half: _Half, domains: int, rng: np.random.Generator, what: str) -> list[np.ndarray]:
+    """Rows for each domain, none twice, every class in each."""
+    if isinstance(half, Unlabelled):
+        y, names = torch.zeros(len(half), dtype=torch.int64), ("images",)
+    else:
+        y, names = half.y, half.classes
+    counts = torch.bincount(y, minlength=len(names)).tolist()
+    if few := [f"{name}: {n}" for name, n in zip(names, counts, strict=True) if 0 < n < domains]:
+        raise DataError(
+            f"there are too few {what} for {domains} angles ({listed(few)}), of each class one for "
+            "every angle is needed: give fewer angles or more images, or let every domain hold "
+            "all images (--everywhere)"
+        )
+    return deal(y, domains, rng)
+
+
+def _arrays(halves: list[_Half], rows: list[np.ndarray], angle: int) -> dict[str, np.ndarray]:
+    """One domain as `fedda data digits` writes it, with the names of the classes."""
+    arrays: dict[str, np.ndarray] = {}
+    for split, half, mine in zip(_SPLITS, halves, rows, strict=False):
+        x = rotate(half.x[torch.from_numpy(mine)], angle)  # (n, channels, H, W)
+        arrays[f"x_{split}"] = x[:, 0].numpy() if x.shape[1] == 1 else x.permute(0, 2, 3, 1).numpy()
+        if isinstance(half, Labelled):
+            arrays[f"y_{split}"] = half.y.numpy()[mine]
+            arrays["classes"] = np.array(half.classes)
+    return arrays
+
+
+def _claim(out: Path) -> bool:
+    """Make sure that OUT is an empty folder -> whether it was made."""
+    if not out.exists():
+        out.mkdir(parents=True)
+        return True
+    if not out.is_dir() or any(out.iterdir()):
+        what = "not empty" if out.is_dir() else "a file"
+        raise DataError(
+            f"{out} is {what}, and nothing is overwritten: give a new or an empty folder"
+        )
+    return False
