@@ -1,0 +1,367 @@
+"""Lazy synchronisation: the windows of algorithm 1, what protects them, and going on later."""
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+
+from fedda import adversary
+from fedda.errors import ExchangeError, NotFiniteError
+from fedda.lazy import Flat, LazySync, protect, syncs
+from fedda.train import generator
+from tests.reference import lazy as twin
+
+few = settings(max_examples=40, deadline=None)
+
+
+class Script:
+    """A stream whose other members send what a list says; notes the order of calls."""
+
+    def __init__(self, others: list[list[float]] | None = None) -> None:
+        self.others = others or []
+        self.calls: list[str] = []
+        self.sent: list[Flat] = []
+        self.examples: list[int] = []
+
+    def send(self, group: str, gradient: Flat, examples: int) -> None:
+        assert gradient.dtype == np.float32 and gradient.ndim == 1
+        self.calls.append("send")
+        self.sent.append(gradient.copy())
+        self.examples.append(examples)
+
+    def receive(self, group: str) -> Flat:
+        self.calls.append("receive")
+        received = self.calls.count("receive") - 1
+        other = self.others[received] if self.others else [0.0]
+        total = self.sent[received] + np.asarray(other, np.float32)
+        total.setflags(write=False)  # as what a buffer off the wire is
+        return total
+
+    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
+        self.send(group, gradient, examples)
+        return self.receive(group)
+
+
+def rows(values: list[Tensor | None]) -> list[list[float] | None]:
+    return [None if v is None else v.tolist() for v in values]
+
+
+# ---- windows -----------------------------------------------------------------------------------
+
+
+def test_windows_by_hand() -> None:
+    """Windows of two, own gradients 1, 3 and 5, 7, another's means 4 and 10."""
+    stream = Script([[4.0], [10.0]])
+    lazy = LazySync(stream, "DI", 2)
+    found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0, 7.0, 9.0)]
+    # Step 2: G / p = (1 + 3) / 2 = 2, so (2 + 4) / 2 = 3 until step 4: (6 + 10) / 2 = 8.
+    assert rows(found) == [None, [3.0], [3.0], [8.0], [8.0]]
+    assert [s.tolist() for s in stream.sent] == [[2.0], [6.0]]
+    assert stream.examples == [100, 100]
+    assert lazy.steps == 5
+
+
+def test_overlap_by_hand() -> None:
+    """What was sent at step 2 is used from step 4 on, and is received only there."""
+    stream = Script([[4.0], [10.0]])
+    lazy = LazySync(stream, "DI", 2, overlap=True)
+    found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0)]
+    assert rows(found) == [None, None, None] and stream.calls == ["send"]
+    found = [lazy.step(torch.tensor([g]), 50) for g in (7.0, 9.0, 11.0)]
+    assert rows(found) == [[3.0], [3.0], [8.0]]
+    assert stream.calls == ["send", "receive", "send", "receive", "send"]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[list[list[float]]]:
+    steps, members = draw(st.integers(1, 12)), draw(st.integers(2, 4))
+    number = st.floats(-100, 100, width=32)
+    return draw(
+        st.lists(
+            st.lists(st.lists(number, min_size=2, max_size=2), min_size=members, max_size=members),
+            min_size=steps,
+            max_size=steps,
+        )
+    )
+
+
+@few
+@given(runs(), st.integers(1, 5), st.booleans(), st.integers(1, 3))
+def test_what_is_applied_is_the_twins(
+    gradients: list[list[list[float]]], p: int, overlap: bool, halves: int
+) -> None:
+    windows = [gradients[i : i + p] for i in range(0, len(gradients) - p + 1, p)]
+    others = [
+        (torch.tensor(w, dtype=torch.float64)[:, 1:].sum(dim=(0, 1)) / p).tolist() for w in windows
+    ]
+    lazy = LazySync(Script(others), "DI", p, halves=halves, overlap=overlap)
+    found = [lazy.step(torch.tensor(step[0], dtype=torch.float64), 1) for step in gradients]
+    expected = twin.applied(gradients, p, halves, overlap)
+    for ours, theirs in zip(rows(found), expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or ours == pytest.approx(theirs, rel=1e-4, abs=1e-3)
+
+
+@few
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 7))
+def test_sync_up_steps_are_counted(done: int, steps: int, p: int) -> None:
+    assert syncs(done, steps, p) == sum(n % p == 0 for n in range(done + 1, done + steps + 1))
+
+
+def test_gradients_are_taken_as_they_were() -> None:
+    """The caller may go on using its tensor, and gets its device and precision back."""
+    lazy = LazySync(Script(), "DI", 2)
+    g = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    lazy.step(g, 1)
+    with torch.no_grad():
+        g.mul_(100)
+    found = lazy.step(torch.ones(1, dtype=torch.float64), 1)
+    assert found is not None and found.tolist() == [0.5]
+    assert found.dtype == torch.float64 and not found.requires_grad
+
+
+# ---- what protects a window --------------------------------------------------------------------
+
+
+def test_clip_by_hand() -> None:
+    """Of length 5 and 1: (3, 4) becomes (1.5, 2), of length 2.5; (.6, .8) stays."""
+    assert protect(torch.tensor([3.0, 4.0]), 2.5).tolist() == [1.5, 2.0]
+    assert protect(torch.tensor([0.6, 0.8]), 2.5).tolist() == pytest.approx([0.6, 0.8])
+    assert protect(torch.tensor([30.0, 40.0]), 0.0).tolist() == [30.0, 40.0]
+    assert protect(torch.zeros(2), 2.5).tolist() == [0.0, 0.0]
+
+
+@few
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.floats(1e-3, 1e3))
+def test_clip_is_the_twins(values: list[float], clip: float) -> None:
+    found = protect(torch.tensor(values, dtype=torch.float64), clip)
+    assert found.tolist() == pytest.approx(twin.protect(values, clip), rel=1e-9, abs=1e-12)
+    assert float(found.norm()) <= clip * (1 + 1e-9)
+
+
+def test_a_windows_mean_is_clipped_not_each_step() -> None:
+    """Steps of 8 and -2 have the mean 3: within 3, though both of them are not within 2."""
+    stream = Script()
+    lazy = LazySync(stream, "DI", 2, clip=3.0)
+    for g in (8.0, -2.0, 9.0, 9.0):
+        lazy.step(torch.tensor([g]), 1)
+    assert [s.tolist() for s in stream.sent] == [[3.0], [3.0]]
+
+
+def test_noise_has_the_spread_it_says_and_is_its_own() -> None:
+    draws = generator("noise")
+    g = torch.zeros(20_000)
+    before = torch.get_rng_state()
+    found = protect(g, 2.0, 0.5, draws)  # std = .5 * 2 = 1
+    assert float(found.std()) == pytest.approx(1.0, rel=0.02)
+    assert abs(float(found.mean())) < 0.03
+    assert torch.equal(torch.get_rng_state(), before)
+    assert protect(g, 2.0, 0.5, generator("noise")).equal(found)
+    assert not protect(g, 2.0, 0.5, draws).equal(found)
+
+
+def test_noise_is_on_what_is_sent_and_differs_between_sites_that_give_no_generator() -> None:
+    sent = []
+    for _ in range(2):
+        stream = Script()
+        lazy = LazySync(stream, "DI", 2, clip=1.0, noise=1.0)
+        lazy.step(torch.tensor([0.0]), 1)
+        lazy.step(torch.tensor([0.0]), 1)
+        sent += stream.sent
+    assert sent[0] != 0 and sent[0] != sent[1]
+
+
+def test_a_window_over_too_few_examples_does_not_leave() -> None:
+    stream = Script()
+    lazy = LazySync(stream, "DI", 2, least=256)
+    lazy.step(torch.tensor([1.0]), 128)
+    lazy.step(torch.tensor([1.0]), 128)  # 256 are enough
+    lazy.step(torch.tensor([1.0]), 128)
+    with pytest.raises(ExchangeError, match=r"255 examples.*takes 256.*exchange\.p"):
+        lazy.step(torch.tensor([1.0]), 127)
+    assert len(stream.sent) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_does_not_leave(bad: float) -> None:
+    stream = Script()
+    with pytest.raises(NotFiniteError, match="learning rates"):
+        LazySync(stream, "DI", 1, clip=1.0).step(torch.tensor([bad]), 1)
+    assert stream.sent == []
+
+
+# ---- going on later ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("cut", range(8))
+def test_a_cut_anywhere_changes_nothing(overlap: bool, p: int, cut: int) -> None:
+    gradients = torch.randn(11, 4, generator=generator("cut"))
+
+    def make() -> LazySync:
+        return LazySync(Script(), "DI", p, overlap=overlap, least=2 * p)
+
+    whole = make()
+    expected = [whole.step(g, 2) for g in gradients]
+    first = make()
+    found = [first.step(g, 2) for g in gradients[:cut]]
+    kept = {name: t.clone() for name, t in first.state().items()}
+    first.state()["counts"].fill_(99)  # a copy
+    second = make()
+    second.restore(kept)
+    if cut:
+        for t in kept.values():
+            t.fill_(7)  # what was restored is its own
+    found += [second.step(g, 2) for g in gradients[cut:]]
+    assert second.steps == 11
+    assert rows(found) == rows(expected)
+
+
+def test_state_waits_for_what_travels_once() -> None:
+    stream = Script()
+    lazy = LazySync(stream, "DI", 1, overlap=True)
+    assert set(lazy.state()) == {"counts"}
+    lazy.step(torch.tensor([2.0]), 1)
+    assert lazy.state()["arrived"].tolist() == [1.0]
+    assert stream.calls == ["send", "receive"]
+    assert set(lazy.state()) == {"counts", "arrived"} and len(stream.calls) == 2
+    found = lazy.step(torch.tensor([4.0]), 1)
+    assert found is not None and found.tolist() == [1.0]  # it was not overtaken
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_earlier_g_sync_is_used_until_there_is_another(overlap: bool) -> None:
+    lazy = LazySync(Script(), "DI", 2, overlap=overlap)
+    assert lazy.latest is None
+    lazy.begin(torch.tensor([9.0]))
+    found = [lazy.step(torch.tensor([g]), 1) for g in (2.0, 4.0, 6.0, 8.0)]
+    # Windows of mean 3 and 7, halved; with overlap the first is used from step 4 on.
+    assert rows(found) == ([[9.0]] * 3 + [[1.5]] if overlap else [[9.0], [1.5], [1.5], [3.5]])
+    lazy.settle()
+    assert lazy.latest is not None and lazy.latest.tolist() == [3.5]
+
+
+# ---- two sites, and algorithm 1 in one place ---------------------------------------------------
+
+
+class Pair:
+    """Sums for two threads, in the order of their names."""
+
+    def __init__(self) -> None:
+        self.met = threading.Barrier(2, timeout=20)
+        self.frames: dict[str, Flat] = {}
+
+    def end(self, name: str) -> "End":
+        return End(self, name)
+
+
+class End:
+    def __init__(self, pair: Pair, name: str) -> None:
+        self.pair, self.name = pair, name
+
+    def send(self, group: str, gradient: Flat, examples: int) -> None:
+        raise AssertionError("nothing overlaps here")
+
+    receive = send
+
+    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
+        self.pair.frames[self.name] = gradient
+        self.pair.met.wait()
+        total = self.pair.frames["opt"] + self.pair.frames["target"]
+        self.pair.met.wait()
+        return total
+
+
+def side(
+    name: str,
+    loss: adversary.Loss,
+    p: int,
+    pair: Pair,
+    E: nn.Module,
+    DI: nn.Module,
+    x: list[Tensor],
+    rates: tuple[float, float],
+) -> tuple[nn.Module, nn.Module]:
+    """One node of algorithm 1, with what fedda offers for it."""
+    role = "source" if name == "opt" else "target"
+    half, draws = adversary.HALVES[loss, role], generator("penalty", name)
+    E, DI = copy.deepcopy(E), copy.deepcopy(DI)
+    lazy = LazySync(pair.end(name), "DI", p)  # type: ignore[arg-type]
+    encoder = optim.SGD(E.parameters(), lr=rates[0])
+    discriminator = optim.SGD(DI.parameters(), lr=rates[1])
+    for batch in x:
+        z = E(batch)
+        own = adversary.discriminator_loss(half, DI, z, 10.0, draws)
+        g = adversary.flat_gradient(own, DI)
+        if half.mapping:
+            encoder.zero_grad()
+            adversary.mapping_loss(half, DI, z).backward()
+            encoder.step()
+        g_sync = lazy.step(g, len(batch))
+        if g_sync is not None:
+            adversary.set_gradient(DI, g_sync)
+            discriminator.step()
+    return E, DI
+
+
+def parameters(module: nn.Module) -> Tensor:
+    return torch.cat([w.detach().reshape(-1) for w in module.parameters()])
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        E = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
+    return E, adversary.Discriminator(4, (6, 5), seed=1)
+
+
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
+    g = generator("batches")
+    return [
+        (torch.randn(9, 5, generator=g), torch.randn(7, 5, generator=g) + 1) for _ in range(steps)
+    ]
+
+
+def penalties(loss: str) -> Callable[[nn.Module, Tensor, str], Tensor] | None:
+    if loss != "wassda":
+        return None
+    draws = {"source": generator("penalty", "opt"), "target": generator("penalty", "target")}
+
+    def penalty(DI: nn.Module, z: Tensor, role: str) -> Tensor:
+        return 10 * adversary.gradient_penalty(DI, z, draws[role])
+
+    return penalty
+
+
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("loss", ["adda", "grl", "wassda", "cada"])
+def test_two_sites_are_algorithm_1_in_one_place(loss: adversary.Loss, p: int) -> None:
+    (E, DI), data = networks(), batches(20)
+    rates = (0.05, 0.02 if loss == "wassda" else 0.2)  # a penalty of 10 blows up at more
+    pair, found = Pair(), {}
+
+    def run(name: str, k: int) -> None:
+        x = [batch[k] for batch in data]
+        found[name] = side(name, loss, p, pair, E, DI, x, rates)
+
+    threads = [threading.Thread(target=run, args=(n, k)) for k, n in enumerate(("opt", "target"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    E_opt, E_T, whole = twin.algorithm_1(loss, E, DI, data, p, *rates, penalties(loss))
+    (E_1, DI_1), (E_2, DI_2) = found["opt"], found["target"]
+    for ours, theirs in ((DI_2, whole), (E_2, E_T), (E_1, E_opt)):
+        torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=1e-4, atol=2e-6)
+    assert parameters(DI_1).equal(parameters(DI_2))  # to the last bit
+    assert parameters(E_1).equal(parameters(E)) == (loss != "cada")
+    assert not torch.allclose(parameters(whole), parameters(DI), atol=1e-3)
+    assert not torch.allclose(parameters(E_T), parameters(E), atol=1e-3)
