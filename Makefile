@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint proto clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed-dev ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
+
+# Renews what is generated from exchange.proto; only who changes that file needs it.
+proto: $(VENV)/.installed-dev
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. fedda/exchange/exchange.proto
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@
     ├── RosterError     the sites that joined cannot form a run
     ├── QuorumError     too few sites answered
     ├── KeyFileError    a key or certificate is missing, expired or not registered
+    ├── ExchangeError   the exchange of gradients was refused, or ended early
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -30,6 +31,7 @@ class Code(IntEnum):
     EXPIRED = 1005
     MEMORY = 1006
     NOT_FINITE = 1007
+    EXCHANGE = 1008
 
     @property
     def public(self) -> str:
@@ -46,6 +48,7 @@ _PUBLIC = {
     Code.EXPIRED: "the request was too old when the site came to it",
     Code.MEMORY: "the site ran out of memory",
     Code.NOT_FINITE: "the site's training gave values that are not finite",
+    Code.EXCHANGE: "the exchange of gradients ended early; the full text is in the site's own log",
 }
 
 
@@ -103,6 +106,10 @@ class QuorumError(FeddaError):
 
 class KeyFileError(FeddaError):
     pass
+
+
+class ExchangeError(FeddaError):
+    code = Code.EXCHANGE
 
 
 class RunError(FeddaError):

@@ -1,0 +1,104 @@
+"""Frames as bytes: what the messages of exchange.proto are built from and read into.
+
+Both ends speak bytes to gRPC and read them here, so that what cannot be read is refused in our own
+words, and traffic is counted as it travels. protobuf would copy a gradient four times on its way
+through; the values are the last field of a frame, so they are put behind the rest, and read there.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from fedda.errors import ExchangeError
+from fedda.exchange.exchange_pb2 import Down, Ended, Gradient, Leave, Sum, Up
+from fedda.exchange.sums import Vector
+
+T = TypeVar("T", bound=Message)
+
+FLOAT = np.dtype("<f4")
+# What a frame needs beside its values: names of groups, counts, a sentence.
+ROOM = 64 * 1024
+LENGTH = 2  # protobuf's wire type of fields that begin with their length
+VALUES = Up.VALUES_FIELD_NUMBER << 3 | LENGTH  # how the last field begins
+LEAVE = Up(leave=Leave()).SerializeToString()
+EMPTY = np.zeros(0, np.float32)
+
+
+def gradient(group: str, index: int, examples: int, values: Vector) -> bytes:
+    """A participant's gradient for one sync."""
+    return _frame(Up(gradient=Gradient(group=group, index=index, examples=examples)), values)
+
+
+def total(group: str, index: int, values: Vector) -> bytes:
+    """The sum of one sync, the same bytes for every member."""
+    return _frame(Down(sum=Sum(group=group, index=index)), values)
+
+
+def ended(reason: str, *, again: bool = False) -> bytes:
+    """The exchange's last word to a participant."""
+    return Down(ended=Ended(reason=reason, again=again)).SerializeToString()
+
+
+def up(data: bytes) -> tuple[Up, Vector]:
+    """Read what a participant sent -> the frame without its values, and a view of those.
+
+    Raises:
+        ExchangeError: it is no frame.
+    """
+    return _read(Up(), data)
+
+
+def down(data: bytes) -> tuple[Down, Vector]:
+    """Read what the exchange sent -> the frame without its values, and a view of those.
+
+    Raises:
+        ExchangeError: it is no frame.
+    """
+    return _read(Down(), data)
+
+
+def _frame(head: Message, values: Vector) -> bytes:
+    raw = np.ascontiguousarray(values, FLOAT)
+    length = _varint(raw.nbytes)
+    return b"".join([head.SerializeToString(), bytes([VALUES]), length, raw.view(np.uint8).data])
+
+
+def _read(message: T, data: bytes) -> tuple[T, Vector]:
+    try:
+        at, start = _split(data)
+        message.ParseFromString(data[:at])
+        return message, np.frombuffer(data, FLOAT, offset=start) if start < len(data) else EMPTY
+    except (DecodeError, IndexError, ValueError):
+        raise ExchangeError("A frame of the exchange cannot be read.") from None
+
+
+def _split(data: bytes) -> tuple[int, int]:
+    """Where the last field begins, and where its values do; the end of data where there is none."""
+    at = 0
+    while at < len(data):
+        field, (size, start) = data[at], _read_varint(data, at + 1)
+        if field & 7 != LENGTH or start + size > len(data):
+            raise ValueError
+        if field == VALUES:
+            if start + size != len(data):
+                raise ValueError
+            return at, start
+        at = start + size
+    return at, at
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    number = 0
+    for place in range(5):
+        byte = data[at + place]
+        number |= (byte & 127) << 7 * place
+        if byte < 128:
+            return number, at + place + 1
+    raise ValueError

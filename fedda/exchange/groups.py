@@ -1,0 +1,164 @@
+"""What is agreed before the first gradient: groups, and the invitation that a site gets.
+
+    Group        who sums what, and how often
+    Invitation   where a site finds the exchange, how it knows it, and how it is known there
+
+An invitation travels inside a Flower message, so it is as secret and as trusted as that link. What
+it brings is still checked as everything that comes from outside: `Invitation.parse` trusts nothing.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedda.errors import ExchangeError, WireError
+
+MAX_SIZE = 2**28  # values of one gradient, 1 GiB; gRPC's frames end at 2 GiB
+MAX_SYNCS = 2**40
+MAX_MEMBERS = 10_000
+MAX_GROUPS = 10_000
+MAX_TEXT = 255  # characters of a name
+MAX_WAIT = 7 * 24 * 3600.0
+TICKET = re.compile(r"[0-9a-f]{64}")
+CERTIFICATE = re.compile(
+    r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,8192}-----END CERTIFICATE-----\s*"
+)
+FIELDS = {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites that sum their gradients.
+
+    Attributes:
+        name: unique in a session.
+        size: float32 values of one flat gradient.
+        syncs: how many sums there are to be.
+        members: names of the sites; their gradients are added in this order.
+    """
+
+    name: str
+    size: int
+    syncs: int
+    members: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        members = [_is_name(member) for member in self.members]
+        if not _is_name(self.name) or not members or not all(members):
+            raise ExchangeError(
+                f"A group of the exchange and its members need names of 1 to {MAX_TEXT} characters."
+            )
+        if len(set(self.members)) != len(members) or len(members) > MAX_MEMBERS:
+            raise ExchangeError(
+                f"Group '{self.name}' has {len(members)} members, of which "
+                f"{len(set(self.members))} differ: name each of at most {MAX_MEMBERS} sites once."
+            )
+        for what, number, most in (("size", self.size, MAX_SIZE), ("syncs", self.syncs, MAX_SYNCS)):
+            if type(number) is not int or not 1 <= number <= most:
+                raise ExchangeError(
+                    f"Group '{self.name}' has {what}={number!r}: "
+                    f"it must be a whole number from 1 to {most}."
+                )
+
+
+def check_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Refuse a session without groups, or with two of one name.
+
+    Raises:
+        ExchangeError: with the names.
+    """
+    names = [group.name for group in groups]
+    if not names or len(names) > MAX_GROUPS or len(set(names)) != len(names):
+        raise ExchangeError(
+            f"A session has the groups {', '.join(names[:8]) or '(none)'}: "
+            f"it needs 1 to {MAX_GROUPS}, each with a name of its own."
+        )
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What one site needs to take part in one session.
+
+    Attributes:
+        host: of the exchange; empty for the server that the site dials anyway.
+        port: of the exchange; 0 for a session inside this process.
+        certificate: PEM, the only one that the site accepts; empty inside this process.
+        ticket: 64 hexadecimal digits, known to this site and the exchange alone.
+        node: the site's name.
+        groups: those the site is a member of.
+        wait: seconds after which a site that gets no answer gives up by itself.
+    """
+
+    host: str
+    port: int
+    certificate: str = field(repr=False)
+    ticket: str = field(repr=False)
+    node: str
+    groups: tuple[Group, ...]
+    wait: float
+
+    def flat(self) -> dict[str, str | int | float]:
+        """The form that travels."""
+        groups = [[g.name, g.size, g.syncs, list(g.members)] for g in self.groups]
+        return {
+            "host": self.host,
+            "port": self.port,
+            "certificate": self.certificate,
+            "ticket": self.ticket,
+            "node": self.node,
+            "groups": json.dumps(groups, separators=(",", ":")),
+            "wait": self.wait,
+        }
+
+    @classmethod
+    def parse(cls, flat: Mapping[str, Any]) -> "Invitation":
+        """Read what `flat` wrote, trusting nothing.
+
+        Raises:
+            WireError: it is no invitation; what is wrong in it is not repeated.
+        """
+        try:
+            found: dict[str, Any] = dict(flat)
+            if set(found) != FIELDS:
+                raise ValueError
+            groups = tuple(_group(*entry) for entry in json.loads(found["groups"]))
+            found["groups"] = check_groups(groups)
+            invitation = cls(**found)
+            invitation._check()
+        except (ValueError, TypeError, RecursionError, ExchangeError):
+            raise WireError(
+                "The invitation to the exchange cannot be read: server and site need the same "
+                "version of fedda."
+            ) from None
+        return invitation
+
+    def _check(self) -> None:
+        local = self.port == 0 and self.certificate == ""
+        fine = (
+            type(self.host) is str
+            and len(self.host) <= MAX_TEXT
+            and type(self.port) is int
+            and 0 <= self.port < 2**16
+            and (local or (self.port > 0 and CERTIFICATE.fullmatch(self.certificate) is not None))
+            and TICKET.fullmatch(self.ticket) is not None
+            and all(self.node in group.members for group in self.groups)
+            and type(self.wait) in (int, float)
+            and math.isfinite(self.wait)
+            and 0 < self.wait <= MAX_WAIT
+        )
+        if not fine:
+            raise ValueError
+
+
+def _group(name: Any, size: Any, syncs: Any, members: Any) -> Group:
+    if type(members) is not list:
+        raise ValueError
+    return Group(name, size, syncs, tuple(members))
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is str and 0 < len(name) <= MAX_TEXT and name.isprintable()

@@ -1,0 +1,575 @@
+"""The exchange without a network: what is agreed, the sums, the rules and the turns."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedda import exchange
+from fedda.errors import Code, ExchangeError, NotFiniteError, WireError, code_of
+from fedda.exchange import Group, Invitation, LocalHost, Turns
+from fedda.exchange.meeting import Meeting
+from fedda.exchange.sums import Sums
+
+PAIR = Group("pair", 3, 2, ("a", "b"))
+ABC = ("a", "b", "c")
+
+
+def vector(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+# ---- what is agreed ----------------------------------------------------------------------------
+
+
+def invitation(**changed: Any) -> Invitation:
+    fields = {"host": "", "port": 0, "certificate": "", "ticket": "0" * 64, "node": "a"}
+    return Invitation(**{**fields, "groups": (PAIR,), "wait": 5.0, **changed})
+
+
+def test_an_invitation_survives_the_way() -> None:
+    sent = invitation(groups=(PAIR, Group("all", 7, 9, ABC)))
+    assert all(type(value) in (str, int, float) for value in sent.flat().values())
+    assert Invitation.parse(sent.flat()) == sent
+
+
+PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+def test_an_invitation_to_another_machine_survives_the_way() -> None:
+    sent = invitation(host="hub", port=7, certificate=PEM)
+    assert Invitation.parse(sent.flat()) == sent
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"port": -1},
+        {"port": 65536},
+        {"port": True},
+        {"port": 7},  # a port without a certificate
+        {"certificate": PEM},  # and the reverse
+        {"port": 7, "certificate": "-----BEGIN CERTIFICATE-----"},
+        {"port": 7, "certificate": PEM.encode()},
+        {"host": "h" * 256},
+        {"host": 7},
+        {"ticket": "0" * 63},
+        {"ticket": "g" * 64},
+        {"ticket": b"0" * 64},
+        {"node": "c"},  # in no group
+        {"node": ["a"]},
+        {"wait": 0.0},
+        {"wait": float("nan")},
+        {"wait": float("inf")},
+        {"wait": "5"},
+        {"groups": "["},
+        {"groups": "[" * 100_000},
+        {"groups": "[]"},
+        {"groups": json.dumps([["pair", 3, 2, ["a", "b"]]] * 2)},
+        {"groups": json.dumps([["pair", 3, 2, ["a", "a"]]])},
+        {"groups": json.dumps([["pair", 3, 2, "ab"]])},
+        {"groups": json.dumps([["pair", 3, 2, ["a", ["b"]]]])},
+        {"groups": json.dumps([["pair", 3.0, 2, ["a"]]])},
+        {"groups": json.dumps([["pair", 2**28 + 1, 2, ["a"]]])},
+        {"groups": json.dumps([["pair", 3, 0, ["a"]]])},
+        {"groups": json.dumps([["", 3, 2, ["a"]]])},
+        {"groups": json.dumps([["a\nb", 3, 2, ["a"]]])},
+        {"groups": json.dumps([[["pair"], 3, 2, ["a"]]])},
+        {"groups": json.dumps([["pair", 3, 2]])},
+        {"extra": 1},
+    ],
+)
+def test_what_is_no_invitation_is_refused(changed: dict[str, Any]) -> None:
+    Invitation.parse(invitation().flat())
+    with pytest.raises(WireError, match="cannot be read"):
+        Invitation.parse({**invitation().flat(), **changed})
+
+
+def test_an_invitation_with_something_missing_is_refused() -> None:
+    flat = invitation().flat()
+    del flat["node"]
+    with pytest.raises(WireError):
+        Invitation.parse(flat)
+
+
+def test_a_ticket_is_not_shown() -> None:
+    assert "000" not in repr(invitation()) and "BEGIN" not in repr(invitation(certificate=PEM))
+
+
+def test_a_group_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ExchangeError, match="size=0"):
+        Group("g", 0, 1, ("a",))
+    with pytest.raises(ExchangeError, match="2 members, of which 1 differ"):
+        Group("g", 1, 1, ("a", "a"))
+    with pytest.raises(ExchangeError, match="needs 1 to"):
+        LocalHost().open([], join=1, wait=1)
+
+
+def test_the_code_of_an_exchange_that_failed() -> None:
+    assert code_of(ExchangeError("x")) is Code.EXCHANGE
+    assert "exchange" in Code.EXCHANGE.public
+
+
+# ---- sums --------------------------------------------------------------------------------------
+
+
+def test_a_sum_by_hand() -> None:
+    sums = Sums(PAIR)
+    assert sums.add("b", 0, vector(1, 2, 3)) is None
+    assert sums.begun and sums.missing() == ["a"]
+    total = sums.add("a", 0, vector(10, 20, 30))
+    assert total is not None and total.tolist() == [11, 22, 33]
+    assert (sums.index, sums.taken("a"), sums.begun) == (1, 1, False)
+
+
+@given(st.permutations(range(5)), st.integers(0, 2**32 - 1))
+def test_sums_do_not_depend_on_who_comes_first(order: Sequence[int], seed: int) -> None:
+    members = tuple("abcde")
+    values = np.random.default_rng(seed).normal(size=(5, 8)).astype(np.float32)
+    values *= np.array([1e8, 1, 1e-8, -1e8, 1], np.float32)[:, None]
+    naive = values[0].copy()
+    for row in values[1:]:
+        naive = naive + row
+    sums = Sums(Group("g", 8, 1, members))
+    found = [sums.add(members[i], 0, values[i]) for i in order]
+    assert all(each is None for each in found[:-1])
+    assert found[-1] is not None and found[-1].tobytes() == naive.tobytes()
+
+
+def test_only_one_sum_is_kept() -> None:
+    sums = Sums(Group("g", 3, 100, ABC))
+    for index in range(50):
+        for member in "cba":
+            sums.add(member, index, vector(index, 0, 0))
+        assert not sums._early and sums._total is None
+        assert sums.last is not None and sums.last[0] == 3 * index
+
+
+@pytest.mark.parametrize(
+    ("member", "index", "values", "said"),
+    [
+        ("a", 0, (1, 1, 1), "sync 1 again"),
+        ("a", 1, (1, 1, 1), "for sync 2, but sync 1 is due"),
+        ("b", 1, (1, 1, 1), "for sync 2, but sync 1 is due"),
+        ("b", 0, (1, 1), "2 values, but its gradient has 3"),
+        ("b", 0, (1, 1, np.nan), "not finite"),
+        ("b", 0, (1, 1, -np.inf), "not finite"),
+    ],
+)
+def test_a_gradient_that_is_not_due_is_refused(
+    member: str, index: int, values: tuple[float, ...], said: str
+) -> None:
+    sums = Sums(PAIR)
+    sums.add("a", 0, vector(1, 1, 1))
+    with pytest.raises(ExchangeError, match=said):
+        sums.add(member, index, vector(*values))
+
+
+def test_more_syncs_than_agreed_are_refused() -> None:
+    sums = Sums(Group("g", 1, 1, ("a",)))
+    sums.add("a", 0, vector(1))
+    assert sums.over and sums.missing() == []
+    with pytest.raises(ExchangeError, match="more gradients than the 1 agreed on"):
+        sums.add("a", 1, vector(1))
+
+
+# ---- the rules, with a clock that the test moves -------------------------------------------------
+
+
+class Told:
+    """A meeting of a and b, what it told, and its clock."""
+
+    def __init__(self, rejoin: float = 5.0, groups: Sequence[Group] = (PAIR,)) -> None:
+        self.notices: list[tuple[str, str]] = []
+        self.now = 100.0
+        self.meeting = Meeting(
+            groups,
+            join=60,
+            wait=20,
+            rejoin=rejoin,
+            notice=lambda what, site, _: self.notices.append((what, site)),
+            clock=lambda: self.now,
+        )
+
+    def arrive(self, *sites: str) -> Meeting:
+        for site in sites:
+            self.meeting.arrive(site)
+        return self.meeting
+
+    def after(self, seconds: float) -> str:
+        self.now += seconds
+        self.meeting.tick()
+        return self.meeting.ended
+
+    def add(self, site: str, index: int = 0, group: str = "pair") -> Any:
+        return self.meeting.add(site, group, index, 256, vector(1, 2, 3))
+
+
+def test_whoever_does_not_join_is_named() -> None:
+    told = Told()
+    told.arrive("b")
+    told.add("b")
+    assert not told.after(59.9)  # of `join`; `wait` counts from when all are there
+    ended = told.after(0.2)
+    assert "missing after 60 s (exchange.join): a." in ended and "a simulation one slot" in ended
+    assert told.notices == [("joined", "b"), ("ended", "")]
+
+
+def test_whoever_does_not_send_is_named() -> None:
+    told = Told()
+    told.arrive("a")
+    told.add("a")
+    told.after(50)
+    told.arrive("b")
+    assert not told.after(19.9)
+    assert "Sync 1 of 2 of group 'pair' waited 20 s (exchange.wait) for b" in told.after(0.2)
+
+
+def test_nobody_waits_while_everybody_computes() -> None:
+    told = Told()
+    told.arrive("a", "b")
+    assert not told.after(1000)
+    told.add("a")
+    assert not told.after(19.9)
+    told.add("b")
+    assert not told.after(1000)
+    told.add("b", 1)
+    assert "for a" in told.after(20.1)
+
+
+def test_whoever_does_not_come_back_is_named() -> None:
+    told = Told()
+    told.arrive("a", "b")
+    told.add("a")
+    told.meeting.lose("b")
+    told.meeting.lose("b")
+    assert not told.after(4.9)
+    assert "connection of b" in told.after(0.2)
+    assert told.notices[2:] == [("cut", "b"), ("ended", "")]
+
+
+def test_whoever_comes_back_goes_on_and_is_waited_for_anew() -> None:
+    told = Told()
+    told.arrive("a", "b")
+    told.add("a")
+    told.after(19)
+    told.meeting.lose("b")
+    assert not told.after(4)
+    told.arrive("b")
+    assert told.notices[-1] == ("resumed", "b")
+    assert not told.after(19.9)
+    assert told.add("b").tolist() == [2, 4, 6]
+
+
+def test_without_patience_a_cut_ends_the_session() -> None:
+    told = Told(rejoin=0)
+    told.arrive("a", "b")
+    told.meeting.lose("b")
+    assert "connection of b" in told.meeting.ended
+
+
+def test_a_cut_after_the_last_sync_is_no_loss() -> None:
+    told = Told(rejoin=0, groups=(PAIR, Group("other", 3, 2, ("a", "c"))))
+    told.arrive(*ABC)
+    for index in range(2):
+        told.add("a", index)
+        told.add("b", index)
+    told.meeting.lose("b")
+    assert not told.after(1000)
+    told.add("a", 0, "other")
+    assert "for c" in told.after(20.1)  # the others are held to their limits all the same
+
+
+def test_whoever_was_cut_before_the_last_sum_comes_back_for_it() -> None:
+    told = Told(rejoin=0)
+    told.arrive("a", "b")
+    for index in range(2):
+        told.add("a", index)
+        told.add("b", index)
+    told.meeting.lose("b")
+    told.arrive("b")
+    assert told.notices[-2:] == [("cut", "b"), ("resumed", "b")]
+
+
+def test_whoever_leaves_is_missed_only_by_those_who_need_it() -> None:
+    told = Told(groups=(PAIR, Group("other", 3, 2, ("b", "c"))))
+    told.arrive("a", "b", "c")
+    told.add("b")
+    told.add("a")
+    told.meeting.leave("a")
+    told.add("c", group="other")
+    told.add("b", group="other")
+    assert not told.meeting.ended
+    told.add("b", 1)
+    assert "a left the exchange after 1 of 2 syncs of group 'pair'" in told.meeting.ended
+    with pytest.raises(ExchangeError, match="a left"):
+        told.add("c", 1, "other")
+    with pytest.raises(ExchangeError, match="a left"):
+        told.arrive("c")
+
+
+def test_a_ticket_is_good_for_one_connection() -> None:
+    told = Told()
+    told.arrive("a")
+    with pytest.raises(ExchangeError, match="takes part already"):
+        told.arrive("a")
+    assert not told.meeting.ended
+    told.meeting.leave("a")
+    with pytest.raises(ExchangeError, match="has left"):
+        told.arrive("a")
+
+
+@pytest.mark.parametrize(
+    ("site", "group", "examples", "said"),
+    [
+        ("a", "gone", 256, "group that does not exist"),
+        ("c", "pair", 256, "not a member"),
+        ("a", "pair", 0, "no examples"),
+    ],
+)
+def test_a_refusal_ends_the_session(site: str, group: str, examples: int, said: str) -> None:
+    told = Told(groups=(PAIR, Group("other", 3, 2, ABC)))
+    told.arrive(*ABC)
+    with pytest.raises(ExchangeError, match=said):
+        told.meeting.add(site, group, 0, examples, vector(1, 2, 3))
+    assert said in told.meeting.ended
+    assert told.notices[-2:] == [("refused", site), ("ended", "")]
+
+
+# ---- in one process ------------------------------------------------------------------------------
+
+
+def in_threads(works: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run each in a thread -> what each returned, or raised."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, work: Callable[[], Any]) -> None:
+        try:
+            found[name] = work()
+        except ExchangeError as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in works.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return found
+
+
+def test_threads_without_turns_sum() -> None:
+    with LocalHost().open([Group("g", 1, 50, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> list[float]:
+            with exchange.connect(session.invitations[site]) as stream:
+                mine = vector(ABC.index(site))
+                sums = [float(stream.swap("g", mine, 256)[0]) for _ in range(50)]
+                assert stream.sent("g") == 50
+                return sums
+
+        found = in_threads({site: lambda s=site: work(s) for site in ABC})
+        assert found == dict.fromkeys(ABC, [3.0] * 50)
+        assert not session.ended
+        assert session.fewest() == dict.fromkeys(ABC, 256)
+        to_site, from_site = session.traffic()["a"]
+        assert 50 * 4 < to_site < 50 * 30 and 50 * 4 < from_site < 50 * 30
+    assert not session.ended
+
+
+def test_what_was_sent_may_be_written_to() -> None:
+    with LocalHost().open([PAIR], join=5, wait=5) as session:
+        a, b = (exchange.connect(session.invitations[site]) for site in "ab")
+        mine = vector(1, 2, 3)
+        b.send("pair", mine, 256)
+        mine[:] = 100
+        assert a.swap("pair", vector(0, 0, 0), 256).tolist() == [1, 2, 3]
+        total = b.receive("pair")
+        total[:] = 0  # the caller's own
+        assert a.sent("pair") == 1
+
+
+def test_a_stream_refuses_what_was_not_agreed_on_before_it_leaves() -> None:
+    with LocalHost().open([PAIR], join=5, wait=5) as session:
+        stream = exchange.connect(session.invitations["a"])
+        wrong: list[tuple[Any, str]] = [
+            (vector(1, 2), r"shape \(2,\)"),
+            (np.zeros(3), "float64"),
+            (np.zeros((3, 1), np.float32), "shape"),
+        ]
+        for values, said in wrong:
+            with pytest.raises(ExchangeError, match=said):
+                stream.send("pair", values, 256)
+        with pytest.raises(NotFiniteError):
+            stream.send("pair", vector(1, 2, np.nan), 256)
+        with pytest.raises(ExchangeError, match="0 examples"):
+            stream.send("pair", vector(1, 2, 3), 0)
+        with pytest.raises(ExchangeError, match="in no group 'other'"):
+            stream.send("other", vector(1, 2, 3), 256)
+        with pytest.raises(ExchangeError, match="owes no sum"):
+            stream.receive("pair")
+        assert session.traffic() == {"a": (0, 0), "b": (0, 0)}
+        stream.send("pair", vector(1, 2, 3), 256)
+        with pytest.raises(ExchangeError, match="still owes the sum of sync 1"):
+            stream.send("pair", vector(1, 2, 3), 256)
+
+
+def test_a_sum_that_overflows_is_refused() -> None:
+    with LocalHost().open([PAIR], join=5, wait=5) as session:
+        a, b = (exchange.connect(session.invitations[site]) for site in "ab")
+        a.send("pair", vector(3e38, 0, 0), 256)
+        with pytest.raises(ExchangeError, match="not finite: it is not used"):
+            b.swap("pair", vector(3e38, 0, 0), 256)
+
+
+def test_a_local_session_ends_clearly_for_all() -> None:
+    told: list[str] = []
+    host = LocalHost(lambda what, *_: told.append(what))
+    with host.open([PAIR], join=0.2, wait=5) as session:
+        a = exchange.connect(session.invitations["a"])
+        with pytest.raises(ExchangeError, match=r"missing after 0\.2 s .*: b"):
+            a.swap("pair", vector(1, 2, 3), 256)
+        with pytest.raises(ExchangeError, match="missing"):
+            exchange.connect(session.invitations["b"])
+    assert told == ["joined", "ended"]
+    with pytest.raises(ExchangeError, match="one that is over"):
+        exchange.connect(session.invitations["b"])
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    session = LocalHost().open([PAIR], join=60, wait=60)
+    a = exchange.connect(session.invitations["a"])
+    threading.Timer(0.1, session.close).start()
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="server closed the exchange before its last sync"):
+        a.swap("pair", vector(1, 2, 3), 256)
+    assert time.monotonic() - began < 5
+
+
+def test_an_invitation_that_nobody_made_is_refused() -> None:
+    with LocalHost().open([PAIR], join=5, wait=5) as session:
+        forged = replace(session.invitations["a"], ticket="f" * 64)
+        with pytest.raises(ExchangeError, match="another process"):
+            exchange.connect(forged)
+
+
+# ---- turns -------------------------------------------------------------------------------------
+
+
+def played(seed: int, delays: dict[str, float]) -> tuple[list[str], dict[str, list[float]]]:
+    """Three sites that draw, exchange and draw -> who computed when, and what each saw."""
+    torch.manual_seed(seed)
+    order: list[str] = []
+    turns = Turns(ABC)
+    groups = [Group("all", 1, 3, ABC), Group("ab", 1, 3, ("a", "b"))]
+    with LocalHost().open(groups, join=5, wait=5) as session:
+
+        def work(site: str) -> list[float]:
+            seen = []
+            with exchange.connect(session.invitations[site]) as stream:
+                for _ in range(3):
+                    order.append(site)
+                    time.sleep(delays[site])
+                    mine = float(torch.randn(1))
+                    seen.append(mine)
+                    stream.send("all", vector(mine), 256)
+                    if site != "c":
+                        order.append(site)
+                        seen.append(float(stream.swap("ab", vector(float(torch.rand(1))), 256)[0]))
+                    seen.append(float(stream.receive("all")[0]))
+            return seen
+
+        done = turns.together({site: lambda s=site: work(s) for site in ABC})
+    return order, {site: future.result() for site, future in done.items()}
+
+
+def test_turns_make_threads_repeatable() -> None:
+    before = torch.get_rng_state()
+    first = played(0, {"a": 0.0, "b": 0.004, "c": 0.008})
+    after = torch.rand(1)
+    again = played(0, {"a": 0.008, "b": 0.0, "c": 0.004})
+    assert first == again
+    assert torch.rand(1) == after  # whoever called them finds its own numbers again
+    order, seen = first
+    # Each goes on until it needs somebody else; c brings the last gradient, so it need not wait.
+    assert order[:7] == ["a", "a", "b", "b", "c", "c", "a"]
+    torch.manual_seed(0)
+    alone = [float(torch.randn(1)), float(torch.rand(1))]
+    assert seen["a"][0] == seen["b"][0] == seen["c"][0] == alone[0]
+    assert seen["a"][1] == float(vector(alone[1])[0] * 2)
+    torch.set_rng_state(before)
+
+
+def test_only_one_computes_at_a_time() -> None:
+    inside, most = 0, 0
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> None:
+            nonlocal inside, most
+            with exchange.connect(session.invitations[site]) as stream:
+                for _ in range(5):
+                    inside += 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+                    stream.swap("g", vector(1), 256)
+
+        for future in turns.together({site: lambda s=site: work(s) for site in ABC}).values():
+            future.result()
+    assert most == 1
+
+
+def test_whoever_fails_hands_the_baton_on() -> None:
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> float:
+            with exchange.connect(session.invitations[site]) as stream:
+                if site == "b":
+                    raise ValueError("no data")
+                return float(stream.swap("g", vector(1), 256)[0])
+
+        done = turns.together({site: lambda s=site: work(s) for site in ABC})
+    assert isinstance(done["b"].exception(), ValueError)
+    for site in "ac":
+        with pytest.raises(ExchangeError, match="b left the exchange after 0 of 5 syncs"):
+            done[site].result()
+
+
+def test_turns_wait_for_a_sum_that_never_comes_until_the_limit() -> None:
+    turns = Turns(("a", "b"))
+    with LocalHost().open([PAIR], join=5, wait=0.2) as session:
+
+        def work(site: str) -> None:
+            stream = exchange.connect(session.invitations[site])  # and no one closes b's
+            if site == "a":
+                stream.swap("pair", vector(1, 2, 3), 256)
+
+        done = turns.together({site: lambda s=site: work(s) for site in "ab"})
+    with pytest.raises(ExchangeError, match=r"waited 0\.2 s .* for b"):
+        done["a"].result()
+    done["b"].result()
+
+
+def test_an_interrupted_wait_stops_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(("a", "b"))
+
+    def interrupt(*_: object) -> None:
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedda.exchange.turns.wait", interrupt)
+    with LocalHost().open([PAIR], join=60, wait=60) as session:
+        stream = exchange.connect(session.invitations["a"])
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            turns.together({"a": lambda: stream.swap("pair", vector(1, 2, 3), 256)})
+    assert time.monotonic() - began < 5
