@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +18,10 @@ from flwr.client import NumPyClient
 from torch import Tensor, optim
 from torch.nn import functional as F
 
-from fedda import models, wire
-from fedda.config import Task
+from fedda import exchange, models, wire
+from fedda.config import LazyConfig, Task, validate
 from fedda.errors import ConfigError, NotFiniteError, WireError
+from fedda.exchange import Invitation, Stream
 from fedda.train import batches, generator, learning_rate, round_images, seed_for
 from fedda.wire import Kind, Manifest, Packed, Role
 
@@ -29,6 +31,28 @@ from .site import Site
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
 STEP = "step."  # prefix of this round's numbers, beside the task's
+EXCHANGE = "exchange."  # prefix of the invitation to an exchange of gradients
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where gradients are summed in this round, and how."""
+
+    invitation: Invitation
+    lazy: LazyConfig
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "Exchange":
+        """From the record beside the task's.
+
+        Raises:
+            WireError: the invitation cannot be read.
+            ConfigError: a setting cannot.
+        """
+        keys = set(LazyConfig().flat())
+        lazy = {k: v for k, v in table.items() if k in keys}
+        rest = {k: v for k, v in table.items() if k not in keys}
+        return cls(Invitation.parse(rest), validate(LazyConfig, lazy, "exchange"))
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,7 @@ class Request:
     round: int
     arrays: Mapping[str, Packed]
     numbers: Mapping[str, Any]
+    exchange: Exchange | None = None
 
     @classmethod
     def read(cls, parameters: list[np.ndarray], config: Mapping[str, Any]) -> "Request":
@@ -49,11 +74,13 @@ class Request:
             for (name, text), flat in zip(layouts, parameters, strict=True)
         }
         step = {k.removeprefix(STEP): v for k, v in config.items() if k.startswith(STEP)}
-        told = {k: v for k, v in config.items() if k != MANIFESTS and not k.startswith(STEP)}
+        table = {k.removeprefix(EXCHANGE): v for k, v in config.items() if k.startswith(EXCHANGE)}
+        rest = (MANIFESTS, STEP, EXCHANGE)
+        told = {k: v for k, v in config.items() if not k.startswith(rest)}
         task, server_round = Task.parse(told), step.pop("round", None)
         if type(server_round) is not int or not 1 <= server_round <= task.rounds:
             raise WireError(f"The request is for round {server_round} of {task.rounds}.")
-        return cls(task, server_round, packed, step)
+        return cls(task, server_round, packed, step, Exchange.read(table) if table else None)
 
 
 class Client(NumPyClient):
@@ -72,6 +99,14 @@ class Client(NumPyClient):
     def train(self, request: Request) -> Numbers:
         """Train `self.model` for one round -> the numbers that go back with it."""
         raise NotImplementedError
+
+    def recall(self, request: Request) -> None:
+        """Load a model that stays at this site, where the server sent none.
+
+        Raises:
+            WireError: the method has no such model.
+        """
+        raise WireError("The request came without a model.")
 
     def outgoing(self, request: Request) -> dict[str, Packed]:
         """The arrays that go back: the trained model, unless a method sends something else."""
@@ -125,7 +160,10 @@ class Client(NumPyClient):
         self.data = self.site.training(task.dims)
         self.workspace = self.site.workspace(task)
         self.model = self.workspace.model
-        models.load_arrays(self.model, request.arrays["model"].unpack())
+        if "model" in request.arrays:
+            models.load_arrays(self.model, request.arrays["model"].unpack())
+        else:
+            self.recall(request)
         # Dropout draws from the global generator: it must stand where any engine would have it.
         torch.manual_seed(seed_for(task.seed, self.site.name, request.round))
 
@@ -164,6 +202,52 @@ class Client(NumPyClient):
         """Images as they are kept -> as the model takes them."""
         x = x.to(self.site.device, non_blocking=True)
         return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+    def steps(self, request: Request, first: int, count: int) -> Iterator[Tensor]:
+        """Mini-batches of indices for steps first + 1 to first + count of a training.
+
+        Epoch follows epoch, each in a fresh order, so a site takes as many steps as it is told,
+        however few images it has.
+
+        Raises:
+            ConfigError: this site has fewer images than it trains on.
+        """
+        if len(self.data) < max(self.site.min_images, 2):
+            raise ConfigError(
+                f"This site has {len(self.data)} images, but trains on {self.site.min_images} or "
+                "more; add images, or lower --min-images."
+            )
+        seed = seed_for(request.task.seed, self.site.name)
+        size = request.task.train.batch_size
+        per_epoch = len(list(batches([torch.arange(len(self.data))], size)))
+        epoch, skip = divmod(first, per_epoch)
+        left = count
+        while left:
+            order = torch.randperm(len(self.data), generator=generator(seed, "epoch", epoch))
+            for indices in list(batches([order], size))[skip : skip + left]:
+                left -= 1
+                yield indices
+            epoch, skip = epoch + 1, 0
+
+    @contextmanager
+    def stream(self, request: Request) -> Iterator[Stream]:
+        """This site's way into the round's exchange of gradients.
+
+        Raises:
+            WireError: the server convened none.
+            ExchangeError: it cannot be reached, refused this site, or ended early.
+        """
+        if request.exchange is None:
+            raise WireError("The request came without an invitation to the exchange of gradients.")
+        stream = exchange.connect(request.exchange.invitation, self.site.server)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def least(self, lazy: LazyConfig) -> int:
+        """Examples that a gradient must be summed over: the run's limit, or this site's own."""
+        return max(lazy.min_examples, self.site.min_examples)
 
     def generator(self, request: Request, purpose: str) -> torch.Generator:
         """A generator of this site, round and purpose alone."""

@@ -7,19 +7,19 @@ exception becomes a code: Flower would send its text to the server, and the text
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Error, Message
 
 from fedda import records
-from fedda.config import Task, method_module
+from fedda.config import Task, layouts, method_module
 from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.folders import load_half
 from fedda.wire import EVALUATION, Contract, Manifest, Packed, Role, Rule
 
-from .base import MANIFESTS, STEP, Client, Numbers
+from .base import EXCHANGE, MANIFESTS, STEP, Client, Exchange, Numbers
 from .site import Site, resident
 
 logger = logging.getLogger("fedda.site")
@@ -59,16 +59,19 @@ def query(message: Message, site: Site) -> Message:
 
 def train(message: Message, site: Site) -> Message:
     """Check what came, let the method's client train, check what goes."""
-    arrays, tables, task = _open(message)
+    arrays, tables, task = _open(message, {"task", "step", "exchange"})
     client = _client(task, site)
     contract: Contract = method_module(task.method).CONTRACT
     model = site.workspace(task).schema
     _check(contract.enters, arrays, _told(tables), task, model, site, "received")
+    if "exchange" in tables:
+        asked = {g.name: g.size for g in Exchange.read(tables["exchange"]).invitation.groups}
+        contract.check_groups(site.role, asked, layouts(task.method, task.options, model))
     flat, _, numbers = client.fit(*_as_parameters(arrays, tables))
-    layouts = json.loads(numbers.pop(MANIFESTS))
+    texts = json.loads(numbers.pop(MANIFESTS))
     reply = {
         name: Packed(Manifest.parse(text), part.tobytes())
-        for (name, text), part in zip(layouts, flat, strict=True)
+        for (name, text), part in zip(texts, flat, strict=True)
     }
     for name, packed in reply.items():
         packed.check_finite(f"'{name}' of this site")
@@ -86,9 +89,11 @@ def evaluate(message: Message, site: Site) -> Message:
     return _reply(message, site, {}, numbers)
 
 
-def _open(message: Message) -> tuple[dict[str, Packed], dict[str, Numbers], Task]:
+def _open(
+    message: Message, allowed: Collection[str] = ("task", "step")
+) -> tuple[dict[str, Packed], dict[str, Numbers], Task]:
     arrays, tables = records.read(message.content)
-    if set(tables) != {"task", "step"}:
+    if not {"task", "step"} <= set(tables) <= set(allowed):
         raise WireError(f"A request must hold task and step, but holds {sorted(tables)}.")
     return arrays, tables, Task.parse(tables["task"])
 
@@ -108,6 +113,7 @@ def _as_parameters(
 ) -> tuple[list[np.ndarray], Numbers]:
     """What a NumPyClient is called with."""
     config = dict(tables["task"]) | {f"{STEP}{k}": v for k, v in tables["step"].items()}
+    config |= {f"{EXCHANGE}{k}": v for k, v in tables.get("exchange", {}).items()}
     config[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in arrays.items()])
     return [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()], config
 
@@ -125,7 +131,8 @@ def _check(
     if rule is None:
         raise WireError(f"{task.method} has no part for a {site.role} here.")
     where = f"{site.name} ({site.role}, {task.method}, {what})"
-    rule.check(arrays, numbers, model=model, sites=task.sites, where=where)
+    others = layouts(task.method, task.options, model)
+    rule.check(arrays, numbers, model=model, sites=task.sites, where=where, layouts=others)
 
 
 def _reply(message: Message, site: Site, arrays: dict[str, Packed], numbers: Numbers) -> Message:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ class Site:
 
     Args:
         node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
-            are taken), poison (percent) and min-images (fewer do not make a round here).
+            are taken), poison (percent), min-images (fewer do not make a round here), min-examples
+            (no gradient over fewer leaves) and server (the host that this site dials).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -36,6 +36,8 @@ class Site:
         self.device = pick_device(str(node.get("device", "auto")))
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", 2))
+        self.min_examples = int(node.get("min-examples", 1))
+        self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self.noted = ""  # the training whose first note was tried last
@@ -114,7 +116,7 @@ class Workspace:
         self._second: models.Model | None = None
         self.model = self._blank()
         self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
-        self._momentum: dict[int, dict[str, Any]] = {}
+        self._kept: dict[tuple[str, int], state.Kept] = {}
 
     def _blank(self) -> "models.Model":
         # Pretrained or not, the weights come with the server's first message.
@@ -131,24 +133,37 @@ class Workspace:
         """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
         optimizer = make_optimizer(self.model, task.train, rate)
         if task.train.carry_momentum and server_round > 1:
-            last = server_round - 1
-            kept = self._momentum.get(last) or state.load_optimizer(self._site, task, last)
-            if kept is not None:
+            kept = self.recall(task, server_round - 1, state.OPTIMIZER)
+            if kept is None:
+                logger.warning("the optimizer of round %d starts afresh", server_round)
+            else:
                 rates = [group["lr"] for group in optimizer.param_groups]
-                optimizer.load_state_dict(deepcopy(kept))  # else its steps would change `kept`
+                optimizer.load_state_dict(kept.get_optimizer("optimizer"))
                 for group, new in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = new
         return optimizer
 
     def keep(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
-        """Remember the optimizer for the next round, also on disk if the site has a place.
-
-        The one of the round before stays too, since the server may ask for a round again.
-        """
+        """Remember the optimizer for the next round."""
         if task.train.carry_momentum:
-            before = {r: kept for r, kept in self._momentum.items() if r == server_round - 1}
-            self._momentum = before | {server_round: optimizer.state_dict()}
-            state.save_optimizer(self._site, task, server_round, optimizer)
+            kept = state.Kept()
+            kept.put_optimizer("optimizer", optimizer)
+            self.remember(task, server_round, state.OPTIMIZER, kept)
+
+    def remember(self, task: Task, server_round: int, what: str, kept: state.Kept) -> None:
+        """Hold on to something for the next round, also on disk if the site has a place.
+
+        What was kept in the round before stays too, since the server may ask for a round again.
+        """
+        old = (what, server_round - 2)
+        self._kept = {key: k for key, k in self._kept.items() if key[0] != what or key > old}
+        self._kept[what, server_round] = kept
+        state.save(self._site, task, server_round, what, kept)
+
+    def recall(self, task: Task, server_round: int, what: str) -> state.Kept | None:
+        """What was remembered in a round, or None."""
+        found = self._kept.get((what, server_round))
+        return found or state.load(self._site, task, server_round, what)
 
 
 def pick_device(text: str) -> torch.device:

@@ -1,19 +1,20 @@
 """What a site keeps on its own disk between rounds, so that a restart loses nothing.
 
-Only the optimizer's momentum, and only with `train.carry-momentum`: everything else a site needs
-is its data and what the server sends. Kept as safetensors, in the site's state directory, never in
+The optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites: DILS the
+target's encoder, the copies of the discriminator and what the exchange has gathered. All else is a
+site's data and what the server sends. Kept as safetensors, in the site's state directory, never in
 Flower's context, which a busy node loses silently.
 """
 
 import json
 import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import optim
+from torch import Tensor, optim
 
 from fedda.config import Task
 
@@ -22,56 +23,88 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedda.site")
 
-KEPT = 32  # files: the last two rounds of 16 trainings, for a server may begin any number
+FILES = 32  # of a kind: the last two rounds of 16 trainings, for a server may begin any number
+OPTIMIZER, METHOD = "optimizer", "method"  # kinds
 
 
-def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim.Optimizer) -> None:
-    """Write the optimizer's state after a round, whole or not at all."""
+@dataclass
+class Kept:
+    """Tensors by name, and whatever else JSON can hold; `put` and `get` take parts of them."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, part: str, tensors: dict[str, Tensor]) -> None:
+        """Add copies of tensors under `part/NAME`, on the CPU."""
+        self.tensors |= {f"{part}/{n}": t.detach().cpu().clone() for n, t in tensors.items()}
+
+    def get(self, part: str) -> dict[str, Tensor]:
+        """What was put under a part."""
+        found = {n: t for n, t in self.tensors.items() if n.startswith(f"{part}/")}
+        return {n.removeprefix(f"{part}/"): t for n, t in found.items()}
+
+    def put_optimizer(self, part: str, optimizer: optim.Optimizer) -> None:
+        """Add an optimizer's state."""
+        state = optimizer.state_dict()
+        tensors, plain = {}, {}
+        for index, entries in state["state"].items():
+            for key, value in entries.items():
+                held = tensors if isinstance(value, Tensor) else plain
+                held[f"{index}/{key}"] = value
+        self.put(part, tensors)
+        self.about[part] = {"plain": plain, "groups": state["param_groups"]}
+
+    def get_optimizer(self, part: str) -> dict[str, Any]:
+        """What `load_state_dict` takes."""
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in {**self.get(part), **self.about[part]["plain"]}.items():
+            index, key = name.split("/")
+            # A step would change what is kept.
+            held = value.clone() if isinstance(value, Tensor) else value
+            state.setdefault(int(index), {})[key] = held
+        return {"state": state, "param_groups": self.about[part]["groups"]}
+
+
+def save(site: "Site", task: Task, server_round: int, what: str, kept: Kept) -> None:
+    """Write what is kept after a round, whole or not at all, if the site has a place for it."""
     if site.state_dir is None:
         return
-    kept = optimizer.state_dict()
-    tensors, plain = {}, {}
-    for index, entries in kept["state"].items():
-        for key, value in entries.items():
-            name = f"{index}/{key}"
-            if isinstance(value, torch.Tensor):
-                tensors[name] = value.detach().cpu().contiguous()
-            else:
-                plain[name] = value
-    about = {"plain": plain, "groups": kept["param_groups"]}
-    path = _path(site, task, server_round)
+    path = _path(site, task, server_round, what)
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, part, metadata={"fedda": json.dumps(about)})
+    tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
+    save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
     part.replace(path)
-    recent = {path, _path(site, task, server_round - 1)}
-    before, after = _path(site, task, "*").name.split("*")
+    recent = {path, _path(site, task, server_round - 1, what)}
+    before, after = _path(site, task, "*", what).name.split("*")
     for old in set(path.parent.glob(f"{before}*{after}")) - recent:
         if old.name.removeprefix(before).removesuffix(after).isdigit():  # not another run's name
             old.unlink(missing_ok=True)
-    every = sorted(path.parent.glob("*.optimizer.safetensors"), key=_age)
-    for old in every[KEPT:]:
+    every = sorted(path.parent.glob(f"*.{what}.safetensors"), key=_age)
+    for old in every[FILES:]:
         old.unlink(missing_ok=True)
 
 
-def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any] | None:
-    """The optimizer's state as it was after that round, or None where there is none."""
-    path = _path(site, task, server_round)
+def load(site: "Site", task: Task, server_round: int, what: str) -> Kept | None:
+    """What was kept after that round, or None where there is nothing."""
+    path = _path(site, task, server_round, what)
     if site.state_dir is None or not path.is_file():
-        logger.warning("no optimizer's state of round %d is left; starting afresh", server_round)
+        logger.warning("no %s's state of round %d is left", what, server_round)
         return None
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedda"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError):
-        logger.warning("the optimizer's state at %s cannot be read; starting afresh", path)
+        logger.warning("the %s's state at %s cannot be read", what, path)
         return None
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in {**tensors, **about["plain"]}.items():
-        index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = value
-    return {"state": state, "param_groups": about["groups"]}
+
+
+def model_path(site: "Site", task: Task) -> Path | None:
+    """Where a site that keeps its adapted model to itself writes it, or None."""
+    if site.state_dir is None:
+        return None
+    return site.state_dir / site.name / f"{_training(task)}.model.safetensors"
 
 
 def _age(path: Path) -> float:
@@ -81,7 +114,10 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _path(site: "Site", task: Task, server_round: int | str) -> Path:
+def _training(task: Task) -> str:
+    return f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
+
+
+def _path(site: "Site", task: Task, server_round: int | str, what: str) -> Path:
     base = site.state_dir or Path()
-    training = f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
-    return base / site.name / f"{training}.{server_round}.optimizer.safetensors"
+    return base / site.name / f"{_training(task)}.{server_round}.{what}.safetensors"

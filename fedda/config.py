@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedda import algorithms
 from fedda.errors import ConfigError
+from fedda.wire import Manifest
 
 Scalar = bool | int | float | str
 Flat = dict[str, Scalar]
@@ -132,6 +133,53 @@ class GuardConfig(Section):
     )
 
 
+FEATURES_HIDE = 256  # a gradient summed over fewer examples gives their features away
+
+
+class LazyConfig(Section):
+    """How often discriminator gradients are exchanged, and over what; sites are told."""
+
+    p: int = Field(
+        default=6,
+        ge=1,
+        description="steps per exchange; the paper's 4 needs batches of 64",
+    )
+    overlap: bool = Field(
+        default=False, description="compute the next steps while a sum travels: staler by p steps"
+    )
+    min_examples: int = Field(
+        default=FEATURES_HIDE, ge=1, description="a gradient leaves only summed over so many"
+    )
+    expose_features: bool = Field(
+        default=False,
+        description="allow exchange.min-examples below 256, from where features can be computed",
+    )
+    clip: float = Field(default=10.0, gt=0, description="largest norm of a site's mean gradient")
+    noise: float = Field(
+        default=0.0, ge=0, description="Gaussian noise on it, in multiples of exchange.clip"
+    )
+
+
+class ExchangeConfig(LazyConfig):
+    """The server of the exchange, too."""
+
+    host: str = Field(default="", description="name that sites reach it by; empty: the SuperLink's")
+    bind: str = Field(default="", description="its address on the server; empty: the SuperLink's")
+    port: int = Field(
+        default=0, ge=0, le=65535, description="0: as fedda superlink says, or any that is free"
+    )
+    join: float = Field(default=60.0, gt=0, description="seconds for all to connect")
+    wait: float = Field(default=120.0, gt=0, description="seconds for the last one's gradient")
+    rejoin: float = Field(
+        default=30.0, ge=0, description="seconds for one that lost its connection; 0: none"
+    )
+
+    @property
+    def lazy(self) -> LazyConfig:
+        """The part that sites are told."""
+        return LazyConfig.model_validate(self.model_dump(include=set(LazyConfig.model_fields)))
+
+
 class RunSection(Section):
     """The run as a whole; never sent to a site."""
 
@@ -186,6 +234,12 @@ def method_module(method: str) -> Any:
     if method not in methods():
         raise ConfigError(f"There is no method '{method}'; choose one of {', '.join(methods())}.")
     return import_module(f"fedda.algorithms.{method}")
+
+
+def layouts(method: str, options: Any, model: Manifest) -> Mapping[str, Manifest]:
+    """What else a method sends or sums gradients of, by name, given the run's model."""
+    found = getattr(method_module(method), "layouts", None)
+    return {} if found is None else found(options, model)
 
 
 class Task(Section):
@@ -248,6 +302,7 @@ class RunConfig(Section):
     wire: WireConfig = WireConfig()
     wait: WaitConfig = WaitConfig()
     guard: GuardConfig = GuardConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
     track: TrackSection = TrackSection()
     options: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
@@ -280,6 +335,22 @@ class RunConfig(Section):
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
                 f"{self.wait.min_sources}; lower the one or raise the other."
+            )
+        few, lazy = self.exchange.min_examples, self.exchange
+        if few < FEATURES_HIDE and not lazy.expose_features:
+            raise ConfigError(
+                f"exchange.min-examples is {few}, but from a gradient over fewer than "
+                f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
+                "shows it); raise it, or accept that with exchange.expose-features=true."
+            )
+        batch = self.train.batch_size
+        if batch * lazy.p < few and any(
+            method_module(m).CONTRACT.gradients for m in self.trainings
+        ):
+            raise ConfigError(
+                f"exchange.p is {lazy.p} and train.batch-size {batch}, so a gradient is over "
+                f"{batch * lazy.p} examples, but exchange.min-examples asks for {few}; raise "
+                f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // lazy.p)}."
             )
 
     @property
@@ -323,6 +394,7 @@ def defaults() -> Flat:
 
 # Where results go and how long the server waits: they change no result.
 _FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
+_FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 
 def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:

@@ -107,6 +107,7 @@ class Deployment:
         """Start the server and wait until it takes requests."""
         options = ["--dir", self.home, "--host", LOOPBACK, "--port", self.port]
         options += ["--admin-port", self.admin_port, "--traffic", self.traffic]
+        options += ["--exchange-port", 0]  # whichever is free when a session needs one
         options += ["--insecure"] if self.insecure else []
         options += ["--database", self.database] if self.database else []
         process = self._start("superlink", ["superlink", *options])

@@ -6,6 +6,7 @@ A message holds at most these records, and any other is refused:
     manifests   their layouts, by the same names
     task        what the site is told of the run          (requests)
     step        numbers of this round                     (requests)
+    exchange    a ticket to the exchange of gradients     (requests)
     metrics     numbers that the contract lists           (replies)
     offer       what a site brings                        (replies to a query)
 """
@@ -19,11 +20,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fedda.errors import WireError
 from fedda.wire import Manifest, Packed
 
-Table = Literal["task", "step", "metrics", "offer"]
+Table = Literal["task", "step", "exchange", "metrics", "offer"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"
-RECORDS = ("arrays", "manifests", "task", "step", "metrics", "offer")
+RECORDS = ("arrays", "manifests", "task", "step", "exchange", "metrics", "offer")
 
 
 def write(arrays: Mapping[str, Packed] | None = None, **tables: Mapping[str, Any]) -> RecordDict:

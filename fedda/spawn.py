@@ -15,6 +15,7 @@ from pathlib import Path
 from fedda.errors import RunError
 
 LOOPBACK = "127.0.0.1"
+EXCHANGE_AT = "FEDDA_EXCHANGE"  # and where an exchange of gradients is to listen: host:port
 SERVER_PID = "FEDDA_SERVER_PID"  # tells the programs that a SuperLink starts whom they serve
 
 

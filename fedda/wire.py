@@ -196,6 +196,7 @@ class Rule:
 
     arrays: Mapping[str, Kind] = field(default_factory=dict)
     numbers: frozenset[str] = frozenset()
+    optional: Mapping[str, Kind] = field(default_factory=dict)  # arrays that may be left out
 
     def check(
         self,
@@ -205,6 +206,7 @@ class Rule:
         model: Manifest | None,
         sites: int,
         where: str,
+        layouts: Mapping[str, Manifest] | None = None,
     ) -> None:
         """Refuse whatever is not listed.
 
@@ -214,26 +216,30 @@ class Rule:
             model: the run's model; every array of kind model must have exactly its entries.
             sites: how many sites take part, the most a per-site pattern may match.
             where: who sends or receives, for the message.
+            layouts: of the arrays that are no such model, by name.
 
         Raises:
             WireError: naming the array or number.
         """
+        layouts, listed = layouts or {}, {**self.arrays, **self.optional}
         for name, packed in arrays.items():
-            kind = next((k for p, k in self.arrays.items() if fnmatchcase(name, p)), None)
+            kind = next((k for p, k in listed.items() if fnmatchcase(name, p)), None)
             if kind is None:
                 raise WireError(f"{where}: the contract has no array '{name}'.")
             if packed.manifest.kind != kind:
                 raise WireError(
                     f"{where}: '{name}' is of kind {packed.manifest.kind}, the contract has {kind}."
                 )
-            if kind is Kind.MODEL and model is not None:
+            if name in layouts:
+                _same_entries(packed.manifest, layouts[name], f"{where}: '{name}'")
+            elif kind is Kind.MODEL and model is not None:
                 _same_entries(packed.manifest, model, f"{where}: '{name}'")
         for name, value in numbers.items():
             if not any(fnmatchcase(name, p) for p in self.numbers):
                 raise WireError(f"{where}: the contract has no number '{name}'.")
             if type(value) not in (int, float):
                 raise WireError(f"{where}: '{name}' must be a single number.")
-        for pattern in (*self.arrays, *self.numbers):
+        for pattern in (*listed, *self.numbers):
             found = sum(fnmatchcase(n, pattern) for n in (*arrays, *numbers))
             if "*" in pattern and found > sites:
                 raise WireError(
@@ -247,18 +253,41 @@ def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
     have, want = set(found.entries), set(needed.entries)
     odd = sorted(e.name for e in have ^ want)
     what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
-    raise WireError(f"{where} is not this run's model: it {what}.")
+    raise WireError(f"{where} is not this run's {needed.kind}: it {what}.")
 
 
 @dataclass(frozen=True)
 class Contract:
     """What a method's training requests carry into each role, and what its replies carry out.
 
-    That every request says its round goes without saying.
+    That every request says its round goes without saying. `gradients` names the groups of the
+    exchange in which a role may sum flat gradients, as patterns.
     """
 
     enters: Mapping[Role, Rule]
     leaves: Mapping[Role, Rule]
+    gradients: Mapping[Role, frozenset[str]] = field(default_factory=dict)
+
+    def check_groups(
+        self, role: Role, groups: Mapping[str, int], layouts: Mapping[str, Manifest]
+    ) -> None:
+        """See that gradients of these sizes may leave a role.
+
+        Args:
+            role: of the site.
+            groups: number of values by the group's name, as the site is asked for them.
+            layouts: of what the gradients are of, by name; a group is named after one, with
+                `/SITE` behind it if there are several.
+
+        Raises:
+            WireError: naming the group.
+        """
+        for name, size in groups.items():
+            if not any(fnmatchcase(name, p) for p in self.gradients.get(role, ())):
+                raise WireError(f"The contract has no gradient '{name}' that leaves a {role}.")
+            wanted = sum(entry.size for entry in layouts[name.split("/")[0]].entries)
+            if size != wanted:
+                raise WireError(f"'{name}' has {wanted} values, but {size} are asked for.")
 
 
 MODEL = {"model": Kind.MODEL}

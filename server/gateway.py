@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedda.errors import RunError
-from fedda.spawn import SERVER_PID
+from fedda.spawn import EXCHANGE_AT, SERVER_PID
 from fedda.submit import OFFLINE
 
 from .filter import FleetOnly, Traffic, shortened
@@ -46,6 +46,7 @@ class Settings:
     host: str = LOOPBACK
     port: int = 8443
     admin_port: int = 8000
+    exchange_port: int = 0
     tls: Tls | None = None
     database: Path | None = None
     traffic: Path | None = None
@@ -64,6 +65,7 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
         RunError: a port is taken, or flwr's own programs are missing.
     """
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
+    os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
     _find_programs()
     sockets = [_listen(LOOPBACK, settings.admin_port), _listen(settings.host, settings.port)]
     app = superlink(settings)

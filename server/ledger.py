@@ -23,6 +23,11 @@ class Ledger:
         for kind, size in records.size(message.content).items():
             self._bytes[server_round, role, direction, kind] += size
 
+    def add(self, server_round: int, role: str, direction: Direction, kind: str, size: int) -> None:
+        """Add bytes that crossed beside the messages, in the exchange of gradients."""
+        if size:
+            self._bytes[server_round, role, direction, kind] += size
+
     def round(self, server_round: int) -> dict[str, int]:
         """Bytes of one round, as `direction role kind` -> bytes."""
         found = {k[1:]: n for k, n in self._bytes.items() if k[0] == server_round}

@@ -1,7 +1,8 @@
 """A run over folders of this machine, without any server: in this process, or on Ray."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedda.config import RunConfig
 from fedda.data import Description, describe
 from fedda.errors import RunError
+from fedda.exchange import Turns, local
 from fedda.folders import load
 from fedda.wire import Role
 
@@ -30,8 +32,11 @@ SITES = "sites"  # in the run's folder: what simulated sites keep and note for t
 class LocalGrid(Grid):
     """A Grid whose nodes are calls of a ClientApp in this process.
 
-    A site works when its reply is fetched, so that one reply at a time is held.
+    A site works when its reply is fetched, so that one reply at a time is held. Sites that sum
+    gradients in mid-round work together, each in a thread and one at a time.
     """
+
+    in_process = True
 
     def __init__(self, app: ClientApp, nodes: Sequence[Mapping[str, Any]]) -> None:
         self.app = app
@@ -72,15 +77,41 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for _, reply in self.answers(message_ids):
+            yield reply
+            del reply  # not held while the next one is made
+
+    def answers(self, message_ids: Iterable[str]) -> Iterator[tuple[Message, Message]]:
+        """Requests, each with the reply to it."""
         for message_id in list(message_ids):
             message = self._open.pop(message_id, None)
-            if message is not None:
-                yield self._call(message)
+            if message is not None and "exchange" in message.content:
+                yield from self._together([message, *self._invited()])
+            elif message is not None:
+                yield message, self._call(message)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         return list(self.pull_messages(self.push_messages(messages)))
+
+    def _invited(self) -> Iterator[Message]:
+        """The other open requests that carry an invitation to the exchange."""
+        for message_id, message in list(self._open.items()):
+            if "exchange" in message.content:
+                yield self._open.pop(message_id)
+
+    def _together(self, messages: list[Message]) -> Iterator[tuple[Message, Message]]:
+        def call(message: Message) -> Message:
+            reply = self._call(message)
+            if reply.has_error():
+                local.give_up(str(message.content["exchange"]["ticket"]))
+            return reply
+
+        calls = {str(i): partial(call, message) for i, message in enumerate(messages)}
+        done = Turns(list(calls)).together(calls)
+        for message, reply in zip(messages, done.values(), strict=True):
+            yield message, reply.result()
 
     def _call(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]

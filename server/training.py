@@ -19,6 +19,7 @@ from fedda.folders import load_half
 from fedda.wire import Arrays, Kind
 
 from . import checkpoint
+from .exchange import host
 from .folders import base, roster
 from .journal import Journal
 from .ledger import Ledger
@@ -121,6 +122,8 @@ class Training:
             notice=self._notice,
             sources_per_round=self.config.sources_per_round,
             there=lambda grid: self.sites.there(),
+            exchange=host(self.grid, self.config.exchange, self._exchanged),
+            lazy=self.config.exchange,
         )
         made.memory = dict(state.memory)
         made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
@@ -151,9 +154,15 @@ class Training:
     def _round_trip(
         self, strategy: base.FedDA, sent: ArrayRecord
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
-        replies = self.mail.deliver(requests, self.config.wait.train)
-        arrays, numbers = strategy.aggregate_train(self.round, replies)
+        try:
+            requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
+            replies = self.mail.deliver(requests, self.config.wait.train)
+            arrays, numbers = strategy.aggregate_train(self.round, replies)
+        finally:
+            for name, (to, back) in strategy.adjourn().items():
+                role = next(n.role for n in self.roster.nodes if n.name == name)
+                self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
+                self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
         assert arrays is not None and numbers is not None
         return arrays, dict(numbers)
 
@@ -211,6 +220,12 @@ class Training:
         self.ledger.count(message, self.round, node.role if node else "unknown", "from")
         if node:
             self.phases.note(node.name, message)
+
+    def _exchanged(self, what: str, site: str, text: str) -> None:
+        """Who came and went is in the exchange's log; what went wrong, in the run's."""
+        if what in ("refused", "cut", "resumed", "ended"):
+            about: dict[str, Any] = {"round": self.round, "method": self.method, "seed": self.seed}
+            self.journal.trouble(f"exchange {what}", site, text, **about)
 
     def _notice(self, what: str, site: str, text: str) -> None:
         for node in self.roster.nodes:

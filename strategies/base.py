@@ -9,7 +9,7 @@ Strategies implement Flower's hooks and so also run under Flower's own `Strategy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,13 +18,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedda import records
-from fedda.config import GuardConfig, Task, WaitConfig, method_module
-from fedda.errors import FeddaError, NotFiniteError, QuorumError, WireError, public
+from fedda.config import ExchangeConfig, GuardConfig, Task, WaitConfig, layouts, method_module
+from fedda.errors import ConfigError, FeddaError, NotFiniteError, QuorumError, WireError, public
+from fedda.exchange import Group, Session
 from fedda.train import generator
 from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack, pieces
 
 from .mail import Mail
 from .roster import Node, Roster
+
+if TYPE_CHECKING:
+    from fedda.exchange import Host, LocalHost
 
 Notice = Callable[[str, str, str], None]  # what happened, to which site, in words
 
@@ -53,6 +57,8 @@ class FedDA(Strategy):
         notice: told of every site that failed or was refused.
         sources_per_round: so many sources, drawn anew each round from the seed; 0: all.
         there: the ids of the nodes worth asking; by default those that Flower calls online.
+        exchange: where sessions for gradients are opened, for the methods that sum any.
+        lazy: how gradients are summed.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("source",)
@@ -69,6 +75,8 @@ class FedDA(Strategy):
         notice: Notice = lambda what, site, text: None,
         sources_per_round: int = 0,
         there: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids()),
+        exchange: "Host | LocalHost | None" = None,
+        lazy: ExchangeConfig | None = None,
     ) -> None:
         self.task = task
         self.roster = roster
@@ -79,7 +87,11 @@ class FedDA(Strategy):
         self.notice = notice
         self.sources_per_round = sources_per_round
         self.there = there
+        self.exchange = exchange
+        self.lazy = lazy or ExchangeConfig()
+        self.session: Session | None = None
         self.contract: Contract = method_module(task.method).CONTRACT
+        self.layouts = layouts(task.method, task.options, model)
         self.memory: dict[str, Any] = {}
         self.kept: dict[str, Packed] = {}
         self.weights: dict[str, float] = {}
@@ -132,7 +144,11 @@ class FedDA(Strategy):
         """A message for one site, with a record of its own, valid until the deadline."""
         self._asked.add(node.name)
         step = {"round": self.round, **(numbers or {})}
-        content = records.write(arrays, task=self.task.flat(), step=step)
+        tables: dict[str, Mapping[str, Any]] = {"task": self.task.flat(), "step": step}
+        if kind == "train" and self.session and node.name in self.session.invitations:
+            invitation = self.session.invitations[node.name]
+            tables["exchange"] = {**self.lazy.lazy.flat(), **invitation.flat()}
+        content = records.write(arrays, **tables)
         ttl = self.wait.evaluate if kind == "evaluate" else self.wait.train
         return Message(content, node.id, kind, ttl=ttl, group_id=str(self.round))
 
@@ -175,6 +191,8 @@ class FedDA(Strategy):
             self._asked.remove(node.name)
             if message.has_error():
                 self.notice("failed", node.name, public(message.error.code))
+                if self.session:
+                    self.session.give_up(node.name)
                 continue
             try:
                 reply = self._checked(node, message, set(needs), contract or self.contract)
@@ -187,6 +205,48 @@ class FedDA(Strategy):
         for name in sorted(self._asked):
             self.notice("silent", name, "no reply in time; left out of this round")
         self._asked.clear()
+
+    def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int) -> None:
+        """Open a session of the exchange; the requests that follow carry the invitations.
+
+        Args:
+            groups: who sums which gradients; a group is named after one of the method's layouts,
+                with `/SITE` behind it if there are several.
+            syncs: sums per group.
+
+        Raises:
+            ConfigError: not one exchange fits into the round, or nobody hosts it.
+        """
+        if self.exchange is None:
+            raise ConfigError(
+                f"{self.task.method} sums gradients between sites in mid-round; run it with "
+                "`fedda run`, whose server hosts that exchange."
+            )
+        if syncs < 1:
+            raise ConfigError(
+                f"exchange.p is {self.lazy.p}, more than the steps of a round; lower it, or "
+                "train.rounds-per-epoch."
+            )
+        sizes = {n: sum(e.size for e in self.layouts[n.split("/")[0]].entries) for n in groups}
+        self.session = self.exchange.open(
+            [Group(n, sizes[n], syncs, tuple(m.name for m in who)) for n, who in groups.items()],
+            join=self.lazy.join,
+            wait=self.lazy.wait,
+            rejoin=self.lazy.rejoin,
+        )
+
+    def adjourn(self) -> dict[str, tuple[int, int]]:
+        """Close the session, if there is one -> its bytes by site: to it, from it."""
+        session, self.session = self.session, None
+        if session is None:
+            return {}
+        session.close()
+        return session.traffic()
+
+    def steps(self, nodes: Iterable[Node]) -> int:
+        """Steps of a round in which all take equally many: the largest site's share of an epoch."""
+        train, most = self.task.train, max(self.roster.counts[n.name] for n in nodes)
+        return max(1, math.ceil(most / train.batch_size / train.rounds_per_epoch))
 
     def enough(self, count: int) -> None:
         """Check the quorum of sources.
@@ -265,6 +325,7 @@ class FedDA(Strategy):
             model=self.layout,
             sites=len(self.roster.nodes),
             where=f"{node.name} ({node.role})",
+            layouts=self.layouts,
         )
         names = {n.name for n in self.roster.nodes}
         for name, value in numbers.items():
@@ -274,7 +335,7 @@ class FedDA(Strategy):
                 raise WireError(f"{name} from {node.name} is not finite.")
         for name, packed in arrays.items():
             packed.check_finite(node.name)
-            if packed.manifest.kind is Kind.MODEL:
+            if packed.manifest.kind is Kind.MODEL and name not in self.layouts:
                 self._check_model(node, name, packed)
         return Reply(node, arrays, numbers)
 

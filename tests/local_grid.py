@@ -18,6 +18,7 @@ from clients.app import make_app
 from clients.site import resident
 from fedda import models, records, wire
 from fedda.config import RunConfig
+from fedda.exchange import LocalHost
 from fedda.folders import load_half
 from fedda.wire import Arrays, Kind, Packed
 from server import run as server_run
@@ -44,6 +45,14 @@ FAST: dict[str, Any] = {
     "wait.settle": 0.0,
     "wait.train": 5.0,
     "wait.evaluate": 5.0,
+}
+
+# For methods that sum gradients in mid-round, so that a single step does it; and with all that may
+# cross: the loss that moves both encoders, and a target that shares its own.
+ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dils": ONE_STEP
+    | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},
 }
 
 
@@ -114,12 +123,8 @@ class ScriptedGrid(LocalGrid):
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        for message_id in list(message_ids):
-            request = self._open.pop(message_id, None)
-            if request is None:
-                continue
+        for request, reply in self.answers(message_ids):
             node = self.nodes[request.metadata.dst_node_id]
-            reply = self._call(request)
             script = self.script.get(node["name"])
             if request.metadata.message_type != "train":
                 script = None
@@ -201,7 +206,7 @@ class Bench:
         /,
         **s: Any,
     ) -> None:
-        self.config = RunConfig.parse(FAST | {"method": method} | dotted(s))
+        self.config = RunConfig.parse(settings_of(method) | dotted(s))
         self.grid = ScriptedGrid(nodes, script)
         self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
         who, sites = self.roster, len(self.roster.nodes)
@@ -216,12 +221,24 @@ class Bench:
             wait=self.config.wait,
             guard=self.config.guard,
             notice=lambda *notice: self.notices.append(notice),
+            exchange=LocalHost(),
+            lazy=self.config.exchange,
         )
+        self.opened: list[Message] = []
 
     def begin(self, server_round: int = 1) -> list[Message]:
         """The requests of a round."""
         sent = self.strategy.packed(self.model)
-        return list(self.strategy.configure_train(server_round, sent, ConfigRecord(), self.grid))
+        requests = self.strategy.configure_train(server_round, sent, ConfigRecord(), self.grid)
+        self.opened = list(requests)
+        return self.opened
+
+    def call(self, request: Message) -> Message:
+        """What a site answers to a request; sites that sum gradients need the others to answer."""
+        if "exchange" not in request.content:
+            return self.grid.call(request)
+        answers = self.grid.answers(self.grid.push_messages(self.opened))
+        return next(reply for asked, reply in list(answers) if asked is request)
 
     def round(self, server_round: int = 1) -> tuple[Arrays, dict[str, Any]]:
         """One round -> the next model, its numbers."""
@@ -237,6 +254,11 @@ class Bench:
 
     def accept(self, *replies: Message) -> list[Reply]:
         return list(self.strategy.accept(iter(replies)))
+
+
+def settings_of(method: str) -> dict[str, Any]:
+    """What makes a method's run over these sites short."""
+    return FAST | {"method": method} | SETTINGS.get(method, {})
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,5 +277,6 @@ def run(
     resident.cache_clear()
     events: list[Event] = []
     journal = Journal(None, events.append, *listeners)
-    config = RunConfig.parse(FAST | dict(settings))
+    method = str(settings.get("method", "kd3a"))
+    config = RunConfig.parse(FAST | SETTINGS.get(method, {}) | dict(settings))
     return server_run.execute(config, grid or ScriptedGrid(nodes, script), journal), events

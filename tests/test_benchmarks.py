@@ -56,6 +56,17 @@ def test_the_rounds_in_small():
 
 
 @pytest.mark.slow
+def test_the_exchange_in_small():
+    options = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1")
+    found = measured("exchange", *options, "--memory-syncs", "2000", "--skip-flower")
+    for size in ("1kb", "1mb"):
+        assert found[f"syncs_per_s_{size}"] > 5
+        assert 0.05 < found[f"share_of_echo_{size}"] < 5
+    assert 0.5 < found["slowdown_8_over_2"] < 50
+    assert found["memory_growth_mb"] < 20
+
+
+@pytest.mark.slow
 def test_the_memory_in_small():
     found = measured("memory", "--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")
     # Sums in float64 and a reply; the models of two sources and the target, and their mean.

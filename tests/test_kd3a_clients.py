@@ -135,13 +135,15 @@ def test_a_site_keeps_the_optimizers_of_so_many_trainings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may begin any number of runs; the site's disk is not its to fill."""
-    monkeypatch.setattr(state, "KEPT", 4)
+    monkeypatch.setattr(state, "FILES", 4)
     place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for age, name in enumerate("abcd"):
         for server_round in (1, 2, 3):
             task = cast(Any, SimpleNamespace(run=name, method="kd3a", seed=0))
-            state.save_optimizer(place, task, server_round, optimizer)
+            kept = state.Kept()
+            kept.put_optimizer("optimizer", optimizer)
+            state.save(place, task, server_round, state.OPTIMIZER, kept)
             for path in (tmp_path / "anna").glob(f"{name}.*"):
                 os.utime(path, (1e9 + age, 1e9 + age))
     left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}

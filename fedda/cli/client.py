@@ -15,7 +15,7 @@ import typer
 
 from fedda import keys
 from fedda.cli.exits import clear_exit
-from fedda.config import is_site_name
+from fedda.config import FEATURES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.folders import load
 from fedda.spawn import die_with_parent, free_port, watch_parent
@@ -79,6 +79,14 @@ def client(
             "too much about them. The server cannot change this.",
         ),
     ] = 16,
+    min_examples: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Let no gradient leave that is summed over fewer examples: from one over a few, "
+            "their features can be computed. The server cannot change this.",
+        ),
+    ] = FEATURES_HIDE,
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -138,6 +146,8 @@ def client(
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,
+            "min-examples": min_examples,
+            "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
         }
         if threads is not None:

@@ -38,6 +38,14 @@ def superlink(
     admin_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port for the operator, on 127.0.0.1 only.")
     ] = 8000,
+    exchange_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port that sites dial in mid-round, for methods that sum gradients. 0: any.",
+        ),
+    ] = 8444,
     database: Annotated[
         Path | None,
         typer.Option(
@@ -79,6 +87,7 @@ def superlink(
             host=host,
             port=port,
             admin_port=admin_port,
+            exchange_port=exchange_port,
             database=None if database is None else database.absolute(),
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),

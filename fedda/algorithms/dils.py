@@ -1,0 +1,82 @@
+"""DILS: one collaborator and the target adapt by the gradients of a shared discriminator.
+
+Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1; the losses are in
+`fedda.adversary`, the lazy synchronisation in `fedda.lazy`.
+
+    E_opt, E_T   encoders     the collaborator's, trained on its labels, and the target's, which
+                              starts as a copy of it
+    DI           network      discriminator, a copy at each of the two, always alike
+    p            int          steps between two exchanges (`exchange.p`)
+
+The first rounds train the collaborator's model on its labels. In all others no model moves between
+the sites: E_T stays at the target, as do the optimizers and what the exchange has gathered. CADA
+moves E_opt too and goes on training the collaborator's classifier on what E_opt gives (see
+`fedda.adversary.HALVES`), so there the target is sent the collaborator's model, to take its
+classifier.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from fedda import adversary
+from fedda.adversary import Loss, Network
+from fedda.config import Scalar, Section
+from fedda.wire import MODEL, Contract, Manifest, Rule
+
+
+class Config(Section):
+    """DILS's choices."""
+
+    loss: Loss = Field(
+        default="adda",
+        description="adda, grl (gradient reversal), wassda (Wasserstein) or cada (both encoders)",
+    )
+    pretrain: int = Field(
+        default=10, ge=0, description="first rounds, which train the collaborator on its labels"
+    )
+    discriminator: Network = Network()
+    lr: float = Field(
+        default=0.0001, gt=0, description="learning rate of an encoder that adapts, by Adam"
+    )
+    penalty: float = Field(
+        default=10.0, ge=0, description="gamma of wassda, on each side's own samples"
+    )
+    share: bool = Field(
+        default=False, description="let the target's model go to the server after each round"
+    )
+    collaborator: str = Field(
+        default="", description="name of the source that takes part; needed if there are several"
+    )
+
+
+# FRUDA, appendix F.0.2: learning rates of the target's encoder and the discriminators. It gives no
+# optimizer for either, and no discriminator's layers.
+PRESETS: dict[str, dict[str, Scalar]] = {
+    # Rotated MNIST and Mic2Mic
+    "paper": {"loss": "adda", "lr": 1e-3, "discriminator.lr": 1e-2},
+    "paper-digits": {"loss": "adda", "lr": 1e-6, "discriminator.lr": 1e-4},
+    "paper-office-caltech": {"loss": "adda", "lr": 1e-6, "discriminator.lr": 1e-5},
+}
+
+
+def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
+    """The discriminator whose gradients are summed."""
+    sizes = options.discriminator.hidden
+    return {"discriminator": adversary.layout(adversary.width(model), sizes)}
+
+
+NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
+
+CONTRACT = Contract(
+    enters={
+        "source": Rule(numbers=frozenset({"steps"}), optional=MODEL),
+        "target": Rule(numbers=frozenset({"steps"}), optional=MODEL),
+    },
+    leaves={
+        # A source's model while it is trained on labels and with CADA; the target's with `share`.
+        "source": Rule(numbers=NUMBERS, optional=MODEL),
+        "target": Rule(numbers=NUMBERS, optional=MODEL),
+    },
+    gradients={"source": frozenset({"discriminator"}), "target": frozenset({"discriminator"})},
+)

@@ -1,0 +1,290 @@
+"""DILS over two sites against one loop that has both sides' data (FRUDA, algorithm 1)."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from clients.site import resident
+from fedda import models
+from fedda.adversary import Discriminator
+from fedda.config import RunConfig
+from fedda.data import Labelled, load_source, load_target
+from fedda.errors import Code, ConfigError
+from fedda.train import generator, seed_for
+from server.journal import Journal
+from server.local import simulate
+from tests.local_grid import CLASSES, make_domains
+from tests.reference.lazy import mapping, whole_loss
+
+STEPS, SIDE = 3, 16  # of a round: 40 and 48 images in batches of 16
+DI_LR, LR, GAMMA = 0.01, 0.003, 10.0
+DILS: dict[str, Any] = {
+    "method": "dils",
+    "rounds": 2,
+    "run.name": "pair",
+    "model.name": "lenet",  # without BatchNorm, before which a bias has no gradient to follow
+    "input.size": SIDE,
+    "train.batch-size": 16,
+    "dils.pretrain": 0,
+    "dils.lr": LR,
+    "dils.penalty": GAMMA,
+    "dils.discriminator.lr": DI_LR,
+    "dils.discriminator.sizes": "8",
+    "exchange.min-examples": 1,
+    "exchange.expose-features": True,
+    "exchange.clip": 1e9,
+    "track.tensorboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    root = tmp_path_factory.mktemp("domains")
+    nodes = {str(node["name"]): node for node in make_domains(root)}
+    return [nodes["anna"], nodes["town"]]
+
+
+def run(
+    pair: list[dict[str, Any]], folder: Path, listener: Any = None, **settings: Any
+) -> dict[str, Any]:
+    flat = DILS | {"run.dir": str(folder)} | settings
+    journal = Journal(None, *([listener] if listener else []))
+    return simulate(
+        RunConfig.parse(flat), [node | {"threads": 1} for node in pair], journal, "process"
+    )
+
+
+def kept(folder: Path, site: str, server_round: int) -> dict[str, Tensor]:
+    place = folder / "pair" / "sites" / site
+    return load_file(place / f"pair.dils-0.{server_round}.method.safetensors")
+
+
+def batches(node: dict[str, Any], count: int) -> list[tuple[Tensor, Tensor | None]]:
+    """Epoch after epoch, each in an order of its own; a left-over of one joins the batch before."""
+    data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
+    x, y = data.x.float() / 255, data.y if isinstance(data, Labelled) else None
+    found: list[tuple[Tensor, Tensor | None]] = []
+    epoch = 0
+    while len(found) < count:
+        draws = generator(seed_for(0, node["name"]), "epoch", epoch)
+        order = torch.randperm(len(x), generator=draws)
+        for start in range(0, len(x), 16):
+            part = order[start : start + 16]
+            found.append((x[part], None if y is None else y[part]))
+        epoch += 1
+    return found[:count]
+
+
+def penalty(DI: nn.Module, z: Tensor, draws: torch.Generator) -> Tensor:
+    """Eq. 15's L_grad between one side's own samples, sample by sample."""
+    partner = torch.randperm(len(z), generator=draws)
+    share = torch.rand(len(z), 1, generator=draws)
+    total = torch.zeros(())
+    for i in range(len(z)):
+        u = (share[i] * z[i] + (1 - share[i]) * z[partner[i]]).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(DI(u[None])[0], u, create_graph=True)
+        total = total + (slope.norm() - 1) ** 2
+    return total / len(z)
+
+
+def centralised(
+    loss: str, nodes: list[dict[str, Any]], p: int, rounds: int, overlap: bool = False
+) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """Algorithm 1 in one place -> the collaborator's model, the target's, the discriminator."""
+    config = RunConfig.parse(DILS)
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
+    S, T = copy.deepcopy(start), copy.deepcopy(start)
+    S.train(loss == "cada")
+    T.train()
+    DI = Discriminator(500, (8,), seed=0)
+    moves_DI = optim.Adam(DI.parameters(), lr=DI_LR)
+    moves_T = optim.Adam(T.encoder.parameters(), lr=LR)
+    moves_S = optim.Adam(S.parameters(), lr=LR)
+    history: list[Tensor] = []
+    both = [batches(node, rounds * STEPS) for node in nodes]
+    draws: dict[str, torch.Generator] = {}
+    for n, ((x_S, y_S), (x_T, _)) in enumerate(zip(*both, strict=True)):
+        if n % STEPS == 0:
+            names = (node["name"] for node in nodes)
+            draws = {name: generator(0, name, n // STEPS + 1, "penalty") for name in names}
+        z_S, z_T = S.features(x_S), T.features(x_T)
+        total = whole_loss(loss, DI(z_S), DI(z_T))
+        if loss == "wassda":
+            for z, own in zip((z_S, z_T), draws.values(), strict=True):
+                total = total + GAMMA / 2 * penalty(DI, z, own)
+        g = torch.autograd.grad(total, list(DI.parameters()), retain_graph=True)
+        history.append(torch.cat([part.flatten() for part in g]))
+        objective = mapping(loss, DI(z_S), DI(z_T))
+        if loss == "cada":
+            assert y_S is not None
+            objective = objective + F.cross_entropy(S.head(z_S.detach()), y_S)
+        moves_T.zero_grad()
+        moves_S.zero_grad()
+        objective.backward()
+        moves_T.step()
+        if loss == "cada":
+            moves_S.step()
+        last = (n + 1) // p * p - (p if overlap else 0)
+        if last >= p:
+            g_sync = torch.stack(history[last - p : last]).sum(dim=0) / (2 * p)
+            sizes = [w.numel() for w in DI.parameters()]
+            for w, part in zip(DI.parameters(), g_sync.split(sizes), strict=True):
+                w.grad = part.view_as(w).clone()
+            moves_DI.step()
+    return S, T, DI
+
+
+@pytest.mark.parametrize(
+    ("loss", "p", "overlap"),
+    [(loss, 1, False) for loss in ("adda", "grl", "wassda", "cada")]
+    + [("adda", 2, False), ("cada", 3, False), ("adda", 2, True)],
+)
+def test_two_sites_compute_what_one_place_with_both_datas_would(
+    pair: list[dict[str, Any]], tmp_path: Path, loss: str, p: int, overlap: bool
+) -> None:
+    settings = {"dils.loss": loss, "exchange.p": p, "exchange.overlap": overlap}
+    run(pair, tmp_path, **settings)
+    S, T, DI = centralised(loss, pair, p, rounds=2, overlap=overlap)
+    for site, wanted in (("anna", S), ("town", T)):
+        found = kept(tmp_path, site, 2)
+        for name, value in DI.state_dict().items():
+            torch.testing.assert_close(found[f"discriminator/{name}"], value, rtol=1e-4, atol=1e-6)
+        for name, value in wanted.state_dict().items():
+            if site == "town" and name.startswith("head."):
+                continue  # taken over when a round begins
+            torch.testing.assert_close(found[f"model/{name}"], value, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(T.state_dict()["encoder.0.weight"], S.state_dict()["encoder.0.weight"])
+
+
+def test_copies_of_the_discriminator_stay_alike_to_the_bit(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    run(pair, tmp_path, **{"exchange.p": 2, "rounds": 3})
+    for server_round in (2, 3):
+        anna, town = (kept(tmp_path, site, server_round) for site in ("anna", "town"))
+        names = [n for n in anna if n.startswith("discriminator/")]
+        assert names
+        assert all(torch.equal(anna[n], town[n]) for n in names)
+
+
+def test_after_the_pretraining_no_model_moves_but_gradients_do(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = {"rounds": 4, "dils.pretrain": 1, "exchange.p": 2}
+    found = run(pair, tmp_path, **settings)["trainings"]["dils"][0]["rounds"]
+    moved = [{k for k in entry["bytes"] if "scalars" not in k} for entry in found]
+    gradients = {
+        f"{way} {role} gradient" for way in ("to", "from") for role in ("source", "target")
+    }
+    test = {"to target model"}  # the pretraining's model is tested where the labels are
+    assert moved[0] == {"to source model", "from source model"} | test
+    assert moved[1] == gradients | {"to source model", "to target model"}
+    assert moved[2] == moved[3] == gradients
+    size = sum(w.numel() for w in Discriminator(500, (8,)).parameters()) * 4
+    for entry, syncs in zip(found[1:], (1, 2, 1), strict=True):  # steps 2; 4 and 6; 8
+        for way in gradients:
+            assert syncs * size < entry["bytes"][way] < syncs * (size + 64) + 200
+    assert {round(sum(entry["weights"].values()), 9) for entry in found} == {1.0}
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_targets_model_stays_there_unless_it_is_asked_for(
+    pair: list[dict[str, Any]], tmp_path: Path, share: bool
+) -> None:
+    results = run(pair, tmp_path, **{"dils.share": share, "exchange.p": 1})
+    own = load_file(tmp_path / "pair" / "sites" / "town" / "pair.dils-0.model.safetensors")
+    server = load_file(results["trainings"]["dils"][0]["model"])
+    same = all(torch.equal(own[name], server[name]) for name in own)
+    assert same == share
+    sent = {k for entry in results["trainings"]["dils"][0]["rounds"] for k in entry["bytes"]}
+    assert ("from target model" in sent) == share
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """What the sites keep is on their disks; overlap has a sum under way when a round ends."""
+    settings = {"rounds": 3, "exchange.p": 2, "exchange.overlap": True, "dils.loss": "cada"}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    run(pair, tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        run(pair, tmp_path / "cut", stop, **settings)
+    run(pair, tmp_path / "cut", **settings, **{"run.resume": True})
+    for site in ("anna", "town"):
+        whole, cut = (kept(tmp_path / name, site, 3) for name in ("whole", "cut"))
+        assert whole.keys() == cut.keys()
+        assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_site_that_lost_what_only_it_had_says_so(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+
+    def lose(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "round" and event["round"] == 1:
+            for path in (tmp_path / "pair" / "sites" / "town").glob("*.method.safetensors"):
+                path.unlink()
+            resident.cache_clear()
+
+    with pytest.raises(Exception, match="gave no usable reply"):
+        run(pair, tmp_path, lose, **{"wait.tries": 1, "exchange.p": 1})
+    troubles = {(e["what"], e["site"]): e["text"] for e in events if e["event"] == "trouble"}
+    assert troubles["failed", "town"] == Code.INTERNAL.public
+    assert troubles["failed", "anna"] == Code.EXCHANGE.public
+    assert "town" in troubles["exchange ended", ""]
+
+
+def test_several_sources_need_a_name(tmp_path: Path) -> None:
+    nodes = make_domains(tmp_path)
+    with pytest.raises(ConfigError, match=r"3 sources have joined.*anna, bert, carl"):
+        run(nodes, tmp_path, **{"exchange.p": 1})
+    results = run(
+        nodes,
+        tmp_path,
+        **{"exchange.p": 1, "dils.collaborator": "bert", "rounds": 1, "run.name": "named"},
+    )
+    assert set(results["trainings"]["dils"][0]["rounds"][0]["weights"]) == {"bert"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"exchange.expose-features": False}, "exchange.min-examples is 1, but .* features"),
+        (
+            {"exchange.min-examples": 256, "exchange.p": 4},
+            "exchange.p is 4 and train.batch-size 16, so a gradient is over 64 .* 16 or .* to 64",
+        ),
+    ],
+)
+def test_a_gradient_over_few_examples_is_refused_before_anything_runs(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.parse(DILS | settings)
+
+
+def test_a_round_must_hold_an_exchange(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"exchange\.p is 4, more than the steps of a round"):
+        run(pair, tmp_path, **{"exchange.p": 4})
+
+
+def test_a_sites_own_limit_holds_whatever_the_run_says(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    careful = [node | {"min-examples": 64} for node in pair]
+    with pytest.raises(Exception, match="gave no usable reply"):
+        run(careful, tmp_path, events.append, **{"wait.tries": 1, "exchange.p": 3})
+    assert not [e for e in events if e["event"] == "round"]
