@@ -206,8 +206,8 @@ class Client(NumPyClient):
     def steps(self, request: Request, first: int, count: int) -> Iterator[Tensor]:
         """Mini-batches of indices for steps first + 1 to first + count of a training.
 
-        Epoch follows epoch, each in a fresh order, so a site takes as many steps as it is told,
-        however few images it has.
+        Epoch follows epoch, each in a fresh order, and a batch may reach into the next one: so a
+        site takes as many steps as it is told, and as large ones, however few images it has.
 
         Raises:
             ConfigError: this site has fewer images than it trains on.
@@ -218,16 +218,15 @@ class Client(NumPyClient):
                 "more; add images, or lower --min-images."
             )
         seed = seed_for(request.task.seed, self.site.name)
-        size = request.task.train.batch_size
-        per_epoch = len(list(batches([torch.arange(len(self.data))], size)))
-        epoch, skip = divmod(first, per_epoch)
-        left = count
-        while left:
-            order = torch.randperm(len(self.data), generator=generator(seed, "epoch", epoch))
-            for indices in list(batches([order], size))[skip : skip + left]:
-                left -= 1
-                yield indices
-            epoch, skip = epoch + 1, 0
+        n, size = len(self.data), request.task.train.batch_size
+        rest = torch.empty(0, dtype=torch.long)
+        epoch, skip = divmod(first * size, n)
+        for _ in range(count):
+            while len(rest) < size:
+                order = torch.randperm(n, generator=generator(seed, "epoch", epoch))
+                rest, epoch, skip = torch.cat([rest, order[skip:]]), epoch + 1, 0
+            yield rest[:size]
+            rest = rest[size:]
 
     @contextmanager
     def stream(self, request: Request) -> Iterator[Stream]:

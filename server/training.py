@@ -168,8 +168,8 @@ class Training:
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
-        needed = {self.roster.target.name} if "target" in strategy.roles else set()
-        self.roster = self.sites.back(self.roster, needed, self.config.wait.min_sources)
+        needed, sources = strategy.needed(), self.config.wait.min_sources
+        self.roster = self.sites.back(self.roster, needed, sources)
         self.journal.trouble("resumed", "", "enough sites are there again", round=self.round)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:

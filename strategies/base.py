@@ -132,6 +132,10 @@ class FedDA(Strategy):
     def summary(self) -> None:
         """Nothing: the server reports what it does."""
 
+    def needed(self) -> set[str]:
+        """Names of the sites that no round can do without; a paused run waits for them."""
+        return {self.roster.target.name} if "target" in self.roles else set()
+
     # ---- what methods are written with ----------------------------------------------------
 
     def request(

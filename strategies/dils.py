@@ -29,8 +29,11 @@ class DILS(FedDA):
     ) -> Iterable[Message]:
         """The pretraining's model to the collaborator, or an invitation to both."""
         self._begin(server_round, arrays, grid)
-        collaborator, target = self._pair(grid)
-        adapted = self._adapted()
+        collaborator, target = self._pair()
+        there, adapted = self.there(grid), self._adapted()
+        for node in (collaborator, target) if adapted >= 0 else (collaborator,):
+            if node.id not in there:
+                raise QuorumError(f"{node.name} ({node.role}) is not connected.")
         if adapted < 0:
             return [self.request(collaborator, {"model": self.model})]
         steps = self.steps([collaborator, target])
@@ -80,16 +83,19 @@ class DILS(FedDA):
             return requests
         return [self.request(self.roster.target, {}, kind="evaluate")]
 
+    def needed(self) -> set[str]:
+        """Both of the pair; other sources are no help."""
+        return {node.name for node in self._pair()}
+
     def _adapted(self) -> int:
         """Rounds of adaptation before this one; negative in the pretraining."""
         return self.round - self.task.options.pretrain - 1
 
-    def _pair(self, grid: Grid) -> tuple[Node, Node]:
+    def _pair(self) -> tuple[Node, Node]:
         """The collaborator and the target.
 
         Raises:
             ConfigError: nobody said which of several sources it is, or there is none of the name.
-            QuorumError: one of the two is not there.
         """
         sources = {node.name: node for node in self.roster.sources}
         name = self.task.options.collaborator or (next(iter(sources)) if len(sources) == 1 else "")
@@ -99,11 +105,7 @@ class DILS(FedDA):
                 f"dils adapts from one collaborator, but {found}; set dils.collaborator to one of "
                 f"{', '.join(sources)}."
             )
-        pair, there = (sources[name], self.roster.target), self.there(grid)
-        for node in pair:
-            if node.id not in there:
-                raise QuorumError(f"{node.name} ({node.role}) is not connected.")
-        return pair
+        return sources[name], self.roster.target
 
     def _model(self, reply: Reply) -> Packed:
         if "model" not in reply.arrays:

@@ -66,19 +66,15 @@ def kept(folder: Path, site: str, server_round: int) -> dict[str, Tensor]:
 
 
 def batches(node: dict[str, Any], count: int) -> list[tuple[Tensor, Tensor | None]]:
-    """Epoch after epoch, each in an order of its own; a left-over of one joins the batch before."""
+    """Epoch after epoch, each in an order of its own, cut into batches without a gap."""
     data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
     x, y = data.x.float() / 255, data.y if isinstance(data, Labelled) else None
-    found: list[tuple[Tensor, Tensor | None]] = []
-    epoch = 0
-    while len(found) < count:
-        draws = generator(seed_for(0, node["name"]), "epoch", epoch)
-        order = torch.randperm(len(x), generator=draws)
-        for start in range(0, len(x), 16):
-            part = order[start : start + 16]
-            found.append((x[part], None if y is None else y[part]))
-        epoch += 1
-    return found[:count]
+    order: list[int] = []
+    while len(order) < count * 16:
+        draws = generator(seed_for(0, node["name"]), "epoch", len(order) // len(x))
+        order += torch.randperm(len(x), generator=draws).tolist()
+    parts = [order[start : start + 16] for start in range(0, count * 16, 16)]
+    return [(x[part], None if y is None else y[part]) for part in parts]
 
 
 def penalty(DI: nn.Module, z: Tensor, draws: torch.Generator) -> Tensor:

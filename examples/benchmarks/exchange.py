@@ -1,0 +1,227 @@
+"""Syncs per second of the exchange, beside a bare gRPC echo and beside Flower's messages.
+
+    python examples/benchmarks/exchange.py
+
+Every participant is a process of its own; the exchange runs in this one; TLS, loopback. A sync is
+a gradient from each participant and their sum to each. The echo is one client with one stream of
+the same library and TLS that sends as many bytes as a gradient has, waits until they are back, and
+sends again: with nothing read, checked or added.
+
+    syncs_per_s_1kb    two participants, gradients of 250 float32 values; median of --repeats
+    syncs_per_s_1mb    and of 250,000
+    share_of_echo_1kb  syncs for each echo of the same size, taken in turns
+    share_of_echo_1mb  the same of the large gradient
+    slowdown_8_over_2  1 kB syncs per second with two participants, over those with eight
+    memory_growth_mb   resident memory of this process, the server, after --memory-syncs above that
+                       after the first tenth of them
+    resident_per_s     the same sync of two sites by Flower messages, with fedda-client: one wave
+                       of training messages, less the sites' own work
+    stock_per_s        the same with Flower's own SuperNode
+
+The last line of the output is one JSON object with these keys.
+"""
+
+import argparse
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import live
+import numpy as np
+
+from fedda import exchange
+from fedda.exchange import tls
+from fedda.processes import Deployment
+
+SIZES = {"1kb": 250, "1mb": 250_000}
+WARM_UP = 50  # syncs or echoes not counted
+GROUP = "pair"
+ECHO = "/echo.Echo/Join"
+
+
+def participant(flat: dict[str, Any]) -> float:
+    """Take part until the last sync -> syncs per second."""
+    invitation = exchange.Invitation.parse(flat)
+    group = invitation.groups[0]
+    mine = np.random.default_rng(0).normal(size=group.size).astype(np.float32)
+    with exchange.connect(invitation) as stream:
+        return rate(lambda: stream.swap(GROUP, mine, 256), group.syncs)
+
+
+def echo_client(flat: dict[str, Any]) -> float:
+    """Send and wait, again and again -> echoes per second."""
+    credentials = grpc.ssl_channel_credentials(flat["certificate"].encode())
+    options = [("grpc.ssl_target_name_override", tls.NAME)]
+    sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    payload = bytes(4 * flat["size"])
+    with grpc.secure_channel(f"127.0.0.1:{flat['port']}", credentials, options) as channel:
+        back = channel.stream_stream(ECHO)(iter(sent.get, None))
+
+        def once() -> None:
+            sent.put(payload)
+            next(back)
+
+        found = rate(once, flat["count"])
+        sent.put(None)
+    return found
+
+
+ROLES = {"participant": participant, "echo": echo_client}
+
+
+def rate(work: Callable[[], object], count: int) -> float:
+    """Do it so often, a few times without the clock -> times per second."""
+    for _ in range(WARM_UP):
+        work()
+    began = time.perf_counter()
+    for _ in range(count - WARM_UP):
+        work()
+    return (count - WARM_UP) / (time.perf_counter() - began)
+
+
+def processes(role: str, inputs: Sequence[dict[str, Any]]) -> list[float]:
+    """One process for each input, all at the same time -> what each measured."""
+    command = [sys.executable, __file__, "--role", role]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in inputs
+    ]
+    for process, given in zip(started, inputs, strict=True):
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(given))
+        process.stdin.close()
+    found = []
+    for process in started:
+        assert process.stdout is not None
+        with process:
+            found.append(float(process.stdout.read()))
+    return found
+
+
+def syncs(size: int, participants: int, count: int) -> float:
+    """Syncs per second of so many participants."""
+    members = tuple(f"site-{number}" for number in range(participants))
+    group = exchange.Group(GROUP, size, count + WARM_UP, members)
+    with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
+        asked = [invitation.flat() for invitation in session.invitations.values()]
+        return min(processes("participant", asked))
+
+
+def echoes(size: int, count: int) -> float:
+    """Echoes per second of one client."""
+
+    def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from incoming
+
+    certificate, key = tls.fresh()
+    _, service, method = ECHO.split("/")
+    handler: Any = grpc.stream_stream_rpc_method_handler(join)  # pyright: ignore
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        generic = grpc.method_handlers_generic_handler(service, {method: handler})
+        server.add_generic_rpc_handlers((generic,))
+        credentials = grpc.ssl_server_credentials([(key, certificate)])
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        given = {"port": port, "certificate": certificate.decode(), "size": size}
+        (found,) = processes("echo", [given | {"count": count + WARM_UP}])
+        server.stop(None).wait()
+    return found
+
+
+def compare(name: str, count: int, repeats: int) -> dict[str, Any]:
+    """Exchange and echo in turns -> the figures of one size."""
+    pairs = [(syncs(SIZES[name], 2, count), echoes(SIZES[name], count)) for _ in range(repeats)]
+    for ours, bare in pairs:
+        live.say(f"{name}: {ours:.0f} syncs a second, {bare:.0f} echoes")
+    return {
+        f"syncs_per_s_{name}": round(statistics.median(ours for ours, _ in pairs), 1),
+        f"echoes_per_s_{name}": round(statistics.median(bare for _, bare in pairs), 1),
+        f"share_of_echo_{name}": round(statistics.median(a / b for a, b in pairs), 3),
+    }
+
+
+def resident() -> float:
+    """Resident memory of this process, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def growth(count: int) -> float:
+    """Megabytes that this process takes up after so many syncs, above those after a tenth."""
+    size = SIZES["1kb"]
+    group = exchange.Group(GROUP, size, count + WARM_UP, ("site-0", "site-1"))
+    with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
+        asked = [invitation.flat() for invitation in session.invitations.values()]
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(processes, "participant", asked)
+            while session.traffic()["site-0"][1] < 4 * size * count / 10 and not done.done():
+                time.sleep(0.02)
+            first = resident()
+            done.result()
+        return resident() - first
+
+
+def by_flower(folder: Path, app: Path, rounds: int, *, stock: bool) -> float:
+    """Waves of training messages per second, two sites and a tiny model."""
+    sites = live.domains(folder / "data", 2)
+    options = {name: ["--stock"] for name in sites} if stock else None
+    with Deployment(folder / "server", sites, client_options=options) as deployment:
+        settings = {"method": "fedavg", "rounds": rounds + live.WARM_UP + 1} | live.mlp(0.01)
+        found = live.run(deployment, app, "waves", settings)
+    return 1 / statistics.median(wave.overhead for wave in found.per_wave("train"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--syncs", type=int, default=2000, help="of 1 kB, per measurement")
+    parser.add_argument("--large-syncs", type=int, default=300, help="of 1 MB, per measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--memory-syncs", type=int, default=100_000, help="over which memory must be flat; 0: none"
+    )
+    parser.add_argument("--skip-flower", action="store_true", help="leave Flower's messages out")
+    parser.add_argument("--flower-rounds", type=int, default=10, help="with fedda-client")
+    parser.add_argument("--stock-rounds", type=int, default=3, help="with Flower's SuperNode")
+    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role:
+        print(ROLES[args.role](json.load(sys.stdin)))
+        return
+
+    figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 2)}
+    figures |= compare("1kb", args.syncs, args.repeats)
+    figures |= compare("1mb", args.large_syncs, args.repeats)
+    ratios = []
+    for _ in range(args.repeats):
+        two, eight = (syncs(SIZES["1kb"], number, args.syncs // 2) for number in (2, 8))
+        live.say(f"two participants: {two:.0f} syncs a second, eight: {eight:.0f}")
+        ratios.append(two / eight)
+    figures["slowdown_8_over_2"] = round(statistics.median(ratios), 2)
+    if args.memory_syncs:
+        figures["memory_growth_mb"] = round(growth(args.memory_syncs), 2)
+        live.say(f"memory grew by {figures['memory_growth_mb']} MB over {args.memory_syncs} syncs")
+    if not args.skip_flower:
+        with tempfile.TemporaryDirectory() as scratch:
+            app = live.stage(Path(scratch) / "app")
+            for name, rounds in (("resident", args.flower_rounds), ("stock", args.stock_rounds)):
+                live.say(f"the same by Flower messages, {name}")
+                found = by_flower(Path(scratch) / name, app, rounds, stock=name == "stock")
+                figures[f"{name}_per_s"] = round(found, 3)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

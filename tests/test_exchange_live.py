@@ -1,0 +1,111 @@
+"""Methods that sum gradients in mid-round, over real processes, TLS and node keys."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.federation import Federation, final_model, processes_with, rounds
+
+pytestmark = pytest.mark.slow
+
+SUMMED = {
+    "exchange.p": 1,
+    "exchange.min-examples": 16,
+    "exchange.expose-features": True,
+    "exchange.rejoin": 1.0,
+}
+DILS = SUMMED | {
+    "method": "dils",
+    "rounds": 3,
+    "dils.collaborator": "bert",
+    "dils.pretrain": 1,
+    "dils.discriminator.sizes": "8",
+    "train.batch-size": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("exchange")
+    low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
+    with Federation(folder / "hub", acting=True, client_options=low) as made:
+        yield made
+    assert processes_with(str(folder)) == []
+
+
+def kept(state: Path, name: str, site: str) -> dict[str, Any]:
+    return load_file(state / site / f"{name}.dils-0.3.method.safetensors")
+
+
+def same(hub: Federation, name: str, results: dict[str, Any], alone: dict[str, Any]) -> bool:
+    """Whether both sites hold what they would without a network, and the server too."""
+    assert final_model(results, "dils") == final_model(alone, "dils")
+    for site in ("bert", "town"):
+        live = kept(hub.directory / "state" / site, name, site)
+        here = kept(hub.directory / "alone" / name, name, site)
+        assert live.keys() == here.keys()
+        if not all(live[tensor].equal(here[tensor]) for tensor in here):
+            return False
+    return True
+
+
+def test_two_processes_compute_what_one_does_and_gradients_are_counted(hub: Federation) -> None:
+    results = hub.begin("pair", DILS).finish()
+    assert results["events"] == []
+    alone = hub.alone("pair", DILS)
+    assert same(hub, "pair", results, alone)
+    for now, then in zip(
+        rounds(results, "dils").values(), rounds(alone, "dils").values(), strict=True
+    ):
+        gradients = [k for k in now["bytes"] if k.endswith("gradient")]
+        assert len(gradients) == (4 if now["round"] > 1 else 0)
+        values = 4 * (64 * 8 + 8 + 8 + 1) * 4 if gradients else 0  # 4 syncs of 4 bytes a value
+        for key in gradients:
+            assert values < now["bytes"][key] < values + 1500
+            assert abs(now["bytes"][key] - then["bytes"][key]) < 300  # greetings alone differ
+    journal = (hub.runs / "pair" / "journal.jsonl").read_text()
+    assert "BEGIN CERTIFICATE" not in journal
+
+
+def test_a_participant_that_dies_in_mid_exchange_is_waited_for_and_nothing_is_lost(
+    hub: Federation,
+) -> None:
+    hub.act("bert", {"3": ["sleep", 600]})
+    run = hub.begin("cut", DILS | {"exchange.join": 60.0, "wait.train": 15.0})
+    hub.processes["bert"].wait_for("acting: sleep in round 3", 90)
+    hub.kill("bert")
+    hub.act("bert", {})
+    paused = run.wait_for("trouble", what="paused", round=3)
+    assert "bert" in paused["text"] or "source" in paused["text"]
+    hub.revive("bert")
+    results = run.finish()
+    alone = hub.alone("cut", DILS)
+    assert same(hub, "cut", results, alone)
+    assert run.find("trouble", what="silent", site="bert")
+    assert run.find("trouble", what="exchange ended")  # town is told, and computes no further
+
+
+def test_sites_refuse_a_run_that_asks_for_too_much(hub: Federation) -> None:
+    """The run accepts few examples; a site that was not told so does not."""
+    hub.processes["town"].stop()
+    hub.client_options["town"] = []
+    hub.start_site("town")
+    hub.wait_for_sites()
+    try:
+        run = hub.begin("few", DILS | {"wait.tries": 1, "wait.train": 20.0})
+        state = hub.wait(run.id, 90)
+        assert not state.succeeded
+        assert "A sum of gradients over 16 examples would have left this site" in (
+            hub.processes["town"].text()
+        )
+        (failed,) = run.find("failed")
+        assert "target" in failed["text"]
+        assert run.find("trouble", what="failed", site="town")
+    finally:
+        hub.processes["town"].stop()
+        hub.client_options["town"] = ["--min-examples", "1"]
+        hub.start_site("town")
+        hub.wait_for_sites()
