@@ -245,8 +245,18 @@ class Client(NumPyClient):
             stream.close()
 
     def least(self, lazy: LazyConfig) -> int:
-        """Examples that a gradient must be summed over: the run's limit, or this site's own."""
-        return max(lazy.min_examples, self.site.min_examples)
+        """Examples that a gradient must be summed over: the run's limit, or this site's own.
+
+        Raises:
+            ConfigError: this site has fewer; a window would repeat them, and hide none of them.
+        """
+        least = max(lazy.min_examples, self.site.min_examples)
+        if len(self.data) < least:
+            raise ConfigError(
+                f"This site has {len(self.data)} images, but a gradient leaves it only over "
+                f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
+            )
+        return least
 
     def generator(self, request: Request, purpose: str) -> torch.Generator:
         """A generator of this site, round and purpose alone."""

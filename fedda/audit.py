@@ -44,7 +44,7 @@ from fedda.adversary import (
     make_optimizer,
     set_gradient,
 )
-from fedda.config import validate
+from fedda.config import TrainConfig, steps_per_window, validate
 from fedda.errors import ConfigError, DataError
 from fedda.lazy import protect
 from fedda.models import Model, evaluating
@@ -60,7 +60,7 @@ MOST = 4096  # features that are looked at, drawn at random
 class Settings:
     """What a run does to a gradient before it leaves, and the discriminator it is of."""
 
-    p: int = 4
+    p: int = 6  # 0 in a run: as few as min_examples takes
     min_examples: int = 256
     clip: float = 10.0
     noise: float = 0.0
@@ -85,6 +85,9 @@ class Settings:
         """Those of a run's config.json; what it does not say is the default."""
         own = {f.name: flat.get(f"exchange.{f.name.replace('_', '-')}") for f in fields(cls)}
         found = {k: v for k, v in own.items() if v is not None}
+        least = found.get("min_examples", cls.min_examples)
+        batch = flat.get("train.batch-size", TrainConfig().batch_size)
+        found["p"] = found.get("p") or steps_per_window(least, batch)
         method = flat.get("method", "")
         prefix = f"{method}.discriminator."
         network = {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}

@@ -136,13 +136,16 @@ class GuardConfig(Section):
 FEATURES_HIDE = 256  # a gradient summed over fewer examples gives their features away
 
 
+def steps_per_window(examples: int, batch: int) -> int:
+    """Steps of a batch each after which a gradient is over so many examples -> p."""
+    return -(-examples // batch)
+
+
 class LazyConfig(Section):
     """How often discriminator gradients are exchanged, and over what; sites are told."""
 
     p: int = Field(
-        default=6,
-        ge=1,
-        description="steps per exchange; the paper's 4 needs batches of 64",
+        default=0, ge=0, description="steps per exchange; 0: as few as exchange.min-examples takes"
     )
     overlap: bool = Field(
         default=False, description="compute the next steps while a sum travels: staler by p steps"
@@ -343,15 +346,19 @@ class RunConfig(Section):
                 f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
                 "shows it); raise it, or accept that with exchange.expose-features=true."
             )
-        batch = self.train.batch_size
-        if batch * lazy.p < few and any(
-            method_module(m).CONTRACT.gradients for m in self.trainings
-        ):
+        batch, p = self.train.batch_size, self.summing.p
+        if batch * p < few and any(method_module(m).CONTRACT.gradients for m in self.trainings):
             raise ConfigError(
-                f"exchange.p is {lazy.p} and train.batch-size {batch}, so a gradient is over "
-                f"{batch * lazy.p} examples, but exchange.min-examples asks for {few}; raise "
-                f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // lazy.p)}."
+                f"exchange.p is {p} and train.batch-size {batch}, so a gradient is over "
+                f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
+                f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
             )
+
+    @property
+    def summing(self) -> ExchangeConfig:
+        """How gradients are summed, with p as it is where it was left open."""
+        p = self.exchange.p or steps_per_window(self.exchange.min_examples, self.train.batch_size)
+        return self.exchange.model_copy(update={"p": p})
 
     @property
     def seeds(self) -> list[int]:

@@ -123,6 +123,8 @@ BENCHMARKS: dict[str, Preset] = {
             True, "ours: FRUDA trains in one go, so Adam keeps its state"
         ),
         "rounds": Given(20, "ours: FRUDA gives no number of epochs"),
+        "dils.lr": Given(0.001, "FRUDA, appendix F.0.2: target extractor"),
+        "dils.discriminator.lr": Given(0.01, "FRUDA, appendix F.0.2: discriminators"),
     },
 }
 
@@ -137,7 +139,10 @@ def table(method: str) -> dict[str, Preset]:
     own: Mapping[str, Mapping[str, Scalar]] = method_module(method).PRESETS
     said = {"paper": "the method's paper", "official": "the authors' code"}
     chosen = {
-        name: {f"{method}.{k}": Given(v, said.get(name, "ours")) for k, v in values.items()}
+        name: {
+            f"{method}.{k}": Given(v, said.get(name.split("-")[0], "ours"))
+            for k, v in values.items()
+        }
         for name, values in own.items()
     }
     return chosen | BENCHMARKS
@@ -157,7 +162,7 @@ def settings(method: str, chosen: Sequence[str]) -> Flat:
             others = [m for m in methods() if m != method and name in method_module(m).PRESETS]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            hint = f" (it is one of {' and '.join(others)})" if others else hint
+            hint = f" (it is one of {', '.join(others)})" if others else hint
             raise ConfigError(
                 f"There is no preset '{name}' for {method}{hint}; its own are {own}, and those of "
                 f"benchmarks are {', '.join(BENCHMARKS)}."

@@ -21,7 +21,10 @@ _TITLES = {
     "adabn": "AdaBN",
     "fedavg": "FedAvg (source-only)",
     "fedprox": "FedProx (source-only)",
+    "fdan": "f-DAN",
+    "fdann": "f-DANN",
     "feddadil": "FedDaDiL",
+    "fwdgrl": "f-WDGRL",
 }
 
 

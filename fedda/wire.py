@@ -216,7 +216,7 @@ class Rule:
             model: the run's model; every array of kind model must have exactly its entries.
             sites: how many sites take part, the most a per-site pattern may match.
             where: who sends or receives, for the message.
-            layouts: of the arrays that are no such model, by name.
+            layouts: of the arrays that are no such model, by name; `NAME/SITE` has that of `NAME`.
 
         Raises:
             WireError: naming the array or number.
@@ -230,8 +230,9 @@ class Rule:
                 raise WireError(
                     f"{where}: '{name}' is of kind {packed.manifest.kind}, the contract has {kind}."
                 )
-            if name in layouts:
-                _same_entries(packed.manifest, layouts[name], f"{where}: '{name}'")
+            layout = layouts.get(name.split("/")[0])
+            if layout is not None:
+                _same_entries(packed.manifest, layout, f"{where}: '{name}'")
             elif kind is Kind.MODEL and model is not None:
                 _same_entries(packed.manifest, model, f"{where}: '{name}'")
         for name, value in numbers.items():

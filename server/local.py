@@ -24,6 +24,7 @@ from fedda.wire import Role
 from . import run
 from .folders import roster
 from .journal import Journal
+from .rehearsal import rehearse as rehearse_exchange
 
 Engine = Literal["process", "ray"]
 SITES = "sites"  # in the run's folder: what simulated sites keep and note for themselves
@@ -45,8 +46,7 @@ class LocalGrid(Grid):
             for number, node in zip(count(1), nodes, strict=False)
         }
         self._open: dict[str, Message] = {}
-        # Messages note which task made them; outside a Flower process there is none to note.
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        _identify()
 
     def set_run(self, run: Run) -> None:
         """Nothing to set: there is one run."""
@@ -147,7 +147,9 @@ def rehearse(
     sites: Sequence[Mapping[str, Any]],
     describe: Callable[[str, Role], Description] = describe,
 ) -> None:
-    """Read what the sites bring and form their roster, to find what is wrong before anything runs.
+    """Read what the sites bring, form their roster and rehearse an exchange of gradients.
+
+    So that what is wrong is found before anything runs.
 
     Args:
         config: the run.
@@ -155,12 +157,16 @@ def rehearse(
         describe: reads a site's folder; whoever asks often remembers what it found.
 
     Raises:
+        ConfigError: a method can exchange no gradients with these sites and settings.
         DataError: a folder cannot be read.
         RosterError: the sites make no run.
     """
     offer = load("clients", "site").offer
     offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
-    roster.form([roster.Node.read(i, o) for i, o in enumerate(offers, 1)], config.input)
+    who = roster.form([roster.Node.read(i, o) for i, o in enumerate(offers, 1)], config.input)
+    _identify()
+    for method in config.trainings:
+        rehearse_exchange(config, method, who)
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:
@@ -173,13 +179,25 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
     def main(grid: Grid, context: Context) -> None:
         while len(list(grid.get_node_ids())) < nodes:  # the engine registers them after the start
             time.sleep(0.1)
-        results.update(run.execute(config, grid, journal))
+        results.update(run.execute(config, grid, journal, _slots))
 
     resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
     if not results:
         raise RunError("The simulation ended without results; its own messages above say why.")
     return results
+
+
+def _identify() -> None:
+    """Messages note which task made them; outside a Flower process there is none to note."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
+def _slots() -> int:
+    """How many sites Ray lets work at the same time, at one CPU each."""
+    import ray
+
+    return sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
 
 
 def folders(

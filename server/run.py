@@ -5,7 +5,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedda.results import begun
 from . import checkpoint
 from .folders import roster
 from .journal import Journal
+from .rehearsal import rehearse
 from .sites import Sites
 from .tracking import Tracking
 from .training import Training
@@ -35,11 +36,20 @@ class GoingOnError(RunError):
     """Another process works on the run."""
 
 
-def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
+def execute(
+    config: RunConfig, grid: Grid, journal: Journal, slots: Callable[[], int] | None = None
+) -> dict[str, Any]:
     """Run everything the configuration names, resuming what was begun -> results.json's content.
 
+    Args:
+        config: the run.
+        grid: the way to the sites.
+        journal: told what happens.
+        slots: how many sites a simulation lets work at the same time; by default any number.
+
     Raises:
-        ConfigError: a tracker is asked for that is not installed.
+        ConfigError: a tracker is asked for that is not installed, or a method cannot do with
+            these sites what it is there for.
         RosterError: the sites that joined make no run.
         QuorumError: too few sites, for too long.
         RunError: the run's folder holds a run of other settings or one that is going on, or cannot
@@ -48,17 +58,30 @@ def execute(config: RunConfig, grid: Grid, journal: Journal) -> dict[str, Any]:
     folder = Path(config.run.dir) / config.run.name
     with Tracking(config, folder, journal) as tracking, alone(folder):
         claim(folder, config)
-        return _train(config, grid, journal, folder, tracking)
+        return _train(config, grid, journal, folder, tracking, slots)
 
 
 def _train(
-    config: RunConfig, grid: Grid, journal: Journal, folder: Path, tracking: Tracking
+    config: RunConfig,
+    grid: Grid,
+    journal: Journal,
+    folder: Path,
+    tracking: Tracking,
+    slots: Callable[[], int] | None,
 ) -> dict[str, Any]:
     sites = Sites(grid, config, journal)
     who = meet(folder, config, sites, journal)
     journal.write(
         "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
     )
+    for method in config.trainings:
+        together = len(rehearse(config, method, who))
+        if together and slots and (found := slots()) < together:
+            raise RunError(
+                f"{method} sums gradients of {together} sites that work at the same time, but this "
+                f"simulation has room for {found}, one per CPU; give --engine process, which needs "
+                f"one CPU only, or use a machine with {together} CPUs."
+            )
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
     for seed in config.seeds:
         for method in config.trainings:

@@ -123,7 +123,7 @@ class Training:
             sources_per_round=self.config.sources_per_round,
             there=lambda grid: self.sites.there(),
             exchange=host(self.grid, self.config.exchange, self._exchanged),
-            lazy=self.config.exchange,
+            lazy=self.config.summing,
         )
         made.memory = dict(state.memory)
         made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}

@@ -339,7 +339,7 @@ class FedDA(Strategy):
                 raise WireError(f"{name} from {node.name} is not finite.")
         for name, packed in arrays.items():
             packed.check_finite(node.name)
-            if packed.manifest.kind is Kind.MODEL and name not in self.layouts:
+            if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in self.layouts:
                 self._check_model(node, name, packed)
         return Reply(node, arrays, numbers)
 

@@ -53,6 +53,9 @@ ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-featur
 SETTINGS: dict[str, dict[str, Any]] = {
     "dils": ONE_STEP
     | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},
+    "fdan": ONE_STEP | {"fdan.scale": 1.0},
+    "fdann": ONE_STEP,
+    "fwdgrl": ONE_STEP,
 }
 
 
@@ -222,7 +225,7 @@ class Bench:
             guard=self.config.guard,
             notice=lambda *notice: self.notices.append(notice),
             exchange=LocalHost(),
-            lazy=self.config.exchange,
+            lazy=self.config.summing,
         )
         self.opened: list[Message] = []
 

@@ -222,7 +222,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 
 def test_settings_are_the_runs_or_the_defaults() -> None:
     old = Settings.of({"method": "kd3a", "rounds": 3, "kd3a.vote": "soft"})
-    assert (old.p, old.min_examples, old.clip, old.noise) == (4, 256, 10.0, 0.0)
+    assert (old.p, old.min_examples, old.clip, old.noise) == (6, 256, 10.0, 0.0)
     assert old == Settings()
     told = Settings.of(
         {

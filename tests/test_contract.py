@@ -19,7 +19,7 @@ from fedda import wire
 from fedda.config import LazyConfig, methods
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.folders import load_half
-from fedda.wire import MODEL, Kind, Packed
+from fedda.wire import MODEL, Kind, Packed, Role
 from server.ledger import Ledger
 from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, reshaped, run
 
@@ -54,6 +54,30 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("from", "source", "train"): ({"model": "model"}, TRAINED | SUMMED),
         ("from", "target", "train"): ({"model": "model"}, TRAINED | SUMMED),
         ("to", "target", "evaluate"): ({}, {"round"}),
+    },
+    "fdan": {
+        ("to", "source", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
+        ("to", "target", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"mmd"}),
+        ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds", "mmd"}),
+    },
+    "fdann": {
+        ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | SUMMED),
+        ("from", "target", "train"): (
+            {"model": "model", "discriminator": "model"},
+            {"steps", "seconds"} | SUMMED,
+        ),
+    },
+    "fwdgrl": {
+        ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"discriminator-loss"}),
+        ("from", "target", "train"): (
+            {"model": "model", "discriminator": "model"},
+            {"steps", "seconds", "discriminator-loss"},
+        ),
     },
     "fedavg": AVERAGED,
     "fedprox": AVERAGED,
@@ -456,7 +480,7 @@ FORGED: dict[str, tuple[Forged, str]] = {
 @roles
 @pytest.mark.parametrize("case", FORGED)
 def test_the_server_refuses_what_is_not_listed(
-    domains: list[Node], method: str, role: str, case: str
+    domains: list[Node], method: str, role: Role, case: str
 ) -> None:
     forge, message = FORGED[case]
     bench = Bench(domains, method)

@@ -1,0 +1,65 @@
+"""A discriminator as it travels with the round, so that no site needs to have been there before.
+
+    weights   of its layers, by name
+    sync      (P,)  the g_sync that all copies were moved by last
+    step      (1,)  and the optimizer's state, flat: of adam exp_avg (P,) and exp_avg_sq (P,),
+                    of sgd momentum_buffer (P,)
+
+A site that goes on from these moves its copy as those do that were there all along. They are values
+that every member has, g_sync among them, and always travel in float32: Adam divides by the
+root of its second moment, which half precision would often round to 0.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn, optim
+
+from fedda.adversary import Network, count, layout
+from fedda.wire import Entry, Kind, Manifest
+
+STATE = {"adam": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+def travelling_layout(d: int, network: Network) -> Manifest:
+    """What lies in the packed array of a discriminator over d features."""
+    P = count(d, network.hidden)
+    flat = [Entry(name, "float32", (P,)) for name in ("sync", *STATE[network.optimizer])]
+    entries = (*layout(d, network.hidden).entries, *flat, Entry("step", "float32", (1,)))
+    return Manifest(Kind.MODEL, "float32", entries)
+
+
+def put_down(DI: nn.Module, optimizer: optim.Optimizer, g_sync: Tensor) -> dict[str, Tensor]:
+    """All that travels, on the CPU and in the order of `travelling_layout`."""
+    parameters = list(DI.parameters())
+    states = [optimizer.state[w] for w in parameters]
+    names = next(n for n in STATE.values() if n[0] in states[0])
+    flat = {n: torch.cat([state[n].reshape(-1) for state in states]) for n in names}
+    steps = states[0].get("step", torch.zeros(()))  # sgd counts none
+    found = {**DI.state_dict(), "sync": g_sync, **flat, "step": steps.reshape(1)}
+    return {n: t.detach().to("cpu", torch.float32).clone() for n, t in found.items()}
+
+
+def pick_up(DI: nn.Module, optimizer: optim.Optimizer, found: Mapping[str, Tensor]) -> Tensor:
+    """Go on from what was put down -> g_sync (P,)."""
+    DI.load_state_dict({n: found[n] for n in DI.state_dict()})
+    parameters = list(DI.parameters())
+    flat = {
+        n: _parts(found[n], parameters) for names in STATE.values() for n in names if n in found
+    }
+    state = {
+        i: {n: parts[i] for n, parts in flat.items()} | _steps(flat, found["step"])
+        for i in range(len(parameters))
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return found["sync"].clone()
+
+
+def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([w.numel() for w in parameters])
+    return [part.view_as(w).clone() for part, w in zip(parts, parameters, strict=True)]
+
+
+def _steps(flat: Mapping[str, object], step: Tensor) -> dict[str, Tensor]:
+    return {"step": step.reshape(()).clone()} if "exp_avg" in flat else {}

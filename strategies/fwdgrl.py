@@ -1,0 +1,16 @@
+"""f-WDGRL's server: f-DANN's, with several sums of the critic's gradients per training step.
+
+Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the exchange.
+"""
+
+from .fdann import FDANN
+
+
+class FWDGRL(FDANN):
+    """Per round: what f-DANN sends, and as many times its gradients as the critic has steps."""
+
+    def steps_of_discriminators(self, steps: int) -> int:
+        return steps * self.task.options.critic_steps
+
+
+STRATEGY = FWDGRL

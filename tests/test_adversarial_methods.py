@@ -1,0 +1,334 @@
+"""f-DANN, f-WDGRL and f-DAN over four sites against loops that have all the data in one place."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn, optim
+
+from clients.site import resident
+from fedda import adversary, fourier, models
+from fedda.adversary import Discriminator, Network
+from fedda.config import RunConfig, validate
+from fedda.errors import Code
+from fedda.train import generator, seed_for
+from fedda.travelling import pick_up, put_down, travelling_layout
+from fedda.wire import Kind, pack
+from server.journal import Journal
+from server.local import simulate
+from tests.local_grid import CLASSES, EXAMPLES, SIDE, make_domains
+from tests.reference import adversarial as twin
+from tests.reference import fourier as exact
+
+METHODS = ["fdann", "fwdgrl", "fdan"]
+SOURCES = ("anna", "bert", "carl")
+BATCH, LR, DI_LR, GAMMA, WIDTH = 16, 0.02, 0.01, 10.0, 16
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "run.name": "four",
+    "model.name": "mlp",
+    "model.sizes": str(WIDTH),
+    "train.batch-size": BATCH,
+    "train.lr": LR,
+    "train.schedule": "constant",
+    "exchange.p": 2,
+    "exchange.min-examples": 1,
+    "exchange.expose-features": True,
+    "exchange.clip": 1e9,
+    "track.tensorboard": False,
+    "fdann.discriminator.sizes": "8",
+    "fdann.discriminator.lr": DI_LR,
+    "fwdgrl.discriminator.sizes": "8",
+    # Not Adam: a critic's bias may have a gradient that is 0 but for rounding, which it blows up.
+    "fwdgrl.discriminator.optimizer": "sgd",
+    "fwdgrl.discriminator.lr": DI_LR / 5,
+    "fwdgrl.critic-steps": 2,
+    "fwdgrl.penalty": GAMMA,
+    "fdan.frequencies": 20,
+    "fdan.scale": 3.0,
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return make_domains(tmp_path_factory.mktemp("domains"))
+
+
+def run(
+    nodes: list[dict[str, Any]], folder: Path, method: str, listener: Any = None, **settings: Any
+) -> dict[str, Any]:
+    flat = SETTINGS | {"method": method, "run.dir": str(folder)} | settings
+    journal = Journal(None, *([listener] if listener else []))
+    sites = [node | {"threads": 1} for node in nodes]
+    return simulate(RunConfig.parse(flat), sites, journal, "process")["trainings"][method][0]
+
+
+# ---- the same data, in one place ---------------------------------------------------------------
+
+
+def images(node: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    with np.load(node["data"]) as file:
+        x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
+        return x, torch.from_numpy(file["y_train"]) if "y_train" in file else None
+
+
+def batches(node: dict[str, Any], rounds: int, steps: int) -> list[list[twin.Batch]]:
+    """Epoch after epoch, each in an order of its own, cut into batches without a gap; by round."""
+    (x, y), order = images(node), torch.empty(0, dtype=torch.long)
+    while len(order) < rounds * steps * BATCH:
+        draws = generator(seed_for(0, node["name"]), "epoch", len(order) // len(x))
+        order = torch.cat([order, torch.randperm(len(x), generator=draws)])
+    parts = order.split(BATCH)[: rounds * steps]
+    found = [(x[part], None if y is None else y[part]) for part in parts]
+    return [found[t * steps : (t + 1) * steps] for t in range(rounds)]
+
+
+def extras(node: dict[str, Any], data: list[list[twin.Batch]], more: int) -> list[list[Tensor]]:
+    """The critic's own batches, by round."""
+    x, found = images(node)[0], []
+    for t, steps in enumerate(data):
+        draws = generator(0, node["name"], t + 1, "critic")
+        found.append(
+            [
+                x[torch.randperm(len(x), generator=draws)[: len(batch)]]
+                for batch, _ in steps
+                for _ in range(more)
+            ]
+        )
+    return found
+
+
+def groups(pairs: bool) -> dict[str, list[str]]:
+    return {f"/{s}": [s] for s in SOURCES} if pairs else {"": list(SOURCES)}
+
+
+def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, rounds: int) -> Any:
+    config = RunConfig.parse(SETTINGS)
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
+    steps = -(-4 // p) * p  # 60 images in batches of 16
+    data = {node["name"]: batches(node, rounds, steps) for node in nodes}
+    members = groups(pairs)
+    if method == "fdan":
+        multiples = (0.25, 0.5, 1.0, 2.0, 4.0)
+        W = fourier.frequencies(WIDTH, 20, 3.0, multiples, generator(0, "frequencies"))
+        return twin.matching(start, W, members, data, EXAMPLES, p, LR)
+    DIs = {d: Discriminator(WIDTH, (8,), seed_for(0, f"gradient{d}")) for d in members}
+    if method == "fdann":
+        adam = partial(optim.Adam, lr=DI_LR)
+        return twin.adversarial("grl", start, DIs, members, data, {}, EXAMPLES, p, LR, adam)
+    extra = {node["name"]: extras(node, data[node["name"]], 1) for node in nodes}
+    draws: dict[str, torch.Generator] = {}
+    calls = dict.fromkeys(EXAMPLES, 0)
+    per_round = steps * 2  # critic steps
+
+    def penalty(DI: nn.Module, z: Tensor, site: str) -> Tensor:
+        each = len(members) if site == "town" else 1
+        if calls[site] % (per_round * each) == 0:
+            draws[site] = generator(0, site, calls[site] // (per_round * each) + 1, "penalty")
+        calls[site] += 1
+        return GAMMA * adversary.gradient_penalty(DI, z.detach(), draws[site])
+
+    sgd = partial(optim.SGD, lr=DI_LR / 5, momentum=0.9)
+    return twin.adversarial(
+        "wassda", start, DIs, members, data, extra, EXAMPLES, p, LR, sgd, penalty
+    )
+
+
+_alone: dict[int, dict[str, Tensor]] = {}
+
+
+def alone(nodes: list[dict[str, Any]], p: int) -> dict[str, Tensor]:
+    """What the sites would compute if no other domain moved their encoders."""
+    if p not in _alone:
+        start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+        data = {node["name"]: batches(node, 2, -(-4 // p) * p) for node in nodes}
+        _alone[p] = twin.matching(
+            start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR
+        ).state_dict()
+    return _alone[p]
+
+
+QUICK = {("fdann", 3, False), ("fdann", 1, True), ("fwdgrl", 3, False), ("fdan", 3, False)}
+CASES = [(method, p, pairs) for method in METHODS for p in (1, 3) for pairs in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("method", "p", "pairs"),
+    [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES],
+)
+def test_four_sites_compute_what_one_place_would(
+    nodes: list[dict[str, Any]], tmp_path: Path, method: str, p: int, pairs: bool
+) -> None:
+    settings = {"exchange.p": p, f"{method}.pairs": pairs}
+    found = load_file(run(nodes, tmp_path, method, **settings)["model"])
+    wanted = centralised(method, nodes, p, pairs, rounds=2)
+    plain = alone(nodes, p)
+    moved = 0.0
+    for name, value in wanted.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5)
+            if not name.endswith(("running_mean", "running_var")):
+                moved = max(moved, float((found[name] - plain[name]).abs().max()))
+    assert moved > 1e-3  # the other domains had their part in it
+
+
+# ---- what crosses ------------------------------------------------------------------------------
+
+
+def arrays(entry: dict[str, Any]) -> set[str]:
+    return {k for k in entry["bytes"] if "scalars" not in k}
+
+
+def size(method: str) -> int:
+    """Bytes of one gradient."""
+    return 40 * 4 if method == "fdan" else adversary.count(WIDTH, (8,)) * 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_and_gradients_cross_and_are_counted(
+    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+) -> None:
+    found = run(nodes, tmp_path, method)
+    ways = [f"{way} {role}" for way in ("to", "from") for role in ("source", "target")]
+    syncs = 4 if method == "fwdgrl" else 2  # of 4 steps, p = 2; the critic has twice as many
+    for t, entry in enumerate(found["rounds"]):
+        assert arrays(entry) == {f"{way} {kind}" for way in ways for kind in ("model", "gradient")}
+        for way in ways:
+            members = 3 if "source" in way else 1
+            least = members * syncs * size(method)
+            spare = members * (syncs * 64 + 400)  # frames' heads, and f-DAN's witness itself
+            assert least < entry["bytes"][f"{way} gradient"] < least + spare
+        assert set(entry["weights"]) == set(EXAMPLES)
+        assert entry["weights"]["bert"] == pytest.approx(50 / 198)
+        numbers = {"fdan": {"mmd"}, "fwdgrl": {"discriminator-loss"}}.get(
+            method, {"discriminator-loss", "discriminator-accuracy"}
+        )
+        assert numbers | {"loss"} <= set(entry)
+        m = entry["bytes"]["from source model"] / 3
+        D = entry["bytes"]["from target model"] - m
+        if method == "fdan":
+            assert D == 0
+        else:
+            network = RunConfig.parse(SETTINGS).options[method].discriminator
+            assert 0 <= D - travelling_layout(WIDTH, network).nbytes < 300
+        sent = D if t else 0  # in the first round the sites make it
+        assert entry["bytes"]["to source model"] == 3 * (m + sent)
+        assert entry["bytes"]["to target model"] == 2 * m + sent  # once more to test it
+    assert found["rounds"][-1]["loss"] < found["rounds"][0]["loss"]
+
+
+def test_without_a_scale_the_first_round_finds_it(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    found = run(nodes, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
+    first, *others = found["rounds"]
+    assert arrays(first) == {"to source model", "from source model", "to target model"}
+    assert all("from target gradient" in arrays(entry) for entry in others)
+    assert set(first["weights"]) == set(SOURCES)
+    folder = Path(found["model"]).parent
+    scale = json.loads((folder / "checkpoint.json").read_text())["memory"]["scale"]
+    # It is of the first round's mean, a round of FedAvg over the sources.
+    once = run(nodes, tmp_path / "once", "fedavg", **{"rounds": 1})
+    network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    network.load_state_dict(load_file(once["model"]))
+    network.eval()
+    town = next(node for node in nodes if node["name"] == "town")
+    with torch.no_grad():
+        z = network.features(images(town)[0])
+    expected = exact.median_distance(z.tolist())
+    assert scale == pytest.approx(expected, rel=0.05)  # 3 rounds have another schedule than 1
+    assert not [e for e in events if e["event"] == "trouble"]
+
+
+@pytest.mark.parametrize(
+    ("method", "overlap"),
+    [
+        ("fdann", True),
+        ("fdan", False),
+        pytest.param("fwdgrl", False, marks=pytest.mark.slow),
+        pytest.param("fdan", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    nodes: list[dict[str, Any]], tmp_path: Path, method: str, overlap: bool
+) -> None:
+    """Nothing but the server's checkpoint is left: no site keeps anything."""
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    settings = {"exchange.overlap": overlap}
+    whole = load_file(run(nodes, tmp_path / "whole", method, **settings)["model"])
+    with pytest.raises(KeyboardInterrupt):
+        run(nodes, tmp_path / "cut", method, stop, **settings)
+    resident.cache_clear()
+    for path in (tmp_path / "cut" / "four" / "sites").rglob("*.safetensors"):
+        path.unlink()
+    cut = load_file(
+        run(nodes, tmp_path / "cut", method, **settings, **{"run.resume": True})["model"]
+    )
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.parametrize("method", ["fdann", "fdan"])
+def test_sites_that_come_later_and_half_precision(
+    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+) -> None:
+    """Two of three sources a round: each finds the discriminator as the others left it."""
+    events: list[dict[str, Any]] = []
+    settings = {"sources-per-round": 2, "rounds": 3, "wire.dtype": "float16"}
+    found = run(nodes, tmp_path, method, events.append, **settings)
+    assert {name for entry in found["rounds"] for name in entry["weights"]} == set(EXAMPLES)
+    assert all(len(entry["weights"]) == 3 for entry in found["rounds"])
+    assert not [e for e in events if e["event"] == "trouble"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sites_own_limit_ends_the_round_for_all(
+    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+) -> None:
+    events: list[dict[str, Any]] = []
+    careful = [n | {"min-examples": 64} if n["name"] == "anna" else n for n in nodes]
+    with pytest.raises(Exception, match=r"sources are left|gave no usable reply"):
+        run(careful, tmp_path, method, events.append, **{"wait.tries": 1})
+    failed = {e["site"]: e["text"] for e in events if e.get("what") == "failed"}
+    assert failed == dict.fromkeys(EXAMPLES, Code.EXCHANGE.public) | {"anna": Code.CONFIG.public}
+    assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
+
+
+# ---- a discriminator that travels --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_discriminator_goes_on_elsewhere_as_it_would_have_here(optimizer: str) -> None:
+    network = validate(Network, {"sizes": "5,4", "optimizer": optimizer, "lr": 0.1})
+    here, P = Discriminator(3, (5, 4), seed=1), adversary.count(3, (5, 4))
+    moves = adversary.make_optimizer(here, network)
+    g = torch.randn(6, P, generator=generator("travels"))
+    for step in g[:3]:
+        adversary.set_gradient(here, step)
+        moves.step()
+    state = put_down(here, moves, g[2])
+    packed = pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
+    assert packed.manifest == travelling_layout(3, network)
+
+    there = Discriminator(3, (5, 4), seed=2)
+    carried = adversary.make_optimizer(there, network)
+    arrived = {n: torch.tensor(a) for n, a in packed.unpack().items()}
+    assert pick_up(there, carried, arrived).equal(g[2])
+    for DI, mover in ((here, moves), (there, carried)):
+        for step in g[3:]:
+            adversary.set_gradient(DI, step)
+            mover.step()
+    for a, b in zip(here.parameters(), there.parameters(), strict=True):
+        assert torch.equal(a, b)
+    fresh = put_down(there, carried, g[5])
+    assert any(not torch.equal(fresh[n], arrived[n]) for n in fresh)
+    assert float(arrived["step"]) == (3 if optimizer == "adam" else 0)
