@@ -59,7 +59,10 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
         ("from", "source", "train"): ({"model": "model"}, TRAINED | {"mmd"}),
-        ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds", "mmd"}),
+        ("from", "target", "train"): (
+            {"model": "model", "witness": "gradient"},
+            {"steps", "seconds", "mmd"},
+        ),
     },
     "fdann": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
