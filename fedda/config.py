@@ -39,6 +39,10 @@ class Section(BaseModel):
         """Every setting under its dotted key."""
         return flatten(self.model_dump(by_alias=True))
 
+    def told(self) -> Self:
+        """What of it a site is told: all, unless a section keeps something at the server."""
+        return self
+
 
 class InputConfig(Section):
     """The shape all sites' images are brought to; 0 keeps what the sites have."""
@@ -54,9 +58,9 @@ class InputConfig(Section):
 class ModelConfig(Section):
     """Which network, and where its weights come from."""
 
-    name: Literal["digit-cnn", "lenet", "mlp", "resnet18", "resnet50", "resnet101", "alexnet"] = (
-        Field(default="digit-cnn", description="architecture")
-    )
+    name: Literal[
+        "digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet"
+    ] = Field(default="digit-cnn", description="architecture")
     sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
     weights: str = Field(
         default="none", description="none, a torchvision name, or a local weights file"
@@ -307,7 +311,7 @@ class RunConfig(Section):
             model=self.model,
             train=self.train,
             wire=self.wire,
-            options=self.options[method],
+            options=self.options[method].told(),
         )
 
     def flat(self) -> Flat:
