@@ -1,8 +1,8 @@
 """What a site keeps on its own disk between rounds, so that a restart loses nothing.
 
-Only the optimizer's momentum, and only with `train.carry-momentum`: everything else a site needs
-is its data and what the server sends. Kept as safetensors, in the site's state directory, never in
-Flower's context, which a busy node loses silently.
+The optimizer's momentum, with `train.carry-momentum`, and FedDaDiL's coordinates: everything else
+a site needs is its data and what the server sends. Kept as safetensors, in the site's state
+directory, never in Flower's context, which a busy node loses silently.
 """
 
 import json
@@ -39,19 +39,7 @@ def save_optimizer(site: "Site", task: Task, server_round: int, optimizer: optim
             else:
                 plain[name] = value
     about = {"plain": plain, "groups": kept["param_groups"]}
-    path = _path(site, task, server_round)
-    part = path.with_suffix(".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, part, metadata={"fedda": json.dumps(about)})
-    part.replace(path)
-    recent = {path, _path(site, task, server_round - 1)}
-    before, after = _path(site, task, "*").name.split("*")
-    for old in set(path.parent.glob(f"{before}*{after}")) - recent:
-        if old.name.removeprefix(before).removesuffix(after).isdigit():  # not another run's name
-            old.unlink(missing_ok=True)
-    every = sorted(path.parent.glob("*.optimizer.safetensors"), key=_age)
-    for old in every[KEPT:]:
-        old.unlink(missing_ok=True)
+    _write(site, task, server_round, "optimizer", tensors, about)
 
 
 def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any] | None:
@@ -74,6 +62,49 @@ def load_optimizer(site: "Site", task: Task, server_round: int) -> dict[str, Any
     return {"state": state, "param_groups": about["groups"]}
 
 
+def save_coordinates(site: "Site", task: Task, server_round: int, alpha: torch.Tensor) -> None:
+    """Write the barycentric coordinates after a round, whole or not at all; they stay here."""
+    if site.state_dir is not None:
+        kept = {"alpha": alpha.detach().cpu().contiguous()}
+        _write(site, task, server_round, "coordinates", kept, {})
+
+
+def load_coordinates(site: "Site", task: Task, server_round: int) -> torch.Tensor | None:
+    """The coordinates as they were after that round, or None where there are none."""
+    path = _path(site, task, server_round, "coordinates")
+    if site.state_dir is None or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor("alpha")
+    except (OSError, SafetensorError):
+        logger.warning("the coordinates at %s cannot be read", path)
+        return None
+
+
+def _write(
+    site: "Site",
+    task: Task,
+    server_round: int,
+    what: str,
+    tensors: dict[str, torch.Tensor],
+    about: dict[str, Any],
+) -> None:
+    path = _path(site, task, server_round, what)
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, part, metadata={"fedda": json.dumps(about)})
+    part.replace(path)
+    recent = {path, _path(site, task, server_round - 1, what)}
+    before, after = _path(site, task, "*", what).name.split("*")
+    for old in set(path.parent.glob(f"{before}*{after}")) - recent:
+        if old.name.removeprefix(before).removesuffix(after).isdigit():  # not another run's name
+            old.unlink(missing_ok=True)
+    every = sorted(path.parent.glob(f"*.{what}.safetensors"), key=_age)
+    for old in every[KEPT:]:
+        old.unlink(missing_ok=True)
+
+
 def _age(path: Path) -> float:
     try:
         return -path.stat().st_mtime
@@ -81,7 +112,7 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _path(site: "Site", task: Task, server_round: int | str) -> Path:
+def _path(site: "Site", task: Task, server_round: int | str, what: str = "optimizer") -> Path:
     base = site.state_dir or Path()
     training = f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
-    return base / site.name / f"{training}.{server_round}.optimizer.safetensors"
+    return base / site.name / f"{training}.{server_round}.{what}.safetensors"

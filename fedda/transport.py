@@ -22,7 +22,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 MOST_PIVOTS = 10**7  # of POT's network simplex
-MOST_SCALINGS = 1000  # of Sinkhorn's algorithm
+MOST_SCALINGS = 200  # of Sinkhorn's algorithm
+OFF = 1e-5  # it may end when the plan's weights are off by this, as a vector
 
 
 class Barycenter(NamedTuple):
@@ -77,6 +78,7 @@ def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
             reg=entropy * max(float(cost.mean()), 1e-12),
             method="sinkhorn_log",
             numItermax=MOST_SCALINGS,
+            stopThr=OFF,
             warn=False,
         )
     elif n == m:

@@ -205,6 +205,7 @@ class Rule:
         model: Manifest | None,
         sites: int,
         where: str,
+        atoms: Manifest | None = None,
     ) -> None:
         """Refuse whatever is not listed.
 
@@ -214,6 +215,7 @@ class Rule:
             model: the run's model; every array of kind model must have exactly its entries.
             sites: how many sites take part, the most a per-site pattern may match.
             where: who sends or receives, for the message.
+            atoms: the form of the run's atoms; every array of kind atoms must have exactly it.
 
         Raises:
             WireError: naming the array or number.
@@ -228,6 +230,8 @@ class Rule:
                 )
             if kind is Kind.MODEL and model is not None:
                 _same_entries(packed.manifest, model, f"{where}: '{name}'")
+            if kind is Kind.ATOMS and atoms is not None:
+                _same_entries(packed.manifest, atoms, f"{where}: '{name}'")
         for name, value in numbers.items():
             if not any(fnmatchcase(name, p) for p in self.numbers):
                 raise WireError(f"{where}: the contract has no number '{name}'.")
@@ -247,7 +251,7 @@ def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
     have, want = set(found.entries), set(needed.entries)
     odd = sorted(e.name for e in have ^ want)
     what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
-    raise WireError(f"{where} is not this run's model: it {what}.")
+    raise WireError(f"{where} is not this run's {needed.kind}: it {what}.")
 
 
 @dataclass(frozen=True)

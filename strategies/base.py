@@ -80,6 +80,8 @@ class FedDA(Strategy):
         self.sources_per_round = sources_per_round
         self.there = there
         self.contract: Contract = method_module(task.method).CONTRACT
+        self.evaluation: Contract = getattr(method_module(task.method), "EVALUATION", EVALUATION)
+        self.atoms: Manifest | None = None
         self.memory: dict[str, Any] = {}
         self.kept: dict[str, Packed] = {}
         self.weights: dict[str, float] = {}
@@ -113,9 +115,14 @@ class FedDA(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The target's numbers as they are."""
-        for reply in self.accept(replies, contract=EVALUATION):
+        for reply in self.accept(replies, contract=self.evaluation):
             return MetricRecord(dict(reply.numbers))
         return None
+
+    @property
+    def anew(self) -> bool:
+        """Whether this round's infomax is of another kind of model than the rounds' before it."""
+        return False
 
     def summary(self) -> None:
         """Nothing: the server reports what it does."""
@@ -265,6 +272,7 @@ class FedDA(Strategy):
             model=self.layout,
             sites=len(self.roster.nodes),
             where=f"{node.name} ({node.role})",
+            atoms=self.atoms,
         )
         names = {n.name for n in self.roster.nodes}
         for name, value in numbers.items():

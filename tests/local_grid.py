@@ -44,6 +44,9 @@ FAST: dict[str, Any] = {
     "wait.settle": 0.0,
     "wait.train": 5.0,
     "wait.evaluate": 5.0,
+    "feddadil.encoder-share": 0.0,
+    "feddadil.samples": 24,
+    "feddadil.batch-size": 12,
 }
 
 

@@ -1,4 +1,4 @@
-"""Labelled transport and barycenters: against naive twins with POT, by hand, and their symmetries."""
+"""Transport and barycenters: against naive twins with POT, by hand, and their symmetries."""
 
 import itertools
 import math

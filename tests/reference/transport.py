@@ -25,7 +25,7 @@ def plan(cost: Tensor) -> Tensor:
 def label_weight(z: Tensor) -> float:
     """The largest squared distance between any two points of the atoms -> beta."""
     every = z.reshape(-1, z.shape[2]).numpy()
-    return float(ot.dist(every, every).max())
+    return float(np.max(ot.dist(every, every)))
 
 
 def barycenter(
@@ -45,8 +45,8 @@ def barycenter(
     for _ in range(most):
         found = [plan(cost(b_z, b_y, z[k], y[k], beta)) for k in range(len(z))]
         m = len(b_z)
-        b_z = sum((alpha[k] * m * p @ z[k] for k, p in enumerate(found)), 0)
-        b_y = sum((alpha[k] * m * p @ y[k] for k, p in enumerate(found)), 0)
+        b_z = torch.stack([alpha[k] * m * p @ z[k] for k, p in enumerate(found)]).sum(dim=0)
+        b_y = torch.stack([alpha[k] * m * p @ y[k] for k, p in enumerate(found)]).sum(dim=0)
         if plans and all(torch.equal(a, b) for a, b in zip(plans, found, strict=True)):
             break
         plans = found
