@@ -112,7 +112,8 @@ class Dictionary:
         alpha = self.coordinates(rounds - 1).clone()
         own = STEPS[o.optimizer]([alpha], lr=o.lr_coordinates)
         parts = [[z[:, i].clone(), feddadil.logits_of(y[:, i])] for i in blocks]
-        steps = [STEPS[o.optimizer](part, lr=o.lr) for part in parts]
+        rate = o.lr if labels is not None else o.lr * o.target_pace
+        steps = [STEPS[o.optimizer](part, lr=rate) for part in parts]
         losses, features = [], []
         for _ in range(o.epochs):
             for (z_b, v_b), step in zip(parts, steps, strict=True):

@@ -31,6 +31,7 @@ Head = Literal["reconstruction", "ensemble"]
 
 CERTAIN = 1e-6  # the least a label gives to any class, so that its logits are finite
 BETWEEN = 0.3  # part of the first atoms' variance that lies between classes
+DRAWN = 0.3  # part of the first coordinates that is drawn, evenly from the simplex
 APART = 0.1  # part of it that one atom's point has for itself, unlike the others' of its index
 
 
@@ -61,6 +62,11 @@ class Config(fedavg.Config):
         default="sgd", description="sgd: steps along transport, without a unit; or adam"
     )
     lr: float = Field(default=0.5, gt=0, description="learning rate of points and labels")
+    target_pace: float = Field(
+        default=0.2,
+        ge=0,
+        description="the target's learning rate in units of lr: its transport knows no classes",
+    )
     lr_coordinates: float = Field(default=0.02, ge=0, description="learning rate of alpha")
     scaling: Literal["scalar", "dimension", "none"] = Field(
         default="scalar",
@@ -77,7 +83,7 @@ class Config(fedavg.Config):
     )
     predict: Head = Field(default="reconstruction", description="the head that counts: -R, or -E")
     head_decay: float = Field(
-        default=1e-4, ge=0, description="weight decay of heads fitted on atoms"
+        default=1e-2, ge=0, description="weight decay of heads fitted on atoms"
     )
     distil: int = Field(
         default=10, ge=1, description="samples per class of the distilled set that a target notes"
@@ -207,12 +213,13 @@ def logit_gradient(y: Tensor, g: Tensor) -> Tensor:
 
 
 def first_coordinates(K: int, generator: torch.Generator) -> Tensor:
-    """Line 2 of Alg. 1: alpha drawn evenly from the simplex -> (K,).
+    """Line 2 of Alg. 1: alpha drawn around the middle of the simplex -> (K,).
 
-    Sites that began alike would pull every atom the same way, and no atom would learn to differ.
+    Sites that began alike would pull every atom the same way, and no atom would learn to differ;
+    a site that began at a vertex would hear of no atom but its own.
     """
     e = -torch.rand(K, generator=generator).clamp(min=1e-12).log()
-    return e / e.sum()
+    return DRAWN * e / e.sum() + (1 - DRAWN) / K
 
 
 def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tensor, Tensor]:
