@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda import wire
-from fedda.data import Labelled, Unlabelled
+from fedda.data import Unlabelled
 from fedda.errors import ConfigError
 from fedda.train import seed_for
 from fedda.wire import Kind, Packed, Role
 
-from . import fedavg
+from . import fedavg, state
 from .base import Client, Numbers, Request
 from .dictionary import Dictionary, Heads
 
@@ -31,27 +31,28 @@ class _Learner(Client):
             return
         if "model" in request.arrays:
             super()._begin(request)
-            self.workspace.dictionary = Dictionary(
-                self.site, request.task, self.model, self._enough(request)
-            )
+            state.save_encoder(self.site, request.task, self.model)
+            self.workspace.dictionary = self._made(request)
             return
         self.data = self.site.training(request.task.dims)
         self.workspace = self.site.workspace(request.task)
         self.model = self.workspace.model
-        if self.workspace.dictionary is None:
-            raise ConfigError(
-                "Atoms came without the encoder, which this site does not have since it was "
-                "started; the server sends it with the next request."
-            )
+        if self.workspace.dictionary is None:  # this process was started since
+            if not state.load_encoder(self.site, request.task, self.model):
+                raise ConfigError(
+                    "Atoms came without the encoder, which this site did not keep; the server "
+                    "sends it with the next request. With --state-dir it is kept."
+                )
+            self.workspace.dictionary = self._made(request)
         torch.manual_seed(seed_for(request.task.seed, self.site.name, request.round))
 
-    def _enough(self, request: Request) -> "Labelled | Unlabelled":
+    def _made(self, request: Request) -> Dictionary:
         if len(self.data) < self.site.min_images:
             raise ConfigError(
                 f"This site has {len(self.data)} examples, but atoms may leave it only after "
                 f"steps on {self.site.min_images} or more; add examples, or lower --min-images."
             )
-        return self.data
+        return Dictionary(self.site, request.task, self.model, self.data)
 
     @property
     def dictionary(self) -> Dictionary:

@@ -1,8 +1,8 @@
 """What a site keeps on its own disk between rounds, so that a restart loses nothing.
 
-The optimizer's momentum, with `train.carry-momentum`, and FedDaDiL's coordinates: everything else
-a site needs is its data and what the server sends. Kept as safetensors, in the site's state
-directory, never in Flower's context, which a busy node loses silently.
+The optimizer's momentum, with `train.carry-momentum`, and FedDaDiL's coordinates and encoder:
+everything else a site needs is its data and what the server sends. Kept as safetensors, in the
+site's state directory, never in Flower's context, which a busy node loses silently.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import optim
 
 from fedda.config import Task
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedda.site")
 
+KEPT_ENCODERS = 4  # files; a model each
 KEPT = 32  # files: the last two rounds of 16 trainings, for a server may begin any number
 
 
@@ -80,6 +81,34 @@ def load_coordinates(site: "Site", task: Task, server_round: int) -> torch.Tenso
     except (OSError, SafetensorError):
         logger.warning("the coordinates at %s cannot be read", path)
         return None
+
+
+def save_encoder(site: "Site", task: Task, model: torch.nn.Module) -> None:
+    """Write the model that came before atoms, which then come alone."""
+    if site.state_dir is None:
+        return
+    path = _path(site, task, "once", "encoder")
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    save_file(tensors, part)
+    part.replace(path)
+    every = sorted(path.parent.glob("*.encoder.safetensors"), key=_age)
+    for old in every[KEPT_ENCODERS:]:
+        old.unlink(missing_ok=True)
+
+
+def load_encoder(site: "Site", task: Task, model: torch.nn.Module) -> bool:
+    """Read it back into a model -> whether there was one."""
+    path = _path(site, task, "once", "encoder")
+    if site.state_dir is None or not path.is_file():
+        return False
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError):
+        logger.warning("the encoder at %s cannot be read", path)
+        return False
+    return True
 
 
 def _write(

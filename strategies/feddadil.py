@@ -64,12 +64,15 @@ class FedDaDiL(FedAvg):
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
         self.enough(len(found) - 1)
         names = sorted(found)
-        mean = feddadil.mean_atoms([found[name].arrays["atoms"].unpack() for name in names])
+        by_examples = self.task.options.mean == "examples"
+        counts = {name: self.roster.counts[name] if by_examples else 1 for name in names}
+        self.weights = {name: count / sum(counts.values()) for name, count in counts.items()}
+        versions = [found[name].arrays["atoms"].unpack() for name in names]
+        mean = feddadil.mean_atoms(versions, list(self.weights.values()))
         whole = {name: a.copy() for name, a in self._whole().items()}
         for name, part in mean.items():
             whole[name][:, self.chosen] = part
         self.kept["atoms"] = wire.pack(whole, Kind.ATOMS)
-        self.weights = {name: 1 / len(names) for name in names}
         losses = {name: float(found[name].numbers["loss"]) for name in names}
         errors = {f"reconstruction/{n}": float(found[n].numbers["reconstruction"]) for n in names}
         loss = {"loss": float(np.mean(list(losses.values())))}  # eq. 10

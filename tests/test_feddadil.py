@@ -100,7 +100,7 @@ def test_the_encoder_goes_once_to_every_site(domains: list[Node]) -> None:
     assert bench.notices == []
 
 
-def test_a_site_that_was_restarted_gets_the_encoder_within_the_round(domains: list[Node]) -> None:
+def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: list[Node]) -> None:
     bench = Bench(domains, "feddadil")
     bench.round(1)
     resident.cache_clear()  # every site forgets
@@ -200,6 +200,8 @@ def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> N
             bench.round(server_round)
             if restart:
                 resident.cache_clear()
+        assert bench.notices == []  # nor did anybody have to ask for the encoder
+        assert [set(sent) for sent in came(bench, "anna")][1:] == [{"atoms"}] * 2
         last = sorted(folder.rglob("*.3.coordinates.safetensors"))
         coordinates = {p.parent.name: load_file(p)["alpha"].numpy().tobytes() for p in last}
         return bench.strategy.kept["atoms"].unpack(), coordinates
@@ -276,6 +278,7 @@ def test_the_loss_falls(domains: list[Node]) -> None:
         {"entropy": 0.1, "fixed-points": 2},
         {"predict": "ensemble"},
         {"target-pace": 0.0},
+        {"mean": "examples"},
         {"wire.dtype": "float16"},
         {"model.name": "identity", "model.sizes": ""},
     ],

@@ -119,9 +119,13 @@ def test_the_mean_of_versions_is_the_twins():
         {"z": draw(2, 3, 4, seed=s).numpy(), "y": draw(2, 3, 2, seed=9 + s).softmax(2).numpy()}
         for s in range(3)
     ]
-    found = feddadil.mean_atoms(versions)
+    found = feddadil.mean_atoms(versions, [1.0] * 3)
+    twice = feddadil.mean_atoms(versions, [2, 1, 1])
     for name in "zy":
-        wanted = twin.mean([v[name].ravel().tolist() for v in versions])
+        each = [v[name].ravel().tolist() for v in versions]
+        wanted = twin.mean([each[0], *each])
+        assert twice[name].ravel().tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        wanted = twin.mean(each)
         assert found[name].ravel().tolist() == pytest.approx(wanted, rel=1e-6)
         assert found[name].dtype == np.float32
     assert found["y"].sum(axis=2) == pytest.approx(1)

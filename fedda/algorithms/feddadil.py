@@ -57,6 +57,9 @@ class Config(fedavg.Config):
     travel: Literal["dictionary", "batch"] = Field(
         default="dictionary", description="what a round sends: all points, or n_b drawn anew"
     )
+    mean: Literal["uniform", "examples"] = Field(
+        default="uniform", description="sites' atoms count alike (eq. 12), or by examples"
+    )
     epochs: int = Field(default=1, ge=1, description="E, passes over the atoms in a round")
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd", description="sgd: steps along transport, without a unit; or adam"
@@ -193,13 +196,18 @@ def _feature_moments(model: Mapping[str, np.ndarray], d: int) -> tuple[np.ndarra
     return np.repeat(mean, each), np.repeat(std, each)
 
 
-def mean_atoms(versions: list[Arrays]) -> Arrays:
-    """Eq. 12: the sites' versions averaged index by index -> z, y."""
+def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
+    """Eq. 12: the sites' versions averaged index by index -> z, y.
+
+    Args:
+        versions: z and y of each site.
+        weights: of the sites; 1 / N each in the paper.
+    """
     mean = {name: np.zeros(a.shape) for name, a in versions[0].items()}
-    for version in versions:
+    for version, weight in zip(versions, weights, strict=True):
         for name, total in mean.items():
-            total += version[name]
-    return {n: (total / len(versions)).astype(np.float32) for n, total in mean.items()}
+            total += weight / sum(weights) * version[name]
+    return {name: total.astype(np.float32) for name, total in mean.items()}
 
 
 def logits_of(y: Tensor) -> Tensor:
@@ -303,7 +311,9 @@ EVALUATION = Contract(
         )
     },
 )
-PRESETS: dict[str, dict[str, Scalar]] = {}
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "paper": {"weighting": "uniform", "target-pace": 1.0, "mean": "uniform", "entropy": 0.0}
+}
 
 
 def contract(arrays: Mapping[str, object]) -> Contract:
