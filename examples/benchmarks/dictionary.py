@@ -8,7 +8,8 @@ command goes on where it was stopped. The last line is one JSON object: table ->
 column -> [mean, standard deviation].
 
 Tables:
-    heads      -R, -E and the FedAvg head of the same run, and how near coordinates are to a vertex
+    heads      -R, -E and the FedAvg head of the same run, a control that pools the sources' points,
+               and how near coordinates are to a vertex
     parallel   E local epochs in a round and as many rounds fewer, KD3A beside it, bytes of a round
     distil     heads fitted on SPC samples per class: distilled, or drawn from the sources
     memory     distances of training and of held-out features to the nearest point of the atoms,
@@ -279,13 +280,26 @@ class Rows(dict[str, dict[str, list[float]]]):
         self.setdefault(row, {}).setdefault(column, []).append(value)
 
 
+POOLED = "control: a head on all points of the sources, pooled"
+
+
+def pooled(after: After, target: str) -> float:
+    """What points of every site in its own scaling are worth without any dictionary."""
+    sources = [after.points(site)[:2] for site in after.sites() if site != target]
+    z, known = (torch.cat(part) for part in zip(*sources, strict=True))
+    _, _, tests, labels = after.points(target)
+    y = F.one_hot(known, after.task.classes).float()
+    return accuracy(z, y, tests, labels, after.task.options.head_decay)
+
+
 def heads(bench: Bench, args: argparse.Namespace, name: str) -> Table:
     rows = Rows()
     for target, seed in cells(args, name):
-        cell = Cell("feddadil", name, target, seed, settings(SETS[name]) | args.more)
+        cell = Cell(args.label, name, target, seed, settings(SETS[name]) | args.more)
         after = bench.after(bench.run(cell)[1], cell)
         for row, value in after.scores(target).items():
             rows.add(row, target, value)
+        rows.add(POOLED, target, pooled(after, target))
         alphas = {site: after.coordinates(site) for site in after.sites()}
         rows.add("largest coordinate, target", target, float(alphas[target].max()))
         rows.add(
@@ -300,7 +314,7 @@ def parallel(bench: Bench, args: argparse.Namespace, name: str) -> Table:
         column = f"E = {epochs}"
         for target, seed in cells(args, name)[: len(args.seeds)]:
             own = settings(chosen, epochs) | args.more
-            label = "feddadil" if epochs == 1 else f"feddadil-e{epochs}"
+            label = args.label if epochs == 1 else f"{args.label}-e{epochs}"
             cell = Cell(label, name, target, seed, own)
             results, folder = bench.run(cell)
             for row, value in bench.after(folder, cell).scores(target).items():
@@ -330,7 +344,7 @@ def accuracy(z: Tensor, y: Tensor, points: Tensor, labels: Tensor, decay: float)
 def distil(bench: Bench, args: argparse.Namespace, name: str) -> Table:
     rows = Rows()
     for target, seed in cells(args, name)[: len(args.seeds)]:
-        cell = Cell("feddadil", name, target, seed, settings(SETS[name]) | args.more)
+        cell = Cell(args.label, name, target, seed, settings(SETS[name]) | args.more)
         after = bench.after(bench.run(cell)[1], cell)
         decay, alpha = after.task.options.head_decay, after.coordinates(target)
         _, _, points, labels = after.points(target)
@@ -357,7 +371,7 @@ def memory(bench: Bench, args: argparse.Namespace, name: str) -> Table:
     rows = Rows()
     for target, seed in cells(args, name)[: len(args.seeds)]:
         own = settings(SETS[name]) | args.more
-        cell = Cell("feddadil", name, target, seed, own, split=True)
+        cell = Cell(args.label, name, target, seed, own, split=True)
         after = bench.after(bench.run(cell)[1], cell)
         every = after.z.flatten(end_dim=1)
         for site in after.sites():
@@ -384,7 +398,7 @@ def markdown(title: str, command: str, found: Table) -> str:
         mean, std = value
         if "bytes" in row:
             return f"{mean:,.0f}"
-        if "coordinate" in row or title.endswith("memory"):
+        if "coordinate" in row or "memory" in title:
             return f"{mean:.3f}" + ("" if std is None else f" ± {std:.3f}")
         return f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
 
@@ -413,6 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-c", action="append", default=[], help="a setting, of all trainings")
     args = parser.parse_args(arguments)
     args.more = overrides("feddadil", args.c)
+    args.label = "-".join(["feddadil", *(pair.replace("=", "-") for pair in args.c)])
     torch.set_num_threads(1)
 
     bench = Bench(args.data, args.out.absolute())
@@ -423,13 +438,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             command = "    python examples/benchmarks/dictionary.py --data DATA"
             command += f" --set {name} --table {table}"
             command += "".join(f" --target {t}" for t in args.target or ())
+            command += "".join(f" -c {pair}" for pair in args.c)
+            stem = f"{name}-{table}{args.label.removeprefix('feddadil')}"
             seeds = ", ".join(map(str, args.seeds))
             said = f"{command}\n\nSeeds {seeds}, {time.strftime('%Y-%m-%d')}; mean ± deviation."
-            text = markdown(f"{name}-{table}", said, found)
+            text = markdown(stem, said, found)
             print(text, flush=True)
             if args.results:
                 args.results.mkdir(parents=True, exist_ok=True)
-                (args.results / f"dictionary-{name}-{table}.md").write_text(text)
+                (args.results / f"dictionary-{stem}.md").write_text(text)
             answer.setdefault(table, {})[name] = found
     print(json.dumps(answer))
 

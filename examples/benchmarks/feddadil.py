@@ -9,7 +9,8 @@ when no plan changes, so they solve the same problems and find the same gradient
 
 The atoms are as unlike one another as those of a dictionary that has learnt (`aligned`: points of
 one index belong together, as training leaves them) or in an order of their own (`shuffled`: more
-rounds of plans). `seconds` say where ours goes: inner products, plans, and the rest.
+rounds of plans). `ms` says where ours goes: inner products, plans, and the rest;
+`ours_with_pots_plans_ms` is ours with POT's network simplex in the place of the assignment solver.
 
 The last line is one JSON object; `speedup` is the least over all batch sizes and both kinds.
 """
@@ -68,9 +69,9 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[float, T]:
     """The least of several times, and the result."""
     best, result = float("inf"), work()
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         result = work()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best, result
 
 
@@ -82,11 +83,11 @@ def watched(*names: str) -> Any:
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 return kept[name](*args, **more)
             finally:
-                spent[name] += time.perf_counter() - start
+                spent[name] += time.process_time() - start
 
         return call
 
@@ -97,6 +98,18 @@ def watched(*names: str) -> Any:
     finally:
         for name, function in kept.items():
             setattr(transport, name, function)
+
+
+SOLVE = transport.solve
+
+
+def with_pot(simplex: bool) -> None:
+    """Have plans made by POT's network simplex, as the twin's are, or as fedda makes them."""
+
+    def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
+        return twin.plan(cost).argmax(dim=1)
+
+    transport.solve = solve if simplex else SOLVE
 
 
 def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
@@ -114,8 +127,17 @@ def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
     mine = (found.z * n, found.y * n, found.alpha)  # per mass of a point, as steps take them
     for a, b_, scale in zip(mine, gradients, (n, n, 1), strict=True):
         apart.append(float((a - b_ * scale).abs().max()))
-    with watched("solve", "_inner") as spent:
-        timed(lambda: transport.reconstruction(z, y, alpha, x, labels), 0)
+    least, spent = float("inf"), {}
+    for _ in range(args.repeats):
+        with watched("solve", "_inner") as each:
+            start = time.process_time()
+            transport.reconstruction(z, y, alpha, x, labels)
+            seconds = time.process_time() - start
+        if seconds < least:
+            least, spent = seconds, each
+    with_pot(True)
+    simplex, _ = timed(lambda: transport.reconstruction(z, y, alpha, x, labels), args.repeats)
+    with_pot(False)
     return {
         "batch": n,
         "atoms": "shuffled" if shuffled else "aligned",
@@ -124,10 +146,11 @@ def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
         "speedup": round(theirs / ours, 2),
         "plans": b.solved + 1,
         "max_abs_difference": max(apart),
-        "seconds": {
-            "inner products": round(spent["_inner"], 4),
-            "plans": round(spent["solve"], 4),
-            "rest": round(max(ours - sum(spent.values()), 0.0), 4),
+        "ours_with_pots_plans_ms": round(1e3 * simplex, 2),
+        "ms": {
+            "inner products": round(1e3 * spent["_inner"], 2),
+            "plans": round(1e3 * spent["solve"], 2),
+            "rest": round(1e3 * (least - sum(spent.values())), 2),
         },
     }
 
