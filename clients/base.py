@@ -113,6 +113,18 @@ class Client(NumPyClient):
         floats = request.task.wire.dtype
         return {"model": wire.pack(models.to_arrays(self.model), Kind.MODEL, floats)}
 
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities of what the test is about, the model -> (N, C), on the CPU."""
+        return models.predict(self.model, x)
+
+    def others(self, x: Tensor) -> dict[str, Tensor]:
+        """What a method tests beside it, by name -> (N, C) each."""
+        return {}
+
+    def keepsakes(self) -> dict[str, np.ndarray]:
+        """What a method adds to the notes of the last round, for the site's own eyes."""
+        return {}
+
     def get_properties(self, config: Mapping[str, Any]) -> Numbers:
         """What this site offers a run."""
         return self.site.offer()
@@ -143,14 +155,16 @@ class Client(NumPyClient):
         request = Request.read(parameters, config)
         start = time.perf_counter()
         self._begin(request)
-        numbers: Numbers = {"infomax": infomax(models.predict(self.model, self.data.x))}
+        numbers: Numbers = {"infomax": infomax(self.predict(self.data.x))}
         loss, p = 0.0, None
         tested = self.site.evaluation(request.task.dims, request.task.names)
         if tested is not None:
-            p = models.predict(self.model, tested.x)
+            p = self.predict(tested.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), tested.y))
             accuracy = float((p.argmax(dim=1) == tested.y).float().mean())
             numbers |= {"loss": loss, "accuracy": accuracy, "tested": len(tested)}
+            for name, q in self.others(tested.x).items():
+                numbers[f"accuracy-{name}"] = float((q.argmax(dim=1) == tested.y).float().mean())
         numbers["seconds"] = time.perf_counter() - start
         notes.tested(self, request, tested, p)
         return loss, int(numbers.get("tested", 0)), numbers

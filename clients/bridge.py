@@ -61,7 +61,7 @@ def train(message: Message, site: Site) -> Message:
     """Check what came, let the method's client train, check what goes."""
     arrays, tables, task = _open(message, {"task", "step", "exchange"})
     client = _client(task, site)
-    contract: Contract = method_module(task.method).CONTRACT
+    contract = _contract(task, arrays)
     model = site.workspace(task).schema
     _check(contract.enters, arrays, _told(tables), task, model, site, "received")
     if "exchange" in tables:
@@ -83,9 +83,10 @@ def evaluate(message: Message, site: Site) -> Message:
     """Test the model that came."""
     arrays, tables, task = _open(message)
     model = site.workspace(task).schema
-    _check(EVALUATION.enters, arrays, _told(tables), task, model, site, "received")
+    contract: Contract = getattr(method_module(task.method), "EVALUATION", EVALUATION)
+    _check(contract.enters, arrays, _told(tables), task, model, site, "received", tested=True)
     _, _, numbers = _client(task, site).evaluate(*_as_parameters(arrays, tables))
-    _check(EVALUATION.leaves, {}, numbers, task, model, site, "to be sent")
+    _check(contract.leaves, {}, numbers, task, model, site, "to be sent")
     return _reply(message, site, {}, numbers)
 
 
@@ -101,6 +102,12 @@ def _open(
 def _told(tables: Mapping[str, Numbers]) -> Numbers:
     """A request's numbers but for the round, which all have and `Request.read` checks."""
     return {name: value for name, value in tables["step"].items() if name != "round"}
+
+
+def _contract(task: Task, arrays: Mapping[str, Packed]) -> Contract:
+    """The method's, or where it has stages that of the one that these arrays belong to."""
+    module = method_module(task.method)
+    return module.contract(arrays) if hasattr(module, "contract") else module.CONTRACT
 
 
 def _client(task: Task, site: Site) -> Client:
@@ -126,12 +133,13 @@ def _check(
     model: Manifest,
     site: Site,
     what: str,
+    tested: bool = False,
 ) -> None:
     rule = rules.get(site.role)
     if rule is None:
         raise WireError(f"{task.method} has no part for a {site.role} here.")
     where = f"{site.name} ({site.role}, {task.method}, {what})"
-    others = layouts(task.method, task.options, model)
+    others = layouts(task.method, task.options, model, tested)
     rule.check(arrays, numbers, model=model, sites=task.sites, where=where, layouts=others)
 
 

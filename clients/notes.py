@@ -7,6 +7,7 @@ Neither may leave a site, so they are written in its state directory, for whoeve
         last.npz         the same images under the model of the last round
         confusion.json   the target's test in the last round
         features.png     both npz files as a picture
+        dictionary.npz   what a dictionary makes of the target's features, in the last round
 
 A note is 300 forward passes in the first round and in the last. It changes no bit of the training,
 and if it fails the site's log says so and the round goes on. A server may begin any number of runs,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedda.site")
 
 FIRST, LAST, CONFUSION, PICTURE = "first.npz", "last.npz", "confusion.json", "features.png"
-FILES = (FIRST, LAST, CONFUSION, PICTURE)
+DICTIONARY = "dictionary.npz"
+FILES = (FIRST, LAST, CONFUSION, PICTURE, DICTIONARY)
 KEPT, ROOM = 50, 2**30  # trainings, and bytes of them all
 MOST = 300  # images
 VALUES = 2**23  # of their features: of a very wide model fewer images are noted
@@ -72,6 +74,8 @@ def tested(client: "Client", request: "Request", test: Labelled | None, p: Tenso
             notes.take("tested", first=not client.trains, test=test)
             if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
                 notes.confusion(test, p)
+            if notes.is_last and (kept := client.keepsakes()):
+                notes.write_arrays(DICTIONARY, kept)
 
 
 class Notes:
@@ -96,13 +100,13 @@ class Notes:
         if begins:
             self.client.site.noted = self.folder.name
         if first and self.round == 1:
-            for old in (LAST, CONFUSION, PICTURE):  # of an earlier run of the same name
+            for old in (LAST, CONFUSION, PICTURE, DICTIONARY):  # of an earlier run of the same name
                 (self.folder / old).unlink(missing_ok=True)
         found = self._found(model, test)
         if begins:
-            self._write_arrays(FIRST, found)
+            self.write_arrays(FIRST, found)
         if self.is_last:
-            self._write_arrays(LAST, found)
+            self.write_arrays(LAST, found)
             with _whole(self.folder / PICTURE) as part:
                 picture.draw(self.folder / FIRST, self.folder / LAST, part)
         self._make_room()
@@ -156,7 +160,8 @@ class Notes:
             parts.append(self.client.model.features(images).float().cpu())
         return torch.cat(parts).clamp(-LARGEST, LARGEST).numpy().astype(np.float16)
 
-    def _write_arrays(self, name: str, found: dict[str, Any]) -> None:
+    def write_arrays(self, name: str, found: dict[str, Any]) -> None:
+        """Write one of the files."""
         with _whole(self.folder / name) as part, part.open("wb") as file:
             np.savez(file, **found)
 

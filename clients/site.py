@@ -117,6 +117,7 @@ class Workspace:
         self.model = self._blank()
         self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
         self._kept: dict[tuple[str, int], state.Kept] = {}
+        self.dictionary: Any = None  # what FedDaDiL keeps from round to round
 
     def _blank(self) -> "models.Model":
         # Pretrained or not, the weights come with the server's first message.

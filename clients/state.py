@@ -1,9 +1,9 @@
 """What a site keeps on its own disk between rounds, so that a restart loses nothing.
 
-The optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites: DILS the
-target's encoder, the copies of the discriminator and what the exchange has gathered. All else is a
-site's data and what the server sends. Kept as safetensors, in the site's state directory, never in
-Flower's context, which a busy node loses silently.
+The optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites: FedDaDiL
+the coordinates and the encoder, DILS the target's encoder, the copies of the discriminator and what
+the exchange has gathered. All else is a site's data and what the server sends. Kept as safetensors,
+in the site's state directory, never in Flower's context, which a busy node loses silently.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, optim
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn, optim
 
 from fedda.config import Task
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedda.site")
 
 FILES = 32  # of a kind: the last two rounds of 16 trainings, for a server may begin any number
-OPTIMIZER, METHOD = "optimizer", "method"  # kinds
+ENCODERS = 4  # files; a model each
+OPTIMIZER, METHOD, COORDINATES = "optimizer", "method", "coordinates"  # kinds
 
 
 @dataclass
@@ -89,15 +90,42 @@ def load(site: "Site", task: Task, server_round: int, what: str) -> Kept | None:
     """What was kept after that round, or None where there is nothing."""
     path = _path(site, task, server_round, what)
     if site.state_dir is None or not path.is_file():
-        logger.warning("no %s's state of round %d is left", what, server_round)
         return None
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedda"])
             return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError):
-        logger.warning("the %s's state at %s cannot be read", what, path)
+        logger.warning("what was kept at %s cannot be read", path)
         return None
+
+
+def save_encoder(site: "Site", task: Task, model: nn.Module) -> None:
+    """Write the model that came before atoms, which then come alone."""
+    if site.state_dir is None:
+        return
+    path = _path(site, task, "once", "encoder")
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    save_file(tensors, part)
+    part.replace(path)
+    every = sorted(path.parent.glob("*.encoder.safetensors"), key=_age)
+    for old in every[ENCODERS:]:
+        old.unlink(missing_ok=True)
+
+
+def load_encoder(site: "Site", task: Task, model: nn.Module) -> bool:
+    """Read it back into a model -> whether there was one."""
+    path = _path(site, task, "once", "encoder")
+    if site.state_dir is None or not path.is_file():
+        return False
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError):
+        logger.warning("the encoder at %s cannot be read", path)
+        return False
+    return True
 
 
 def model_path(site: "Site", task: Task) -> Path | None:

@@ -40,6 +40,10 @@ class Section(BaseModel):
         """Every setting under its dotted key."""
         return flatten(self.model_dump(by_alias=True))
 
+    def told(self) -> Self:
+        """What of it a site is told: all, unless a section keeps something at the server."""
+        return self
+
 
 class InputConfig(Section):
     """The shape all sites' images are brought to; 0 keeps what the sites have."""
@@ -55,9 +59,9 @@ class InputConfig(Section):
 class ModelConfig(Section):
     """Which network, and where its weights come from."""
 
-    name: Literal["digit-cnn", "lenet", "mlp", "resnet18", "resnet50", "resnet101", "alexnet"] = (
-        Field(default="digit-cnn", description="architecture")
-    )
+    name: Literal[
+        "digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet"
+    ] = Field(default="digit-cnn", description="architecture")
     sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
     weights: str = Field(
         default="none", description="none, a torchvision name, or a local weights file"
@@ -239,9 +243,19 @@ def method_module(method: str) -> Any:
     return import_module(f"fedda.algorithms.{method}")
 
 
-def layouts(method: str, options: Any, model: Manifest) -> Mapping[str, Manifest]:
-    """What else a method sends or sums gradients of, by name, given the run's model."""
-    found = getattr(method_module(method), "layouts", None)
+def layouts(
+    method: str, options: Any, model: Manifest, tested: bool = False
+) -> Mapping[str, Manifest]:
+    """What else a method sends or sums gradients of, by name, given the run's model.
+
+    Args:
+        method: its name.
+        options: its settings.
+        model: the run's.
+        tested: in evaluation requests, not in training.
+    """
+    hook = "tested_layouts" if tested else "layouts"
+    found = getattr(method_module(method), hook, None)
     return {} if found is None else found(options, model)
 
 
@@ -385,7 +399,7 @@ class RunConfig(Section):
             model=self.model,
             train=self.train,
             wire=self.wire,
-            options=self.options[method],
+            options=self.options[method].told(),
         )
 
     def flat(self) -> Flat:

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedda import models, records, wire
-from fedda.config import RunConfig
-from fedda.errors import QuorumError
+from fedda.config import RunConfig, Task
+from fedda.errors import ConfigError, QuorumError
 from fedda.folders import load_half
 from fedda.wire import Arrays, Kind
 
@@ -102,7 +102,7 @@ class Training:
                 strategy.memory,
                 [*state.history, entry],
                 self.ledger.state(),
-                self._select(state.best, found),
+                self._select({} if strategy.anew else state.best, found),
             )
             with self.phases.phase("checkpoint"):
                 checkpoint.write(self.folder, state)
@@ -209,6 +209,8 @@ class Training:
     def _initial(self) -> Arrays:
         """The model all sites start from; pretrained weights are read here and nowhere else."""
         task = self.task
+        if encoder := getattr(self.config.options[self.method], "encoder", ""):
+            return finished(Path(encoder), task)
         return models.to_arrays(models.build(task.model, task.dims, task.classes, task.seed))
 
     def _sent(self, message: Message) -> None:
@@ -232,3 +234,22 @@ class Training:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)
         self.journal.trouble(what, site, text, round=self.round, method=self.method, seed=self.seed)
+
+
+def finished(run: Path, task: Task) -> Arrays:
+    """The model of a finished run, to start another one from.
+
+    Raises:
+        ModelError: it cannot be read.
+        ConfigError: it is of another architecture, or for other data.
+    """
+    model, about = models.load(run / "model.safetensors" if run.is_dir() else run)
+    ours = (task.model.name, task.model.sizes, task.dims, task.names)
+    theirs = (about.config.name, about.config.sizes, about.shape, about.classes)
+    for what, mine, its in zip(("model", "sizes", "shape", "classes"), ours, theirs, strict=True):
+        if mine != its:
+            raise ConfigError(
+                f"The encoder in {run} has {what} {its!r}, but this run has {mine!r}; start from a "
+                "run of the same model and data."
+            )
+    return models.to_arrays(model)

@@ -92,6 +92,7 @@ class FedDA(Strategy):
         self.session: Session | None = None
         self.contract: Contract = method_module(task.method).CONTRACT
         self.layouts = layouts(task.method, task.options, model)
+        self.evaluation: Contract = getattr(method_module(task.method), "EVALUATION", EVALUATION)
         self.memory: dict[str, Any] = {}
         self.kept: dict[str, Packed] = {}
         self.weights: dict[str, float] = {}
@@ -125,9 +126,14 @@ class FedDA(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The target's numbers as they are."""
-        for reply in self.accept(replies, contract=EVALUATION):
+        for reply in self.accept(replies, contract=self.evaluation):
             return MetricRecord(dict(reply.numbers))
         return None
+
+    @property
+    def anew(self) -> bool:
+        """Whether this round's infomax is of another kind of model than the rounds' before it."""
+        return False
 
     def summary(self) -> None:
         """Nothing: the server reports what it does."""

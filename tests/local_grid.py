@@ -45,6 +45,9 @@ FAST: dict[str, Any] = {
     "wait.settle": 0.0,
     "wait.train": 5.0,
     "wait.evaluate": 5.0,
+    "feddadil.encoder-share": 0.0,
+    "feddadil.samples": 24,
+    "feddadil.batch-size": 12,
 }
 
 # For methods that sum gradients in mid-round, so that a single step does it; and with all that may

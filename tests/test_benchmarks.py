@@ -117,3 +117,50 @@ def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
         for variant in table(benchmark):
             settings = {"rounds": benchmark.epochs, **benchmark.settings, **variant.flat()}
             assert RunConfig.parse(settings).method == variant.method
+
+
+@pytest.mark.slow
+def test_a_step_of_feddadil_in_small():
+    found = measured("feddadil", "--batch", "60", "--width", "64", "--repeats", "2")
+    assert found["max_abs_difference"] < 1e-5
+    assert found["speedup"] > 1
+    assert {row["atoms"] for row in found["steps"]} == {"aligned", "shuffled"}
+
+
+@pytest.mark.slow
+def test_the_dictionary_in_small(tmp_path: Path) -> None:
+    """On small domains of vectors: all four tables, and nothing is trained twice."""
+    data = tmp_path / "data" / "office_caltech10_googlenet1024"
+    data.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    centre = draw.normal(size=(10, 12))
+    for name in ("amazon", "dslr", "webcam"):
+        y = np.arange(80) % 10
+        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
+        np.savez(data / f"{name}.npz", x=x.astype(np.float16), y=y)
+    options = ["--data", str(data.parent), "--out", str(tmp_path / "out"), "--set", "googlenet"]
+    options += ["--target", "webcam", "--seeds", "0", "-c", "samples=30", "-c", "batch-size=30"]
+    found = measured("dictionary", *options)
+    assert set(found) == {"heads", "parallel", "distil", "memory"}
+    heads = found["heads"]["googlenet"]
+    assert heads["FedDaDiL-R"]["webcam"][0] > 0.5
+    assert heads["largest coordinate, any site"]["webcam"][0] <= 1
+    assert found["distil"]["googlenet"]["distilled"]["SPC 1"][0] > 0.3
+    assert 0 <= found["memory"]["googlenet"]["amazon"]["AUC"][0] <= 1
+    sent = found["parallel"]["googlenet"]["bytes of a round, FedDaDiL"]
+    assert {value[0] for value in sent.values()} == {4 * 3 * 30 * (12 + 10) * (3 + 3)}
+    begun = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("results.json"))]
+    assert measured("dictionary", *options) == found
+    again = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("results.json"))]
+    assert again == begun
+
+
+@pytest.mark.slow
+def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
+    options = ("--rounds", "2", "--out", str(tmp_path))
+    command = [sys.executable, str(FOLDER.parent / "feddadil.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"reconstruction", "ensemble", "encoder"}
+    assert (tmp_path / "feddadil" / "report.html").is_file()

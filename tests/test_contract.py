@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from clients import base
 from clients.site import resident
-from fedda import wire
+from fedda import records, wire
 from fedda.config import LazyConfig, methods
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.folders import load_half
@@ -41,6 +41,7 @@ TESTED = {
 EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticket", "node", "wait")}
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 SUMMED = {"discriminator-loss", "discriminator-accuracy"}
+HEADS = {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
 CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
     "adabn": AVERAGED
     | {
@@ -83,6 +84,21 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ),
     },
     "fedavg": AVERAGED,
+    "feddadil": {
+        (way, role, "train"): (
+            {"atoms": "atoms"} if way == "from" else {"atoms": "atoms", "model": "model"},
+            {"round"} if way == "to" else {*TRAINED, "reconstruction"},
+        )
+        for way in ("to", "from")
+        for role in ("source", "target")
+    }
+    | {  # the encoder was there in the round's training already
+        ("to", "target", "evaluate"): ({"atoms": "atoms"}, {"round"}),
+        ("from", "target", "evaluate"): (
+            {},
+            {"accuracy", "loss", "tested", "infomax", "seconds", *HEADS},
+        ),
+    },
     "fedprox": AVERAGED,
     "kd3a": AVERAGED
     | {
@@ -220,13 +236,20 @@ def features_as_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) ->
     arrays["model"] = features((40, 16))
 
 
+def features_as_the_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+    name, packed = next(iter(arrays.items()))
+    arrays[name] = wire.pack(features((40, 16)).unpack(), packed.manifest.kind)
+
+
 def features_within_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    grown = arrays["model"].unpack() | {"z": np.zeros((40, 16), np.float32)}
-    arrays["model"] = wire.pack(grown, Kind.MODEL)
+    name, packed = next(iter(arrays.items()))  # a model, or atoms
+    grown = packed.unpack() | {"more": np.zeros((40, 16), np.float32)}
+    arrays[name] = wire.pack(grown, packed.manifest.kind)
 
 
 def other_kind(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    arrays["model"] = wire.pack(arrays["model"].unpack(), Kind.GRADIENT)
+    name, packed = next(iter(arrays.items()))
+    arrays[name] = wire.pack(packed.unpack(), Kind.GRADIENT)
 
 
 LEAKS: list[Change] = [
@@ -237,6 +260,7 @@ LEAKS: list[Change] = [
     many_numbers,
     extra_array,
     features_as_the_model,
+    features_as_the_array,
     features_within_the_model,
     other_kind,
 ]
@@ -438,6 +462,21 @@ def plain_arrays(request: Message, reply: Message) -> Message:
     return Message(RecordDict(content), reply_to=request)  # type: ignore[arg-type]
 
 
+def array_of(reply: Message) -> tuple[str, Packed]:
+    """What a reply is about: the model, or atoms."""
+    return next(iter(records.read(reply.content)[0].items()))
+
+
+def features_instead(request: Message, reply: Message) -> Message:
+    name, packed = array_of(reply)
+    z = wire.pack(features((40, 16)).unpack(), packed.manifest.kind)
+    return changed(request, reply, arrays={name: z})
+
+
+def gradients_instead(request: Message, reply: Message) -> Message:
+    return changed(request, reply, arrays={array_of(reply)[0]: wire.pack({}, Kind.GRADIENT)})
+
+
 Forged = Callable[[Message, Message], Message]
 FORGED: dict[str, tuple[Forged, str]] = {
     "extra array": (
@@ -445,14 +484,17 @@ FORGED: dict[str, tuple[Forged, str]] = {
         "no array 'features'",
     ),
     "features as the model": (
-        lambda q, r: changed(q, r, arrays={"model": features((40, 16))}),
-        "'model' is not this run's model",
+        features_instead,
+        r"'(model|atoms)' is not this run's (model|atoms)",
     ),
     "other kind": (
-        lambda q, r: changed(q, r, arrays={"model": wire.pack({}, Kind.ATOMS)}),
-        "'model' is of kind atoms",
+        gradients_instead,
+        r"'(model|atoms)' is of kind gradient",
     ),
-    "no model": (lambda q, r: changed(q, r, without=["model"]), "sent no model"),
+    "no array": (
+        lambda q, r: changed(q, r, without=[array_of(r)[0]]),
+        r"sent no (model|atoms)",
+    ),
     "no steps": (lambda q, r: changed(q, r, without=["steps"]), "sent no steps"),
     "per-sample list": (
         lambda q, r: changed(q, r, numbers={"steps": [0.25] * 40}),

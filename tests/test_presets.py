@@ -151,7 +151,7 @@ def test_a_benchmark_goes_with_a_method_that_has_no_preset(
     ("method", "name", "message"),
     [
         ("kd3a", "digit6", "no preset 'digit6' for kd3a (did you mean digit5?); its own are paper"),
-        ("fedavg", "paper", "(it is one of dils, fdan, fdann, fwdgrl, kd3a); its own are none"),
+        ("fedavg", "paper", "one of dils, fdan, fdann, feddadil, fwdgrl, kd3a); its own are none"),
         ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
     ],
 )

@@ -10,12 +10,14 @@ batchnorms, batch_statistics, inputs_of   what the BatchNorm methods need
 
 from .arrays import load_arrays, to_arrays
 from .files import Meta, load, save
+from .mixture import Mixture
 from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
 from .networks import Model, blank, build, parameter_count, predict
 
 __all__ = [
     "BatchNorm",
     "Meta",
+    "Mixture",
     "Model",
     "batch_statistics",
     "batchnorms",

@@ -14,6 +14,7 @@ import fedda
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 
+from .mixture import Mixture
 from .networks import Model, blank
 
 _KEY = "fedda"
@@ -50,6 +51,8 @@ def save(
         "classes": list(classes),
         "version": fedda.__version__,
     }
+    if isinstance(model.head, Mixture):
+        about["mixture"] = model.head.heads
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     part = path.with_name(f".{path.name}.part")
     try:
@@ -82,6 +85,8 @@ def load(path: str | Path) -> tuple[Model, Meta]:
     try:
         meta = _meta(about)
         model = blank(meta.config, meta.shape, len(meta.classes))
+        if heads := json.loads(about).get("mixture"):
+            model.head = Mixture(heads, model.width, len(meta.classes))
         model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, ValidationError, RuntimeError) as error:
         problem = " ".join(str(error).split())[:200]

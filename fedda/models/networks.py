@@ -7,6 +7,7 @@ z   (N, d) features, z = encoder(x)
 digit-cnn   Feng et al., KD3A, ICML 2021, Table 4
 lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
 mlp         hidden layers of `model.sizes`; KD3A uses three linear layers in all for Amazon Review
+identity    none: inputs that are features already, such as vectors of a pretrained network
 resnet18, resnet50, resnet101, alexnet   torchvision's, without their last linear layer
 """
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 
+from .mixture import Mixture
 from .modes import evaluating
 from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
 
@@ -41,7 +43,12 @@ class Model(nn.Module):
     std: Tensor
 
     def __init__(
-        self, encoder: nn.Module, head: nn.Linear, *, pretrained: bool = False, repeat: bool = False
+        self,
+        encoder: nn.Module,
+        head: nn.Linear | Mixture,
+        *,
+        pretrained: bool = False,
+        repeat: bool = False,
     ) -> None:
         """Join the two halves.
 
@@ -166,7 +173,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
             f"model.weights is '{config.weights}', but {name} has no pretrained weights; "
             f"set model.weights to none or model.name to one of {', '.join(LAST)}."
         )
-    if name == "mlp":
+    if name in ("mlp", "identity"):
         return
     if len(shape) != 3:
         raise ModelError(
@@ -227,6 +234,11 @@ def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     return nn.Sequential(*layers), sizes[-1]
 
 
+def _identity(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Features as they are."""
+    return nn.Flatten(), math.prod(shape)
+
+
 def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """Everything before the last linear layer of a torchvision network."""
     encoder = torchvision.models.get_model(config.name, weights=None)
@@ -241,5 +253,6 @@ _ENCODERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], tuple[nn.Module, i
     "digit-cnn": _digit_cnn,
     "lenet": _lenet,
     "mlp": _mlp,
+    "identity": _identity,
     **dict.fromkeys(LAST, _torchvision),
 }

@@ -53,6 +53,36 @@ def features(run: Run, noted: Noted) -> Html | None:
     return join(grid(*figures, pairs=True), note(words))
 
 
+def dictionary(run: Run, noted: Noted) -> Html | None:
+    """The target's points under the barycenter of its atoms, and under the distilled set."""
+    seed = next((s for s in run.seeds if noted.dictionary(run.own, s)), None)
+    found = noted.dictionary(run.own, seed) if seed else None
+    if found is None:
+        return None
+    sets = [found.points, found.barycenter, found.distilled]
+    points = _square_points(np.concatenate(sets))
+    target, barycenter, distilled = np.split(points, np.cumsum([len(s) for s in sets])[:-1])
+    classes = [str(name) for name in run.results.get("classes", [])]
+    figures = []
+    for heading, made, labels in (
+        ("Barycenter over the target", barycenter, found.barycenter_labels),
+        ("Distilled set over the target", distilled, found.distilled_labels),
+    ):
+        parts = [_marks(target, -1, f"{run.target}, training images", faded=True)]
+        entries = [(_key(-1), f"{run.target} (target)", "")]
+        for label in sorted({int(x) for x in labels if 0 <= x < len(classes)}):
+            parts.append(_marks(made[labels == label], label, classes[label]))
+            if len(entries) < KEYS:
+                entries.append((_key(label), classes[label], ""))
+        figures.append(_square(heading, parts, entries, f"{heading}, by class"))
+    words = (
+        f"t-SNE of {run.target}'s features, of the support of B(alpha; atoms), and of "
+        f"{len(distilled)} distilled samples, together; seed {seed}, last round. Made at the "
+        "target, whose coordinates no other has."
+    )
+    return join(grid(*figures, pairs=True), note(words))
+
+
 def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
     for method in run.methods[1:]:
         if found := noted.features(method, seed, LAST):
@@ -68,11 +98,16 @@ def _cloud(found: Sequence[Features], heading: str) -> Cloud:
         parts.append(f.z[chosen])
         labels.append(f.labels[chosen])
         sites += [f.site] * len(chosen)
-    points = tsne(np.concatenate(parts))
+    points = _square_points(np.concatenate(parts))
+    return Cloud(points, sites, np.concatenate(labels), heading)
+
+
+def _square_points(z: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The features' embedding, in a square of 100."""
+    points = tsne(z)
     low, high = points.min(axis=0), points.max(axis=0)
     side = max(float((high - low).max()), 1e-12)
-    middle = (low + high) / 2
-    return Cloud(50 + 94 * (points - middle) / side, sites, np.concatenate(labels), heading)
+    return 50 + 94 * (points - (low + high) / 2) / side
 
 
 def _by_domain(run: Run, cloud: Cloud) -> Html:

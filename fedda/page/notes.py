@@ -18,6 +18,7 @@ from fedda.errors import RunError
 from fedda.results import Results
 
 FIRST, LAST, CONFUSION = "first.npz", "last.npz", "confusion.json"
+DICTIONARY = "dictionary.npz"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class Features:
     labels: NDArray[np.int64]  # (N,)
     round: int
     model: str
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """What FedDaDiL's target noted: its points, and what its atoms make of them."""
+
+    points: NDArray[np.float32]  # (N, d)
+    barycenter: NDArray[np.float32]  # (n, d)
+    barycenter_labels: NDArray[np.int64]
+    distilled: NDArray[np.float32]  # (C spc, d)
+    distilled_labels: NDArray[np.int64]
 
 
 @dataclass
@@ -53,6 +65,17 @@ class Noted:
                 except (OSError, ValueError, TypeError, LookupError) as error:
                     self.problems.append(f"{path} cannot be read ({error})")
         return found
+
+    def dictionary(self, method: str, seed: str) -> Dictionary | None:
+        """The target's dictionary in the last round of one training."""
+        for (of, its, _), folder in sorted(self.folders.items()):
+            path = folder / DICTIONARY
+            if (of, its) == (method, seed) and path.is_file():
+                try:
+                    return _dictionary(path)
+                except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
+                    self.problems.append(f"{path} cannot be read ({error})")
+        return None
 
     def features(self, method: str, seed: str, name: str) -> list[Features]:
         """What the sites saw in one training's first or last round, and which classes there are."""
@@ -120,6 +143,20 @@ def _confusion(table: Any) -> tuple[list[str], NDArray[np.int64]]:
     if counts.shape != (len(classes), len(classes)) or (counts < 0).any():
         raise ValueError(f"its counts are {counts.shape}, for {len(classes)} classes")
     return classes, counts
+
+
+def _dictionary(path: Path) -> Dictionary:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        sets = [file[name].astype(np.float32) for name in ("points", "barycenter", "distilled")]
+        labels = [file[f"{name}_labels"].astype(np.int64) for name in ("barycenter", "distilled")]
+    points, barycenter, distilled = sets
+    widths = {s.shape[1:] for s in sets}
+    pairs = zip((barycenter, distilled), labels, strict=True)
+    if points.ndim != 2 or len(widths) != 1 or any(y.shape != (len(z),) for z, y in pairs):
+        raise ValueError("its arrays have another form")
+    if not all(np.isfinite(s).all() and len(s) for s in sets):
+        raise ValueError("its values are not finite")
+    return Dictionary(points, barycenter, labels[0], distilled, labels[1])
 
 
 def _features(site: str, path: Path) -> Features:

@@ -9,7 +9,7 @@ from fedda.results import Results
 from . import audit
 from .confusion import confusions
 from .costs import costs
-from .features import features
+from .features import dictionary, features
 from .headline import headline
 from .html import Html, e
 from .notes import Noted, collect
@@ -95,6 +95,7 @@ def page(results: Results, noted: Noted, audited: audit.Audited | None = None) -
 def inside(run: Run, noted: Noted) -> Html:
     """What never leaves a site, if it can be read here."""
     matrices, clouds = confusions(run, noted), features(run, noted)
+    explained = dictionary(run, noted)
     missing = None
     if not (matrices or clouds):
         missing = note(
@@ -109,4 +110,5 @@ def inside(run: Run, noted: Noted) -> Html:
     elif not clouds:
         missing = note("No features: the notes found have none of the last round.")
     problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
-    return section("inside", "Confusion and features", matrices, clouds, missing, *problems)
+    parts = [matrices, clouds, explained, missing, *problems]
+    return section("inside", "Confusion and features", *parts)

@@ -8,7 +8,7 @@ from .headline import SCALES
 from .html import Html, join
 from .line import Curve, Scale, chart
 from .parts import grid, look, section
-from .series import Run, is_number, short
+from .series import Run, Seeds, is_number, short
 
 PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
@@ -24,6 +24,8 @@ FIGURES = {
     "loss": ("Training loss, mean over the sources", LOSS),
     "distillation": ("Distillation loss at the target", LOSS),
 }
+HEADS = {"reconstruction": "FedDaDiL-R", "ensemble": "FedDaDiL-E", "encoder": "FedAvg's head"}
+PARTS = ("accuracy-", "reconstruction/")  # what numbers of one figure begin with
 OWN = {"round", "seconds", "tested", "accuracy", "kept", *FIGURES}
 
 
@@ -31,10 +33,11 @@ def rounds(run: Run) -> Html:
     """The section of everything that has a value per round."""
     shown = [_score(run), *(_weights(run, m) for m in run.methods)]
     losses = [_figure(run, key) for key in FIGURES if key != run.measure]
+    own = [_heads(run), _errors(run), _kept(run)]
     more = [_figure(run, key) for key in _others(run)]
     return join(
         section("accuracy", "Accuracy and weights", grid(*shown)),
-        section("training", "Training", grid(*losses, _kept(run), *more)),
+        section("training", "Training", grid(*losses, *own, *more)),
     )
 
 
@@ -117,7 +120,40 @@ def _others(run: Run) -> list[str]:
         for k, v in entry.items()
         if is_number(v)
     )
-    return sorted(set(found) - OWN)
+    return sorted(k for k in set(found) - OWN if not k.startswith(PARTS))
+
+
+def _parts(run: Run, beginning: str) -> dict[str, Seeds]:
+    """Numbers of the run's own method that begin alike, by how they end."""
+    keys = (k for _, entry in run.entries(run.own) for k in entry if k.startswith(beginning))
+    found = {k: run.numbers(run.own, k) for k in dict.fromkeys(keys)}
+    return {k.removeprefix(beginning): seeds for k, seeds in found.items()}
+
+
+def _heads(run: Run) -> Html | None:
+    """What FedDaDiL's target could predict with."""
+    curves = [
+        Curve(HEADS.get(name, name), look(i), seeds)
+        for i, (name, seeds) in enumerate(_parts(run, "accuracy-").items())
+    ]
+    scale = SCALES["accuracy"]
+    unit = Scale("accuracy (%)", scale.text, scale.factor)
+    return chart(f"Accuracy on {run.target} by head", curves, unit, run.rounds)
+
+
+def _errors(run: Run) -> Html | None:
+    """How well each site's barycenter of the atoms explains it, as the site says."""
+    looks = site_looks(run)
+    curves = [
+        Curve(_name(run, site), looks.get(site, "k7 d2"), seeds)
+        for site, seeds in _parts(run, "reconstruction/").items()
+    ]
+    curves = [
+        Curve(c.name, c.css, c.seeds, drawn=i < LISTED or c.name == _name(run, run.target))
+        for i, c in enumerate(curves)
+    ]
+    unit = Scale("transport cost of points, whose mean |z|² is 1", PLAIN.text)
+    return chart("Reconstruction error of each site", curves, unit, run.rounds)
 
 
 def _kept(run: Run) -> Html | None:

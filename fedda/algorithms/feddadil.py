@@ -1,0 +1,339 @@
+"""FedDaDiL: every site's data as a Wasserstein barycenter of public atoms; coordinates stay home.
+
+Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670; equations are numbered as there. The
+transport itself is `fedda.transport`.
+
+    N, K, C, d      sizes      sites, atoms, classes, features
+    n, n_b          sizes      points of an atom; of a mini-batch of it
+    z, y            (K, n, d), (K, n, C)  the atoms' points and soft labels: what travels
+    v               (K, n, C)  logits of y, what a site trains
+    alpha           (K,)       a site's coordinates, in the simplex; never sent
+    W, b            (K, C, d), (K, C)  heads, one per atom
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedda import transport
+from fedda.algorithms import fedavg
+from fedda.config import Scalar
+from fedda.errors import ConfigError
+from fedda.wire import MODEL, Arrays, Contract, Entry, Kind, Manifest, Rule
+
+Head = Literal["reconstruction", "ensemble"]
+
+CERTAIN = 1e-6  # the least a label gives to any class, so that its logits are finite
+BETWEEN = 0.3  # part of the first atoms' variance that lies between classes
+DRAWN = 0.3  # part of the first coordinates that is drawn, evenly from the simplex
+APART = 0.1  # part of it that one atom's point has for itself, unlike the others' of its index
+
+
+class Config(fedavg.Config):
+    """FedDaDiL's choices, and FedAvg's for the encoder."""
+
+    encoder: str = Field(
+        default="",
+        description="a finished run's folder whose model to start from; all rounds are then the "
+        "dictionary's",
+    )
+    encoder_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="part of the rounds, the first ones, that train the encoder by FedAvg",
+    )
+    atoms: int = Field(default=3, ge=1, le=64, description="K, atoms of the dictionary")
+    samples: int = Field(default=500, ge=2, description="n, points of each atom")
+    batch_size: int = Field(
+        default=100, ge=0, description="n_b, points of each atom in a step; 0: all of them"
+    )
+    travel: Literal["dictionary", "batch"] = Field(
+        default="dictionary", description="what a round sends: all points, or n_b drawn anew"
+    )
+    mean: Literal["uniform", "examples"] = Field(
+        default="uniform", description="sites' atoms count alike (eq. 12), or by examples"
+    )
+    epochs: int = Field(default=1, ge=1, description="E, passes over the atoms in a round")
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd", description="sgd: steps along transport, without a unit; or adam"
+    )
+    lr: float = Field(default=0.5, gt=0, description="learning rate of points and labels")
+    target_pace: float = Field(
+        default=0.2,
+        ge=0,
+        description="the target's learning rate in units of lr: its transport knows no classes",
+    )
+    lr_coordinates: float = Field(default=0.02, ge=0, description="learning rate of alpha")
+    scaling: Literal["scalar", "dimension", "none"] = Field(
+        default="scalar",
+        description="a site divides its features by one number, standardises each, or neither",
+    )
+    balanced: bool = Field(
+        default=True, description="sources draw as many examples of each class for a step"
+    )
+    entropy: float = Field(
+        default=0.0, ge=0, description="Sinkhorn's, in units of the mean cost; 0: exact plans"
+    )
+    fixed_points: int = Field(
+        default=10, ge=1, description="rounds of plans for a barycenter at most"
+    )
+    predict: Head = Field(default="reconstruction", description="the head that counts: -R, or -E")
+    head_decay: float = Field(
+        default=1e-2, ge=0, description="weight decay of heads fitted on atoms"
+    )
+    distil: int = Field(
+        default=10, ge=1, description="samples per class of the distilled set that a target notes"
+    )
+
+    def told(self) -> "Config":
+        """Without what is the server's business: where it keeps its runs."""
+        if not self.encoder:
+            return self
+        return self.model_copy(update={"encoder": "", "encoder_share": 0.0})
+
+    def encoder_rounds(self, rounds: int) -> int:
+        """How many rounds of the run belong to the encoder."""
+        return math.floor(self.encoder_share * rounds)
+
+    @property
+    def travelling(self) -> int:
+        """Points of each atom in a training request."""
+        return self.step_size if self.travel == "batch" else self.samples
+
+    @property
+    def step_size(self) -> int:
+        """Points of each atom in a step."""
+        return min(self.batch_size or self.samples, self.samples)
+
+
+class Scaling(NamedTuple):
+    """How a site's features become points: (x - shift) / scale."""
+
+    shift: Tensor  # (d,)
+    scale: Tensor  # (d,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - self.shift) / self.scale
+
+
+def scaling(x: Tensor, form: Literal["scalar", "dimension", "none"]) -> Scaling:
+    """Bring a site's features to the size at which all sites' points meet, a mean |z|^2 of 1.
+
+    Args:
+        x: (n, d) the site's features.
+        form: one scale for all, or a shift and a scale for each; a feature that never changes
+            gets the scale of the average one.
+    """
+    zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    if form == "none":
+        return Scaling(zero, one)
+    tiny = torch.finfo(x.dtype).tiny
+    if form == "scalar":
+        return Scaling(zero, one * x.square().sum(dim=1).mean().sqrt().clamp(min=tiny))
+    var, mean = torch.var_mean(x, dim=0, correction=0)
+    std = torch.where(var > 1e-6 * var.mean(), var, var.mean()).sqrt().clamp(min=tiny)
+    return Scaling(mean, std * math.sqrt(x.shape[1]))
+
+
+def initial_atoms(
+    model: Mapping[str, np.ndarray], options: Config, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Line 1 of Alg. 1: atoms near where features lie, as far as a model tells -> z, y.
+
+    A class's features lie where its row of the head points to; how large each feature is, and how
+    much it varies, is known where they come out of a BatchNorm and a ReLU, and guessed to be alike
+    elsewhere. Point i of every atom belongs to class i mod C and begins at nearly the same place,
+    so that atoms are aligned from the start. The mean |z|^2 is 1, as sites scale their features.
+    """
+    w = model["head.weight"].astype(np.float64)
+    C, d = w.shape
+    K, n = options.atoms, options.samples
+    if n < C:
+        raise ConfigError(
+            f"feddadil.samples is {n}, but there are {C} classes; give atoms a point of each class "
+            "at least."
+        )
+    rng = np.random.default_rng(seed)
+    mean, std = _feature_moments(model, d)
+    toward = w - w.mean(axis=0)
+    toward *= math.sqrt(d) / np.maximum(np.linalg.norm(toward, axis=1, keepdims=True), 1e-12)
+    label = np.arange(n) % C
+    within = rng.standard_normal((n, d)) * math.sqrt(1 - BETWEEN - APART)
+    own = rng.standard_normal((K, n, d)) * math.sqrt(APART)
+    z = mean + std * (math.sqrt(BETWEEN) * toward[label] + within + own)
+    z /= math.sqrt((z**2).sum(axis=2).mean())
+    y = np.full((K, n, C), 0.1 / C)
+    y[:, np.arange(n), label] += 0.9
+    return z.astype(np.float32), y.astype(np.float32)
+
+
+def _feature_moments(model: Mapping[str, np.ndarray], d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of max(0, gamma u + delta) with normal u, of the last BatchNorm -> (d,).
+
+    The shape in which features leave that layer is not known: it is taken if each of its channels
+    makes up the same number of features, one after the other.
+    """
+    names = [name for name in model if name.endswith("running_mean")]
+    layer = names[-1].removesuffix("running_mean") if names else ""
+    if not names or d % len(model[names[-1]]):
+        return np.zeros(d), np.ones(d)
+    delta, gamma = (model[layer + part].astype(np.float64) for part in ("bias", "weight"))
+    s = np.maximum(np.abs(gamma), 1e-12)
+    t = delta / s
+    density = np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
+    below = np.array([(1 + math.erf(u / math.sqrt(2))) / 2 for u in t])
+    mean = s * (t * below + density)
+    second = s**2 * ((t**2 + 1) * below + t * density)
+    each = d // len(mean)
+    std = np.sqrt(np.maximum(second - mean**2, 1e-12))
+    return np.repeat(mean, each), np.repeat(std, each)
+
+
+def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
+    """Eq. 12: the sites' versions averaged index by index -> z, y.
+
+    Args:
+        versions: z and y of each site.
+        weights: of the sites; 1 / N each in the paper.
+    """
+    mean = {name: np.zeros(a.shape) for name, a in versions[0].items()}
+    for version, weight in zip(versions, weights, strict=True):
+        for name, total in mean.items():
+            total += weight / sum(weights) * version[name]
+    return {name: total.astype(np.float32) for name, total in mean.items()}
+
+
+def logits_of(y: Tensor) -> Tensor:
+    """V with softmax(v) = y, up to labels that are as good as certain -> like y."""
+    return y.clamp(min=CERTAIN).log()
+
+
+def logit_gradient(y: Tensor, g: Tensor) -> Tensor:
+    """What a gradient for y is for its logits: y (g - <g, y>) -> like y."""
+    return y * (g - (g * y).sum(dim=-1, keepdim=True))
+
+
+def first_coordinates(K: int, generator: torch.Generator) -> Tensor:
+    """Line 2 of Alg. 1: alpha drawn around the middle of the simplex -> (K,).
+
+    Sites that began alike would pull every atom the same way, and no atom would learn to differ;
+    a site that began at a vertex would hear of no atom but its own.
+    """
+    e = -torch.rand(K, generator=generator).clamp(min=1e-12).log()
+    return DRAWN * e / e.sum() + (1 - DRAWN) / K
+
+
+def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tensor, Tensor]:
+    """Cross entropy of one linear head per set of points, all at once -> W (K, C, d), b (K, C).
+
+    Args:
+        z: (K, n, d).
+        y: (K, n, C) soft labels.
+        decay: L2 penalty of W, times the points' mean squared length.
+        steps: of L-BFGS.
+    """
+    K, _, d = z.shape
+    size = z.square().sum(dim=2).mean().sqrt().clamp(min=1e-12)
+    W = torch.zeros(K, y.shape[2], d, dtype=z.dtype, device=z.device, requires_grad=True)
+    b = torch.zeros(K, y.shape[2], dtype=z.dtype, device=z.device, requires_grad=True)
+    x = z / size
+    optimizer = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        logits = torch.einsum("knd,kcd->knc", x, W) + b[:, None]
+        total = -(y * F.log_softmax(logits, dim=2)).sum() / y.shape[1]
+        total = total + decay / 2 * W.square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return (W / size).detach(), b.detach()
+
+
+def unscaled(W: Tensor, b: Tensor, scale: Scaling) -> tuple[Tensor, Tensor]:
+    """The same heads for features as the encoder gives them -> W (K, C, d), b (K, C)."""
+    W = W / scale.scale
+    return W, b - W @ scale.shift
+
+
+def ensemble(x: Tensor, W: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+    """Eq. 15: sum_k alpha_k softmax(W_k x + b_k) -> (N, C), rows sum to 1."""
+    p = (torch.einsum("nd,kcd->knc", x, W) + b[:, None]).softmax(dim=2)
+    return torch.einsum("k,knc->nc", alpha, p)
+
+
+def distilled(
+    z: Tensor, y: Tensor, alpha: Tensor, spc: int, most: int = 10, entropy: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """B(alpha; atoms) on SPC points per class -> (C spc, d), soft labels (C spc, C).
+
+    It begins at those points of the index-wise mean that are surest of their class.
+    """
+    start_z, start_y = (torch.einsum("k,knc->nc", alpha, a) for a in (z, y))
+    chosen = torch.cat(
+        [
+            start_y[:, c].sort(descending=True, stable=True).indices.repeat(spc)[:spc]
+            for c in range(y.shape[2])
+        ]
+    )
+    label = torch.eye(y.shape[2], dtype=y.dtype, device=y.device).repeat_interleave(spc, dim=0)
+    b = transport.barycenter(z, y, alpha, (start_z[chosen], label), most, entropy)
+    return b.z, b.y
+
+
+ATOMS = {"atoms": Kind.ATOMS}
+SENT = frozenset({"loss", "reconstruction", "steps", "seconds"})
+
+# Stage 1 is FedAvg's, and the target has no part in it.
+ENCODER = fedavg.CONTRACT
+# Stage 2. The encoder comes along for a site that does not have it yet; only atoms go back.
+CONTRACT = Contract(
+    enters={"source": Rule(MODEL | ATOMS), "target": Rule(MODEL | ATOMS)},
+    leaves={"source": Rule(ATOMS, SENT), "target": Rule(ATOMS, SENT)},
+)
+EVALUATION = Contract(
+    enters={"target": Rule(MODEL | ATOMS)},
+    leaves={
+        "target": Rule(
+            numbers=frozenset(
+                {"accuracy", "loss", "tested", "infomax", "seconds"}
+                | {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
+            )
+        )
+    },
+)
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "paper": {"weighting": "uniform", "target-pace": 1.0, "mean": "uniform", "entropy": 0.0}
+}
+
+
+def contract(arrays: Mapping[str, object]) -> Contract:
+    """The contract of the stage that a request's arrays belong to."""
+    return CONTRACT if "atoms" in arrays else ENCODER
+
+
+def layout(options: Config, model: Manifest, whole: bool) -> Manifest:
+    """The one form that atoms have in a run: in training requests and replies, or as a whole."""
+    C, d = next(e.shape for e in model.entries if e.name == "head.weight")
+    K, n = options.atoms, options.samples if whole else options.travelling
+    entries = (Entry("z", "float32", (K, n, d)), Entry("y", "float32", (K, n, C)))
+    return Manifest(Kind.ATOMS, model.floats, entries)
+
+
+def layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
+    """The atoms of training requests and replies: what travels of them in a round."""
+    return {"atoms": layout(options, model, whole=False)}
+
+
+def tested_layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
+    """The atoms that the target tests: all of them."""
+    return {"atoms": layout(options, model, whole=True)}

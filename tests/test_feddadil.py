@@ -1,0 +1,492 @@
+"""FedDaDiL's rounds: atoms out and back, coordinates that stay, heads that the target fits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+from safetensors.torch import load_file
+
+from clients.dictionary import Dictionary
+from clients.site import Site, resident
+from fedda import data, models, page, records, transport, wire
+from fedda.algorithms import feddadil
+from fedda.cli.predict import table
+from fedda.config import RunConfig
+from fedda.errors import Code, ConfigError
+from fedda.models import Mixture
+from fedda.wire import Arrays, Kind
+from server import run as server_run
+from server.journal import Journal
+from server.training import finished
+from strategies.feddadil import FedDaDiL
+from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run
+
+
+@pytest.fixture(autouse=True)
+def _fresh_sites() -> Iterator[None]:
+    resident.cache_clear()
+    yield
+    resident.cache_clear()
+
+
+SITES = ["anna", "bert", "carl", "town"]
+
+
+def stateful(domains: list[Node], folder: Path) -> list[Node]:
+    return [{**n, "state-dir": str(folder)} for n in domains]
+
+
+def came(bench: Bench, name: str, kind: str = "train") -> list[dict[str, Arrays]]:
+    """What a site was sent, request by request."""
+    to = bench.grid.id_of(name)
+    asked = [q for q in bench.grid.requests if q.metadata.dst_node_id == to]
+    found = [q for q in asked if q.metadata.message_type == kind]
+    return [{n: p.unpack() for n, p in records.read(q.content)[0].items()} for q in found]
+
+
+def went(bench: Bench, name: str) -> list[Arrays]:
+    """Atoms that a site sent back."""
+    of = bench.grid.id_of(name)
+    found = [r for r in bench.grid.replies if r.metadata.src_node_id == of and r.has_content()]
+    arrays = [records.read(r.content)[0] for r in found]
+    return [a["atoms"].unpack() for a in arrays if "atoms" in a]
+
+
+def dictionary_of(node: Node) -> Dictionary:
+    """What a site of this process keeps in memory."""
+    (workspace,) = resident(tuple(sorted(node.items())))._workspaces.values()
+    return workspace.dictionary
+
+
+def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil")
+    start = bench.model
+    model, numbers = bench.round()
+    versions = [went(bench, name)[-1] for name in SITES]
+    kept = bench.strategy.kept["atoms"].unpack()
+    for name in "zy":
+        np.testing.assert_allclose(
+            kept[name], np.mean([v[name] for v in versions], axis=0), rtol=1e-5, atol=1e-7
+        )
+        assert not np.array_equal(versions[0][name], versions[1][name])
+    assert bench.strategy.weights == dict.fromkeys(SITES, 0.25)
+    assert set(numbers) == {"loss", *(f"reconstruction/{name}" for name in SITES)}
+    assert all(np.array_equal(model[n], start[n]) for n in start)  # the encoder stays
+
+
+def test_stage_1_is_fedavg_to_the_last_bit(domains: list[Node]) -> None:
+    """And all of its rounds are; the dictionary begins where it ends."""
+    half: dict[str, Any] = {"rounds": 4, "feddadil.encoder-share": 0.5}
+    bench, plain = Bench(domains, "feddadil", **half), Bench(domains, "fedavg", rounds=4)
+    for server_round in (1, 2):
+        found, wanted = bench.round(server_round)[0], plain.round(server_round)[0]
+        assert all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
+    assert not came(bench, "town") and "atoms" not in bench.strategy.kept
+    bench.round(3)
+    assert set(came(bench, "town")[0]) == {"model", "atoms"}
+    assert [set(sent) for sent in came(bench, "anna")] == [{"model"}, {"model"}, {"model", "atoms"}]
+
+
+def test_the_encoder_goes_once_to_every_site(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil")
+    bench.round(1)
+    bench.round(2)
+    for name in SITES:
+        assert [set(sent) for sent in came(bench, name)] == [{"model", "atoms"}, {"atoms"}]
+    assert bench.notices == []
+
+
+def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil")
+    bench.round(1)
+    resident.cache_clear()  # every site forgets
+    bench.round(2)
+    assert set(bench.strategy.weights) == set(SITES)
+    sent = came(bench, "town")
+    assert [set(arrays) for arrays in sent] == [{"model", "atoms"}, {"atoms"}, {"model", "atoms"}]
+    assert {n[:2] for n in bench.notices} == {("failed", name) for name in SITES}
+
+
+# ---- coordinates -------------------------------------------------------------------------------
+
+
+def test_coordinates_never_leave(domains: list[Node], tmp_path: Path) -> None:
+    """Nothing that a site sends holds them, in whatever order or precision, or tells them."""
+    nodes = stateful(domains, tmp_path)
+    settings = {"feddadil.lr-coordinates": 0.3, "feddadil.atoms": 4, "method": "feddadil"}
+    grid = ScriptedGrid(nodes)
+    results, _ = run(nodes, settings | {"run.dir": str(tmp_path / "runs")}, grid=grid)
+    assert results["events"] == []
+    files = sorted(tmp_path.rglob("*.coordinates.safetensors"))
+    assert len(files) == 8  # two rounds of four sites
+    secrets = [load_file(path)["alpha"].numpy() for path in files]
+    assert all(a.shape == (4,) and a.sum() == pytest.approx(1) for a in secrets)
+    layout = {"z": (4, 24, 16), "y": (4, 24, 4)}
+    for reply in grid.replies:
+        arrays, tables = records.read(reply.content)
+        numbers = [float(n) for n in tables.get("metrics", {}).values()]
+        assert not has(numbers, secrets)
+        for packed in arrays.values():
+            assert {e.name: e.shape for e in packed.manifest.entries} == layout
+            values = packed.unpack()
+            assert not has(np.concatenate([values["z"].ravel(), values["y"].ravel()]), secrets)
+            for alpha in secrets:
+                assert alpha.tobytes() not in packed.buffer
+    assert has([0.5, *secrets[3]], secrets)  # the test can tell
+
+
+def has(values: Any, secrets: list[np.ndarray]) -> bool:
+    """Whether the parts of some site's coordinates are among values, all but parts of 0 and 1."""
+    values = np.asarray(values)
+    found = []
+    for alpha in secrets:
+        parts = alpha[(alpha > 1e-4) & (alpha < 1 - 1e-4)]
+        near = [bool((np.abs(values - part) < 1e-7).any()) for part in parts]
+        found.append(bool(near) and all(near))
+    return any(found)
+
+
+def test_a_reply_with_coordinates_in_it_is_refused(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an array of its own, within the atoms, as numbers: at the site, and on arrival."""
+    from clients import feddadil as clients
+
+    alpha = np.array([0.2, 0.3, 0.5], np.float32)
+    outgoing, learn = clients.Source.outgoing, clients.Source.learn
+
+    def as_array(self: Any, request: Any) -> Any:
+        return outgoing(self, request) | {"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}
+
+    def within(self: Any, request: Any) -> Any:
+        atoms = outgoing(self, request)["atoms"].unpack()
+        return {"atoms": wire.pack(atoms | {"alpha": alpha}, Kind.ATOMS)}
+
+    def numbers(self: Any, request: Any, labels: Any) -> Any:
+        return learn(self, request, labels) | {f"alpha/{k}": 0.3 for k in range(3)}
+
+    for name, change in (("outgoing", as_array), ("outgoing", within), ("learn", numbers)):
+        with monkeypatch.context() as patch:
+            bench = Bench(domains, "feddadil")
+            request = bench.begin()[0]
+            honest = bench.grid.call(request)
+            patch.setattr(clients.Source, name, change)
+            assert bench.grid.call(request).error.code == Code.WIRE
+            assert bench.accept(honest)
+    bench = Bench(domains, "feddadil")
+    for arrays, numbers_too in (
+        ({"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}, {}),
+        ({"atoms": wire.pack({"a": alpha}, Kind.ATOMS)}, {}),
+        ({}, {f"alpha/{name}": 0.3 for name in SITES}),
+    ):
+        request = bench.begin()[0]
+        reply = bench.grid.call(request)
+        assert not bench.accept(changed(request, reply, arrays=arrays, numbers=numbers_too))
+        assert ("refused", "anna") in [n[:2] for n in bench.notices]
+        bench.notices.clear()
+
+
+def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> None:
+    """A run whose sites are restarted after every round has the bits of one whose are not."""
+
+    def train(folder: Path, restart: bool) -> tuple[Arrays, dict[str, bytes]]:
+        resident.cache_clear()
+        bench = Bench(stateful(domains, folder), "feddadil", rounds=3)
+        for server_round in (1, 2, 3):
+            bench.round(server_round)
+            if restart:
+                resident.cache_clear()
+        assert bench.notices == []  # nor did anybody have to ask for the encoder
+        assert [set(sent) for sent in came(bench, "anna")][1:] == [{"atoms"}] * 2
+        last = sorted(folder.rglob("*.3.coordinates.safetensors"))
+        coordinates = {p.parent.name: load_file(p)["alpha"].numpy().tobytes() for p in last}
+        return bench.strategy.kept["atoms"].unpack(), coordinates
+
+    kept, first = train(tmp_path / "a", restart=False)
+    again, second = train(tmp_path / "b", restart=True)
+    assert first == second and set(first) == set(SITES)
+    assert len(set(first.values())) == len(SITES)  # each site has its own
+    assert all(np.array_equal(kept[n], again[n]) for n in kept)
+
+
+def test_without_a_disk_a_restarted_site_begins_anew_and_says_so(
+    domains: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(domains, "feddadil")
+    bench.round(1)
+    assert "coordinates" not in caplog.text
+    resident.cache_clear()
+    bench.round(2)
+    assert "no coordinates of round 1 are left; drawn anew" in caplog.text
+
+
+def test_a_round_asked_for_again_starts_from_the_same_coordinates(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil")
+    bench.round(1)
+    first = [bench.grid.call(request) for request in bench.begin(2)]
+    again = [bench.grid.call(request) for request in bench.begin(2)]
+    for a, b in zip(first, again, strict=True):
+        a, b = (records.read(r.content)[0]["atoms"].buffer for r in (a, b))
+        assert a == b
+
+
+def test_a_shared_rate_would_send_coordinates_to_a_vertex(domains: list[Node]) -> None:
+    def smallest(rate: float) -> float:
+        resident.cache_clear()
+        bench = Bench(domains, "feddadil", rounds=6, **{"feddadil.lr-coordinates": rate})
+        for server_round in range(1, 7):
+            bench.round(server_round)
+        return min(float(dictionary_of(n)._coordinates[6].max()) for n in domains)
+
+    assert smallest(50.0) > 0.99
+    assert smallest(0.02) < 0.9
+
+
+def test_only_few_rounds_of_coordinates_stay_on_disk(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(stateful(domains, tmp_path), "feddadil", rounds=4)
+    for server_round in range(1, 5):
+        bench.round(server_round)
+    names = sorted(p.name for p in (tmp_path / "anna").glob("*.coordinates.*"))
+    assert names == [f"run.feddadil-0.{r}.coordinates.safetensors" for r in (3, 4)]
+
+
+# ---- what a site does --------------------------------------------------------------------------
+
+
+def test_the_loss_falls(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil", rounds=8)
+    found = [bench.round(r)[1] for r in range(1, 9)]
+    for name in ("loss", *(f"reconstruction/{s}" for s in SITES)):
+        assert found[-1][name] < 0.7 * found[0][name], name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam", "lr": 0.05},
+        {"scaling": "dimension"},
+        {"scaling": "none"},
+        {"balanced": False},
+        {"batch-size": 0},
+        {"batch-size": 7, "epochs": 3},
+        {"travel": "batch"},
+        {"atoms": 1},
+        {"entropy": 0.1, "fixed-points": 2},
+        {"predict": "ensemble"},
+        {"target-pace": 0.0},
+        {"mean": "examples"},
+        {"wire.dtype": "float16"},
+        {"model.name": "identity", "model.sizes": ""},
+    ],
+    ids=str,
+)
+def test_every_choice_gives_a_round(
+    domains: list[Node], runs: dict[str, str], settings: dict[str, Any]
+) -> None:
+    full = {k if "." in k else f"feddadil.{k}": v for k, v in settings.items()}
+    results, _ = run(domains, runs | full | {"method": "feddadil"})
+    assert results["events"] == []
+    for entry in results["trainings"]["feddadil"][0]["rounds"]:
+        assert np.isfinite(entry["loss"])
+        counts = entry[f"accuracy-{settings.get('predict', 'reconstruction')}"]
+        assert entry["accuracy"] == counts
+
+
+def test_a_part_of_the_dictionary_travels_and_the_rest_stays(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil", **{"feddadil.travel": "batch"})
+    assert isinstance(bench.strategy, FedDaDiL)
+    bench.begin()
+    before = {n: a.copy() for n, a in bench.strategy._whole().items()}
+    bench.round()
+    moved = (bench.strategy.kept["atoms"].unpack()["z"] != before["z"]).any(axis=(0, 2))
+    assert moved.sum() == 12 and set(np.flatnonzero(moved)) == set(bench.strategy.chosen)
+    assert went(bench, "anna")[0]["z"].shape == (3, 12, 16)
+    (q,) = bench.strategy.configure_evaluate(
+        1, bench.strategy.packed(bench.model), ConfigRecord(), bench.grid
+    )
+    assert records.read(q.content)[0]["atoms"].unpack()["z"].shape == (3, 24, 16)  # all of it
+
+
+def test_features_are_extracted_once(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    features = models.Model.features
+
+    def counted(self: models.Model, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return features(self, x)
+
+    monkeypatch.setattr(models.Model, "features", counted)
+    run(domains, runs | {"method": "feddadil", "rounds": 3})
+    assert sorted(seen) == [24, 40, 48, 50, 60]  # each training set, and the target's tests
+
+
+def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -> None:
+    site = Site(domains[0])
+    task = RunConfig.parse(FAST | {"method": "feddadil"}).task(
+        "feddadil", 0, (1, 8, 8), tuple("abcd"), 4
+    )
+    examples = site.training((1, 8, 8))
+    assert isinstance(examples, data.Labelled)
+    made = Dictionary(site, task, site.workspace(task).model, examples)
+    labels = torch.eye(4)[examples.y]
+    draws = torch.Generator().manual_seed(0)
+    for n in (8, 10, 100):
+        i = made.draw(n, labels, draws)
+        counts = labels[i].sum(dim=0)
+        assert len(i) == n and counts.max() - counts.min() <= 1
+    assert len(made.draw(30, None, draws).unique()) == 30
+    assert made.draw(100, None, draws).bincount().tolist() == pytest.approx([2.5] * 40, abs=0.5)
+
+
+def test_a_site_with_too_few_examples_sends_no_atoms(domains: list[Node]) -> None:
+    nodes = [n | {"min-images": 41} if n["name"] == "anna" else n for n in domains]
+    bench = Bench(nodes, "feddadil")
+    bench.round()
+    assert [n for n in bench.notices if n[1] == "anna"] == [("failed", "anna", Code.CONFIG.public)]
+    assert set(bench.strategy.weights) == {"bert", "carl", "town"}
+
+
+@pytest.mark.parametrize("case", ["far", "labels", "shape"])
+def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: str) -> None:
+    def forge(request: Message, reply: Message) -> list[Message]:
+        atoms = {n: a.copy() for n, a in records.read(reply.content)[0]["atoms"].unpack().items()}
+        if case == "far":
+            atoms["z"] *= 100
+        elif case == "labels":
+            atoms["y"] -= 0.5
+        else:
+            atoms["z"] = atoms["z"][:, :5]
+        return [changed(request, reply, arrays={"atoms": wire.pack(atoms, Kind.ATOMS)})]
+
+    bench = Bench(domains, "feddadil", {"bert": forge})
+    bench.round()
+    words = {"far": "max-change", "labels": "no probabilities", "shape": "not this run's atoms"}
+    assert [words[case] in text for what, _, text in bench.notices if what == "refused"] == [True]
+    assert set(bench.strategy.weights) == {"anna", "carl", "town"}
+
+
+# ---- heads, results, prediction ----------------------------------------------------------------
+
+
+def test_heads_are_tested_every_round_and_predict_as_they_did(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    nodes = stateful(domains, tmp_path / "state")
+    settings = {"method": "feddadil", "rounds": 6, "feddadil.encoder-share": 0.5}
+    results, _ = run(nodes, settings | {"run.dir": str(tmp_path)})
+    entries = results["trainings"]["feddadil"][0]["rounds"]
+    heads = {f"accuracy-{h}" for h in ("reconstruction", "ensemble", "encoder")}
+    assert [heads <= set(e) for e in entries] == [False] * 3 + [True] * 3
+    assert {e["accuracy-encoder"] for e in entries[3:]} == {entries[2]["accuracy"]}
+    assert results["trainings"]["feddadil"][0]["selected_round"] > 3
+
+    folder = tmp_path / "state" / "town" / "models" / "run.feddadil-0"
+    tests = data.load_evaluation(nodes[-1]["data"], classes=tuple("0123"))
+    assert tests is not None
+    for kind, count in (("reconstruction", 1), ("ensemble", 3)):
+        model, about = models.load(folder / f"{kind}.safetensors")
+        assert isinstance(model.head, Mixture) and model.head.heads == count
+        p = models.predict(model, tests.x)
+        accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+        assert accuracy == pytest.approx(entries[-1][f"accuracy-{kind}"])
+        rows = list(table(folder / f"{kind}.safetensors", Path(nodes[-1]["data"]), 16, "cpu"))
+        assert len(rows) > len(p) and about.classes == tuple("0123")
+    plain, _ = models.load(tmp_path / "run" / "model.safetensors")
+    p = models.predict(plain, tests.x)
+    accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+    assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
+
+
+def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -> None:
+    base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
+    run(domains, base)
+    grid = ScriptedGrid(domains)
+    own = {"run.name": "second", "method": "feddadil", "feddadil.encoder": str(tmp_path / "first")}
+    results, _ = run(domains, base | own | {"feddadil.encoder-share": 0.5}, grid=grid)
+    files = [tmp_path / name / "model.safetensors" for name in ("first", "second")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    entries = results["trainings"]["feddadil"][0]["rounds"]
+    assert all("accuracy-encoder" in entry for entry in entries)  # all rounds are the dictionary's
+    assert not [q for q in grid.requests if str(tmp_path) in str(q.content.get("task"))]
+    other = RunConfig.parse(FAST | {"model.sizes": "17", "method": "feddadil"})
+    with pytest.raises(ConfigError, match="has sizes '16', but this run has '17'"):
+        finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = stateful(domains, tmp_path / "state")
+    settings = {"method": "feddadil", "rounds": 4, "feddadil.encoder-share": 0.25}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    whole = run(nodes, settings | {"run.dir": str(tmp_path / "a")})[0]
+    begun = settings | {"run.dir": str(tmp_path / "b")}
+    with pytest.raises(KeyboardInterrupt):
+        run(nodes, begun, stop)
+    resident.cache_clear()
+    config = RunConfig.parse(FAST | begun | {"run.resume": True})
+    again = server_run.execute(config, ScriptedGrid(nodes), Journal())
+    of = [r["trainings"]["feddadil"][0]["rounds"][-1] for r in (whole, again)]
+    assert of[0]["loss"] == of[1]["loss"] and of[0]["test_loss"] == of[1]["test_loss"]
+
+
+def test_a_target_notes_points_barycenter_and_distilled_set(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    nodes = stateful(domains, tmp_path)
+    run(nodes, {"method": "feddadil", "feddadil.distil": 2, "run.dir": str(tmp_path / "runs")})
+    found = list(tmp_path.rglob("dictionary.npz"))
+    assert [p.relative_to(tmp_path).parts[0] for p in found] == ["town"]
+    with np.load(found[0]) as noted:
+        assert noted["points"].shape == (48, 16) and noted["barycenter"].shape == (24, 16)
+        assert noted["distilled"].shape == (8, 16)
+        assert noted["distilled_labels"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_atoms_explain_a_site_better_than_noise(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil", rounds=8)
+    for server_round in range(1, 9):
+        bench.round(server_round)
+    atoms = bench.strategy.kept["atoms"].unpack()
+    z, y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
+    site = dictionary_of(domains[-1])
+    alpha = site.coordinates(8)
+    b = transport.barycenter(z, y, alpha)
+    cost = transport.feature_cost(b.z, site.points)
+    assert transport.moved_cost(transport.solve(cost), cost) < 0.5 * site.spread + 0.1
+    assert feddadil.scaling(site.features, "scalar")(site.features).equal(site.points)
+
+
+def test_the_page_shows_errors_heads_barycenter_and_distilled_set(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    nodes = stateful(domains, tmp_path / "runs" / "run" / "sites")
+    settings = {"method": "feddadil", "rounds": 2, "run.dir": str(tmp_path / "runs")}
+    results, _ = run(nodes, settings)
+    folder = tmp_path / "runs" / "run"
+    text = page.write(results, tmp_path / "page.html", folder).read_text()
+    for heading in (
+        "Accuracy on town by head",
+        "Reconstruction error of each site",
+        "Barycenter over the target",
+        "Distilled set over the target",
+    ):
+        assert text.count(f"<h3>{heading}</h3>") == 1
+    assert "FedDaDiL-E" in text and "reconstruction/anna" not in text
+    (noted,) = folder.rglob("dictionary.npz")
+    with np.load(noted) as file:
+        arrays = dict(file)
+    arrays["barycenter_labels"] = np.zeros(3)
+    np.savez(noted, allow_pickle=False, **arrays)
+    broken = page.write(results, tmp_path / "page.html", folder).read_text()
+    assert "another form" in broken and "<h3>Distilled" not in broken
