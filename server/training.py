@@ -195,6 +195,7 @@ class Training:
         classes = self.roster.classes
         path = self.folder / "model.safetensors"
         models.save(path, model, config=self.config.model, shape=self.task.dims, classes=classes)
+        kept = {} if getattr(self.task.options, "share", True) else {"adapted": self._kept()}
         return {
             "seed": self.seed,
             "final_accuracy": state.history[-1].get("accuracy"),
@@ -203,8 +204,15 @@ class Training:
             "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
             "bytes": self.ledger.total(),
             "model": str(path),
+            **kept,
             "rounds": state.history,
         }
+
+    def _kept(self) -> dict[str, str]:
+        """Whose adapted model stays where it is, and its file below that site's --state-dir."""
+        name = self.roster.target.name
+        training = f"{self.config.run.name}.{self.method}-{self.seed}"
+        return {"site": name, "file": f"{name}/{training}.model.safetensors"}
 
     def _initial(self) -> Arrays:
         """The model all sites start from; pretrained weights are read here and nowhere else."""

@@ -108,6 +108,41 @@ def test_the_accuracy_in_small(tmp_path: Path) -> None:
     assert len(begun) == 6
 
 
+@pytest.mark.slow
+def test_the_adversarial_methods_in_small(tmp_path: Path) -> None:
+    """One short training of each on the pen digits; the tables say what the JSON says."""
+    options = ["--table", "rotations", "--target", "30", "--seeds", "0", "--images", "200"]
+    options += [
+        "-c",
+        "rounds=2",
+        "-c",
+        "dils.pretrain=1",
+        "--out",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "results"),
+    ]
+    found = measured("adversarial", *options)["rotations"]["from 0 degrees"]
+    text = (tmp_path / "results" / "adversarial-rotations.md").read_text()
+    assert {"FedAvg (source-only)", "DILS cada", "f-DANN", "f-WDGRL", "f-DAN"} <= set(found)
+    assert "not finished" not in text
+    for name, row in found.items():
+        mean, _ = row["30"]
+        assert any(name in line and f"{100 * mean:.1f}" in line for line in text.splitlines())
+
+
+@pytest.mark.slow
+def test_lazy_synchronisation_in_small(tmp_path: Path) -> None:
+    """Every fourth step exchanged sends a quarter; a delay is felt where every step is."""
+    options = ["--table", "lazy", "--images", "256", "--delay", "30", "--out", str(tmp_path)]
+    found = measured("adversarial", *options, "-c", "rounds=2", "-c", "dils.pretrain=1")["lazy"]
+    rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
+    assert rows[1, 64, 0]["gradient_mb"] == pytest.approx(
+        4 * rows[4, 64, 0]["gradient_mb"], rel=0.1
+    )
+    assert rows[1, 64, 30]["train_s"] > rows[4, 64, 30]["train_s"] + 0.5
+
+
 @pytest.mark.parametrize("name", ["digits", "amazon", "office"])
 def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
     from examples.benchmarks import accuracy  # imports torch and the like

@@ -1,14 +1,15 @@
-"""deploy/: its commands are ones that the programs take, and nothing is open but one port."""
+"""deploy/: its commands are ones that the programs take, and nothing is open but two ports."""
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import pytest
@@ -19,12 +20,12 @@ from fedda import cli, config
 from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError
 from fedda.processes import Deployment
-from fedda.spawn import LOOPBACK, free_port
+from fedda.spawn import LOOPBACK, Process, free_port
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compose.gpu.yml")
 SITES = ("handwritten", "blended", "street", "fonts")
-PUBLIC_PORT = 8443
+PUBLIC_PORT, EXCHANGE_PORT = 8443, 8444
 ENV = {
     "HUB": "/srv/hub",
     "RUNS": "/srv/runs",
@@ -37,18 +38,18 @@ ENV = {
 }
 
 
-def substitute(text: str) -> str:
+def substitute(text: str, env: Mapping[str, str] = ENV) -> str:
     """What compose does to ${NAME}, ${NAME:-default} and ${NAME:?message}."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
-        return ENV[name] if default is None else ENV.get(name, default)
+        return env[name] if default is None else env.get(name, default)
 
     return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
 
 
-def services(file: str) -> dict[str, dict[str, Any]]:
-    return yaml.safe_load(substitute((DEPLOY / file).read_text()))["services"]
+def services(file: str, env: Mapping[str, str] = ENV) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(substitute((DEPLOY / file).read_text(), env))["services"]
 
 
 ALL = [(file, name) for file in FILES for name in services(file)]
@@ -111,6 +112,7 @@ def test_commands_are_taken(file: str, name: str) -> None:
         assert params["superlink"].endswith(f":{PUBLIC_PORT}")
     elif words[1] == "superlink":
         assert (params["host"], params["port"]) == ("0.0.0.0", PUBLIC_PORT)
+        assert params["exchange_port"] == EXCHANGE_PORT
         assert not params["insecure"]
 
 
@@ -132,7 +134,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
 
 @pytest.mark.parametrize(
     ("file", "count"),
-    [("README.md", 10), ("compose.demo.yml", 1), ("compose.server.yml", 1), ("demo-init.sh", 3)],
+    [("README.md", 12), ("compose.demo.yml", 2), ("compose.server.yml", 1), ("demo-init.sh", 3)],
 )
 def test_commands_in_prose_are_taken(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()
@@ -159,14 +161,34 @@ def test_the_check_refuses_wrong_commands(wrong: str) -> None:
         parse(wrong.split())
 
 
-def test_only_the_public_port_is_published() -> None:
-    published = {
+def published(env: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
+    return {
         (file, name): service["ports"]
         for file in FILES
-        for name, service in services(file).items()
+        for name, service in services(file, env).items()
         if "ports" in service or "expose" in service or service.get("network_mode") == "host"
     }
-    assert published == {("compose.server.yml", "server"): [f"{PUBLIC_PORT}:{PUBLIC_PORT}"]}
+
+
+def test_only_the_public_ports_are_published() -> None:
+    both = [f"{port}:{port}" for port in (PUBLIC_PORT, EXCHANGE_PORT)]
+    assert published(ENV) == {("compose.server.yml", "server"): both}
+
+
+def test_other_ports_can_be_chosen_and_the_exchange_listens_where_invitations_say() -> None:
+    env = ENV | {"PORT": "443", "EXCHANGE_PORT": "444"}
+    assert published(env) == {("compose.server.yml", "server"): ["443:8443", "444:444"]}
+    assert parse(services("compose.server.yml", env)["server"]["command"])["exchange_port"] == 444
+    assert parse(services("compose.client.yml", env)["client"]["command"])["superlink"] == (
+        "hub.example.org:443"
+    )
+
+
+def test_the_readmes_ports_are_the_published_ones() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    for port in (PUBLIC_PORT, EXCHANGE_PORT):
+        assert re.search(rf"^\| {port} \| server, published", text, re.MULTILINE)
+        assert f"server:{port}/tcp" in text
 
 
 def test_demo_sites_reach_the_server_only() -> None:
@@ -277,3 +299,106 @@ def test_health_check_tells_up_from_down(tmp_path: Path) -> None:
             capture_output=True,
         )
         assert check(deployment.port, stranger / "ca.crt") != 0
+
+
+class Composed:
+    """What the compose files of a server and of sites start, as plain processes.
+
+    The commands are the files' own. Volumes become folders below `root`, and what containers keep
+    apart gets ports of its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        ports = (free_port() for _ in range(3))
+        self.port, self.admin, self.exchange = (str(port) for port in ports)
+        self.env = ENV | {"HOST": "localhost", "PORT": self.port, "EXCHANGE_PORT": self.exchange}
+        self.processes: list[Process] = []
+        for name in ("hub", "runs"):
+            (root / name).mkdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes):
+            process.stop()
+
+    def run(self, words: Sequence[str], mounts: Mapping[str, Path]) -> None:
+        """A command that ends by itself, such as those of `exec server`."""
+        command = self._command(words, mounts)
+        done = subprocess.run(
+            command, env=self._env(), capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
+
+    def start(self, name: str, words: Sequence[str], mounts: Mapping[str, Path]) -> Process:
+        """A service."""
+        log = self.root / f"{name}.log"
+        self.processes.append(Process(name, self._command(words, mounts), log, self._env()))
+        return self.processes[-1]
+
+    def logs(self) -> str:
+        """The ends of all services' logs."""
+        return "".join(f"\n{p.name}: {p.tail(8)}" for p in self.processes)
+
+    def _command(self, words: Sequence[str], mounts: Mapping[str, Path]) -> list[str]:
+        (program, *rest), found = words, []
+        for word in rest:
+            mount = next((m for m in mounts if Path(word).is_relative_to(m)), None)
+            path = mount and mounts[mount] / Path(word).relative_to(mount)
+            found.append(str(path or word))
+        assert not [word for word in found if word.startswith("/") and str(self.root) not in word]
+        client = ["client"] if program == "fedda-client" else []
+        return [sys.executable, "-m", "fedda.cli", *client, *found]
+
+    def _env(self) -> dict[str, str]:
+        scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return os.environ | {"PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) -> None:
+    """The server listens on every interface, so sites dial the exchange by the server's name."""
+    with Composed(tmp_path) as made:
+        hub = {"/hub": tmp_path / "hub", "/runs": tmp_path / "runs"}
+        made.run(["fedda", "keys", "init", "--dir", "/hub", "--host", "localhost"], hub)
+        data = tmp_path / "digits"
+        made.run(["fedda", "data", "digits", str(data), "--train", "260", "--test", "40"], {})
+        server = services("compose.server.yml", made.env)["server"]["command"]
+        started = made.start("server", [*server, "--admin-port", made.admin], hub)
+        started.wait_for("ready:", 90)
+        assert f"and :{made.exchange} to sum gradients" in started.text()
+        for name, role, domain in (
+            ("clinic-a", "source", "handwritten"),
+            ("fonts", "target", "fonts"),
+        ):
+            made.run(["fedda", "keys", "add", name, "--dir", "/hub"], hub)
+            (tmp_path / name).mkdir()
+            env = made.env | {"NAME": name, "ROLE": role}
+            command = services("compose.client.yml", env)["client"]["command"]
+            mounts = {
+                "/data": data / domain,
+                "/keys/ca.crt": tmp_path / "hub" / "ca.crt",
+                "/keys/key": tmp_path / "hub" / "nodes" / name,
+                "/state": tmp_path / name,
+            }
+            made.start(name, command, mounts)
+
+        text = blocks((DEPLOY / "README.md").read_text())
+        (run,) = [c for c in command_lines(text) if c[:3] == ["fedda", "run", "dils"]][-1:]
+        assert "--server" in run and "collaborator=clinic-a" in run
+        short = ["rounds=2", "pretrain=1", "input.size=16", "input.channels=1", "run.expect=2"]
+        changes = [word for each in short for word in ("-c", each)]
+        made.run([*run, "--baseline", "none", *changes], hub)
+
+        results = json.loads((tmp_path / "runs" / "dils" / "results.json").read_text())
+        (training,) = results["trainings"]["dils"]
+        assert results["events"] == [], made.logs()
+        assert training["bytes"]["from target gradient"] > 0
+        adapted = tmp_path / "fonts" / "site" / training["adapted"]["file"]
+        assert adapted == tmp_path / "fonts" / "site" / "fonts" / "dils.dils-0.model.safetensors"
+        out = str(tmp_path / "fonts.csv")
+        made.run(["fedda", "predict", str(adapted), str(data / "fonts"), "--out", out], {})
+        assert len(Path(out).read_text().splitlines()) == 1 + 260 + 40

@@ -84,7 +84,8 @@ def client(
         typer.Option(
             min=1,
             help="Let no gradient leave that is summed over fewer examples: from one over a few, "
-            "their features can be computed. The server cannot change this.",
+            "their features can be computed (`fedda audit gradients` tries it). The server cannot "
+            "change this; a site with fewer examples takes part in no method that sums gradients.",
         ),
     ] = FEATURES_HIDE,
     no_notes: Annotated[
@@ -122,9 +123,11 @@ def client(
 
     The hospital that wants a model for its unlabelled scans joins with --role target.
 
-    The data stay in this process. It opens one connection, to the server, and runs only the
-    program installed here; what leaves are models and the numbers of the method's contract. If the
-    server is away it waits and joins again. Exit code 3 means trouble with a key or certificate,
+    The data stay in this process. It opens connections to the server only, one to --superlink and,
+    while a round sums gradients, one to the exchange there (port 8444, unless the operator chose
+    another), and runs only the program installed here; what leaves are models, gradients of the
+    method's discriminators and the numbers of its contract. If the server is away it waits and
+    joins again. Exit code 3 means trouble with a key or certificate,
     1 any other trouble, 0 that it was asked to stop.
     """
     with clear_exit():

@@ -11,7 +11,7 @@ import typer
 
 from fedda import keys
 from fedda.cli.exits import clear_exit
-from fedda.errors import KeyFileError
+from fedda.errors import ConfigError, KeyFileError
 from fedda.folders import load
 from fedda.spawn import watch_parent
 from fedda.submit import write_connection
@@ -43,7 +43,8 @@ def superlink(
         typer.Option(
             min=0,
             max=65535,
-            help="Port that sites dial in mid-round, for methods that sum gradients. 0: any.",
+            help="Port that sites dial, too, while a round sums gradients (dils, fdann, ...); at "
+            "other times nothing listens there. 0: any that is free.",
         ),
     ] = 8444,
     database: Annotated[
@@ -77,8 +78,16 @@ def superlink(
 
     The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, because it asks
     for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it.
+
+    A firewall has to let sites in at --port, and at --exchange-port where methods that sum
+    gradients are run.
     """
     with clear_exit():
+        if exchange_port in (port, admin_port):
+            raise ConfigError(
+                f"--exchange-port {exchange_port} is the port of something else here; give it one "
+                "of its own."
+            )
         if parent_pid is not None:
             watch_parent(parent_pid)
         directory = directory.absolute()
@@ -121,7 +130,8 @@ def superlink(
             about = {"public": f"{host}:{port}", "admin": admin, "ca": ca and str(ca)}
             (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
-            typer.echo(f"ready: sites dial {host}:{port}, operators {admin} ({trust})")
+            summing = f", and :{exchange_port} to sum gradients" if exchange_port else ""
+            typer.echo(f"ready: sites dial {host}:{port}{summing}; operators {admin} ({trust})")
 
         try:
             gateway.run(settings, every, ready)
