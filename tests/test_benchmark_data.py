@@ -24,7 +24,6 @@ from fedda.config import RunConfig
 from fedda.data.benchmarks import BENCHMARKS, Options, import_benchmark, reviews
 from fedda.data.benchmarks.digits import pixels
 from fedda.data.benchmarks.reviews import csr
-from fedda.data.benchmarks.rotation import deal, rotate
 from fedda.data.benchmarks.spectrograms import log_mel, mel_bank, to_bytes
 from fedda.data.benchmarks.splits import stratified, unique_names
 from fedda.data.sparse import densify
@@ -593,25 +592,6 @@ def test_no_digit_is_in_two_rotations(tmp_path: Path) -> None:
             assert (found[f"y_{split}"] == number // 2 % 10).all()
             numbers += number.tolist()
         assert sorted(numbers) == list(range(n))
-
-
-def test_deal_is_even_and_complete() -> None:
-    y = np.random.default_rng(0).integers(0, 10, 1000)
-    heaps = deal(y, 7, np.random.default_rng(0))
-    assert [len(heap) for heap in heaps] == [142] * 7
-    assert len(set(np.concatenate(heaps).tolist())) == 7 * 142
-    for heap in heaps:
-        assert np.abs(np.bincount(y[heap]) - np.bincount(y) / 7).max() <= 2
-
-
-def test_digits_turn_clockwise() -> None:
-    x = np.zeros((1, 9, 9), np.uint8)
-    x[0, 0, 4] = 255  # twelve o'clock
-    for angle, (row, column) in {0: (0, 4), 90: (4, 8), 180: (8, 4), 270: (4, 0)}.items():
-        assert np.argwhere(rotate(x, angle)[0] == 255).tolist() == [[row, column]]
-    x[0, 0:3, 3:6] = 255
-    brightest = np.unravel_index(rotate(x, 45)[0, :, :].astype(int).argmax(), (9, 9))
-    assert brightest[0] < 4 < brightest[1]  # half past one
 
 
 @pytest.mark.parametrize(

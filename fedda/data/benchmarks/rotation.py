@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import torch
 
 from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, key, levels
 from fedda.data.benchmarks.splits import complete
 from fedda.data.folder import listing
+from fedda.data.rotate import deal, rotate
 from fedda.errors import ConfigError, DataError
 
 FRUDA = tuple(range(0, 360, 30))
@@ -53,26 +54,12 @@ def read(request: Request) -> Sites:
             raise DataError(f"{paths[2 * i]} has {len(x)} images for {len(angles)} angles")
         if y.max() > 9:
             raise DataError(f"{paths[2 * i + 1]} has the label {y.max()}: 0 to 9 is needed")
-        dealt.append(deal(y, len(angles), request.rng("rotated-mnist")))
+        labels = torch.tensor(y)
+        dealt.append(deal(labels, len(angles), request.rng("rotated-mnist")))
     return {
         str(angle): Lazy(partial(_domain, request, angle, halves, [half[i] for half in dealt]))
         for i, angle in enumerate(angles)
     }
-
-
-def deal(y: np.ndarray, domains: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Row numbers into equal heaps, class by class, none twice; a rest that is uneven stays out."""
-    rows = np.concatenate([rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)])
-    size = len(y) // domains
-    return [rng.permutation(rows[d::domains][:size]) for d in range(domains)]
-
-
-def rotate(x: np.ndarray, angle: int) -> np.ndarray:
-    """Turn (N, H, W) clockwise by degrees about the middle, bilinear, black where nothing was."""
-    if angle % 90 == 0:
-        return np.ascontiguousarray(np.rot90(x, -angle // 90, axes=(1, 2)))
-    turned = [Image.fromarray(image).rotate(-angle, Image.Resampling.BILINEAR) for image in x]
-    return np.stack([np.asarray(image) for image in turned])
 
 
 def _domain(
@@ -85,7 +72,8 @@ def _domain(
     limits = (request.options.limit, request.options.test_limit)
     for split, (x, y), mine, most in zip(("train", "test"), halves, rows, limits, strict=True):
         chosen = mine[:most]
-        arrays[f"x_{split}"] = rotate(x[chosen], angle)
+        turned = rotate(torch.from_numpy(x[chosen])[:, None], angle)
+        arrays[f"x_{split}"] = turned[:, 0].contiguous().numpy()
         arrays[f"y_{split}"] = y[chosen].astype(np.int64)
     return complete(arrays, f"{angle} degrees of {request.source}", DIGITS)
 
