@@ -47,7 +47,8 @@ ROUNDS = 20  # of the dictionary, after as many epochs of the encoder as the set
 SPC = (1, 5, 10, 20)
 LOCAL = (1, 2, 4, 5, 10)  # E
 
-IDENTITY: Flat = {"model.name": "identity", "train.lr": 0.05}
+# A single layer of small first weights: what KD3A makes of it is many norms away.
+IDENTITY: Flat = {"model.name": "identity", "train.lr": 0.05, "guard.max-change": 0.0}
 CNN: Flat = {
     "model.name": "digit-cnn",
     "input.channels": 3,
@@ -280,6 +281,7 @@ class Rows(dict[str, dict[str, list[float]]]):
         self.setdefault(row, {}).setdefault(column, []).append(value)
 
 
+POOLED_DECAY = 1e-4  # of many points; the decay of heads on atoms costs them 10 points on surf
 POOLED = "control: a head on all points of the sources, pooled"
 
 
@@ -289,7 +291,7 @@ def pooled(after: After, target: str) -> float:
     z, known = (torch.cat(part) for part in zip(*sources, strict=True))
     _, _, tests, labels = after.points(target)
     y = F.one_hot(known, after.task.classes).float()
-    return accuracy(z, y, tests, labels, after.task.options.head_decay)
+    return accuracy(z, y, tests, labels, POOLED_DECAY)
 
 
 def heads(bench: Bench, args: argparse.Namespace, name: str) -> Table:
