@@ -8,7 +8,7 @@ command goes on where it was stopped. The last line is one JSON object: table ->
 column -> [mean, standard deviation].
 
 Tables:
-    heads      -R, -E and the FedAvg head of the same run, a control that pools the sources' points,
+    heads      -R, -E and the FedAvg head of the same run, controls that pool the sources' points,
                and how near coordinates are to a vertex
     parallel   E local epochs in a round and as many rounds fewer, KD3A beside it, bytes of a round
     distil     heads fitted on SPC samples per class: distilled, or drawn from the sources
@@ -285,12 +285,18 @@ POOLED_DECAY = 1e-4  # of many points; the decay of heads on atoms costs them 10
 POOLED = "control: a head on all points of the sources, pooled"
 
 
-def pooled(after: After, target: str) -> float:
+ALIKE = "control: the same, each source weighing the same"
+
+
+def pooled(after: After, target: str, alike: bool = False) -> float:
     """What points of every site in its own scaling are worth without any dictionary."""
     sources = [after.points(site)[:2] for site in after.sites() if site != target]
     z, known = (torch.cat(part) for part in zip(*sources, strict=True))
     _, _, tests, labels = after.points(target)
     y = F.one_hot(known, after.task.classes).float()
+    if alike:  # cross entropy is linear in labels, so that they can carry weights
+        weights = [torch.full((len(x), 1), len(z) / len(sources) / len(x)) for x, _ in sources]
+        y = y * torch.cat(weights)
     return accuracy(z, y, tests, labels, POOLED_DECAY)
 
 
@@ -302,6 +308,7 @@ def heads(bench: Bench, args: argparse.Namespace, name: str) -> Table:
         for row, value in after.scores(target).items():
             rows.add(row, target, value)
         rows.add(POOLED, target, pooled(after, target))
+        rows.add(ALIKE, target, pooled(after, target, alike=True))
         alphas = {site: after.coordinates(site) for site in after.sites()}
         rows.add("largest coordinate, target", target, float(alphas[target].max()))
         rows.add(
