@@ -21,12 +21,13 @@ from server.local import folders, simulate
 TARGET = "fonts"
 SETTINGS: Flat = {
     "method": "feddadil",
-    "rounds": 20,
+    "rounds": 24,
     "model.name": "digit-cnn",
     "input.channels": 1,
-    "input.size": 8,
+    "input.size": 16,
     "train.lr": 0.01,
-    "feddadil.samples": 200,
+    "train.lr-end": 0.0005,
+    "feddadil.samples": 100,
     "feddadil.distil": 5,
     "wait.settle": 0.0,
 }
