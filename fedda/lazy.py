@@ -60,13 +60,18 @@ def protect(
         g: (P,) what is to leave.
         clip: longest it may be; 0: any length.
         noise: standard deviation per value, in units of `clip`.
-        draws: the noise; must not come from a seed that anyone else knows, who could subtract it.
+        draws: the noise, to repeat it; None: fresh from the operating system. What leaves must have
+            None: who knows the seed subtracts the noise, and of torch's seeds 32 bits count, few
+            enough to try them all.
     """
     if not clip:
         return g
     g = g * (clip / g.norm().clamp(min=clip))
     if noise:
-        blur = torch.randn(g.shape, generator=draws)
+        if draws is None:
+            blur = torch.from_numpy(np.random.default_rng().standard_normal(g.shape, np.float32))
+        else:
+            blur = torch.randn(g.shape, generator=draws)
         g = g + noise * clip * blur.to(g)
     return g
 
@@ -83,7 +88,7 @@ class LazySync:
         clip: longest a window's mean gradient may be; 0: any length.
         noise: of what is sent, in units of `clip`.
         least: examples that a window needs, counted over its p steps.
-        draws: of the noise; by default seeded by the operating system, so that nobody else has it.
+        draws: of the noise, for tests; by default nobody can have them (`protect`).
     """
 
     def __init__(
@@ -109,9 +114,6 @@ class LazySync:
         self._clip = clip
         self._noise = noise
         self._least = least
-        if draws is None:
-            draws = torch.Generator()
-            draws.seed()
         self._draws = draws
         self._n = 0
         self._examples = 0

@@ -367,7 +367,8 @@ def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) ->
         data = tmp_path / "digits"
         made.run(["fedda", "data", "digits", str(data), "--train", "260", "--test", "40"], {})
         server = services("compose.server.yml", made.env)["server"]["command"]
-        started = made.start("server", [*server, "--admin-port", made.admin], hub)
+        ports = ["--port", made.port, "--admin-port", made.admin]
+        started = made.start("server", [*server, *ports], hub)
         started.wait_for("ready:", 90)
         assert f"and :{made.exchange} to sum gradients" in started.text()
         for name, role, domain in (

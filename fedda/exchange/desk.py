@@ -157,7 +157,8 @@ class Desk:
                 self._send(site, frames.total(name, sent - 1, sums.last))
 
     def _send(self, site: str, data: bytes) -> None:
-        if (line := self._lines.get(site)) is not None:
+        line = self._lines.get(site)
+        if line is not None and line.greeted:  # who is not yet gets the sum after its Welcome
             self._to[site] += len(data)
             line.out.put(data)
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
 
-from fedda.exchange.groups import Invitation
+from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.meeting import Meeting
 
 
@@ -65,7 +65,8 @@ def invite(
 ) -> dict[str, Invitation]:
     """An invitation with a ticket of its own for every site of a meeting."""
     # The longest a sum can take while the rules are kept, and a little for the way.
-    patience = math.fsum([meeting.join, meeting.wait, 2 * meeting.rejoin, 10.0])
+    longest = math.fsum([meeting.join, meeting.wait, 2 * meeting.rejoin, 10.0])
+    patience = min(longest, MAX_WAIT)  # what a site accepts
     return {
         site: Invitation(
             host=host,
