@@ -9,7 +9,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedda.results import RESULTS, Results, counted, human, printable, spans, summary, title
+from fedda.results import (
+    RESULTS,
+    Results,
+    adapted_elsewhere,
+    counted,
+    human,
+    printable,
+    spans,
+    summary,
+    title,
+)
 
 NOTHING = "–"
 
@@ -79,22 +89,7 @@ def _notes(found: dict[str, Any], results: Results) -> list[str]:
         notes.append(f"no accuracy: {where} {'was not asked for it (run.evaluate)' * off or why}")
     if any(n is not None for m in found["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    return notes + _kept(results)
-
-
-def _kept(results: Results) -> list[str]:
-    """Where the adapted models are, if they stayed at the target."""
-    lines = []
-    for method, trainings in results["trainings"].items():
-        kept = [t["adapted"] for t in trainings if "adapted" in t]
-        if kept:
-            files = ", ".join(printable(k["file"]) for k in kept)
-            lines.append(
-                f"{title(method)}'s adapted model is at {printable(kept[0]['site'])} alone, below "
-                f"its --state-dir (of a simulation: sites in the run's folder): {files}; the run's "
-                f"own model.safetensors has not adapted ({method}.share=true would send it)"
-            )
-    return lines
+    return notes + adapted_elsewhere(results)
 
 
 def _over(found: dict[str, Any]) -> str:

@@ -78,6 +78,21 @@ def title(method: str) -> str:
     return _TITLES.get(method, method.upper())
 
 
+def adapted_elsewhere(results: Results) -> list[str]:
+    """Where the adapted models are, if they stayed at the target; one sentence per method."""
+    lines = []
+    for method, trainings in results.get("trainings", {}).items():
+        kept = [t["adapted"] for t in trainings if "adapted" in t]
+        if kept:
+            files = ", ".join(printable(k["file"]) for k in kept)
+            lines.append(
+                f"{title(method)}'s adapted model is at {printable(kept[0]['site'])} alone, below "
+                f"its --state-dir (of a simulation: sites in the run's folder): {files}; the run's "
+                f"own model.safetensors has not adapted ({method}.share=true would send it)"
+            )
+    return lines
+
+
 def printable(text: str) -> str:
     """A text that came from a site, on one line and without codes that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,15 @@ def test_images_are_not_resized_for_a_model_whose_images_are_not_square(tmp_path
     picture(tmp_path / "a.png", size=8)
     with pytest.raises(DataError, match=r"an image is 1x8x8 .* takes 1x8x6"):
         list(stream(tmp_path, (1, 8, 6), 1))
+
+
+def test_a_run_whose_model_has_not_adapted_says_where_the_adapted_one_is(tmp_path: Path) -> None:
+    picture(tmp_path / "data" / "a.png")
+    saved(tmp_path / "model.safetensors")
+    kept = {"site": "town", "file": "town/pair.dils-0.model.safetensors"}
+    (tmp_path / "results.json").write_text(json.dumps({"trainings": {"dils": [{"adapted": kept}]}}))
+    for model in (tmp_path, tmp_path / "model.safetensors"):
+        result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "data")])
+        assert result.exit_code == 0
+        assert "town/pair.dils-0.model.safetensors" in result.stderr
+        assert result.stdout.startswith("file,class,")

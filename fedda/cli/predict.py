@@ -1,6 +1,7 @@
 """`fedda predict`: what a finished model says of a site's data."""
 
 import csv
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import ModelError, RunError
 from fedda.folders import load
+from fedda.results import adapted_elsewhere
 
 MODEL = "model.safetensors"
 
@@ -45,6 +47,8 @@ def predict(
       fedda predict model.safetensors ./scans | head
     """
     with clear_exit():
+        for text in _elsewhere(model):
+            typer.echo(f"warning: {text}", err=True)
         rows = table(_found(model), data, batch, device)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
@@ -92,6 +96,15 @@ def _found(model: Path) -> Path:
             "of a finished run, or the file of a model."
         )
     return model / MODEL
+
+
+def _elsewhere(model: Path) -> list[str]:
+    """What there is to say of a run whose model has not adapted, as the adapted one was not sent."""
+    folder = model if model.is_dir() else model.parent
+    try:
+        return adapted_elsewhere(json.loads((folder / "results.json").read_text()))
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return []  # a model may come alone
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import statistics
 from typing import Any
 
-from fedda.results import counted, spans, title
+from fedda.results import adapted_elsewhere, counted, spans, title
 
 from .html import Html, e, join
 from .line import Scale
@@ -175,6 +175,7 @@ def _remarks(run: Run) -> list[str]:
         instead = {"infomax": "Infomax (nats, higher is better) takes no labels.", "loss": ""}
         shown = instead[run.measure] or "What is shown is the mean training loss of the sources."
         remarks.append(f"No accuracy: {run.target} {why}. {shown}")
+    remarks += [f"{text}." for text in adapted_elsewhere(run.results)]
     if len(run.seeds) > 1:
         remarks.append(f"mean ± standard deviation over {len(run.seeds)} seeds.".capitalize())
     if any(n is not None for m in run.summary["methods"].values() for n in m["selected_rounds"]):

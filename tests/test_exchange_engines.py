@@ -1,0 +1,248 @@
+"""Methods that sum gradients, wherever their sites run: what is refused before anything begins."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from clients.site import Site
+from fedda import cli
+from fedda.cli.client import app as client_app
+from fedda.config import RunConfig
+from fedda.errors import ConfigError, RunError
+from fedda.exchange import local
+from fedda.report import table
+from fedda.submit import OFFLINE
+from server import run as server_run
+from server.journal import Journal
+from server.local import rehearse, simulate
+from tests.local_grid import FAST, Node, ScriptedGrid, make_domains
+
+ROOT = Path(__file__).parents[1]
+DILS: dict[str, Any] = FAST | {
+    "method": "dils",
+    "rounds": 3,
+    "run.name": "pair",
+    "dils.pretrain": 1,
+    "dils.discriminator.sizes": "8",
+    "exchange.p": 1,
+    "exchange.min-examples": 16,
+    "exchange.expose-features": True,
+    "track.tensorboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
+    return make_domains(tmp_path_factory.mktemp("domains"))
+
+
+@pytest.fixture(scope="module")
+def pair(nodes: list[Node]) -> list[Node]:
+    return [node for node in nodes if node["name"] in ("anna", "town")]
+
+
+# ---- before anything begins --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"3 sources have joined; set dils\.collaborator to one of anna, bert, carl"),
+        ({"dils.collaborator": "town"}, r"'town' is no source; .* anna, bert, carl"),
+        ({"dils.collaborator": "anna", "exchange.p": 4}, r"exchange\.p is 4, more than the steps"),
+        (
+            {"dils.collaborator": "anna", "dils.pretrain": 3},
+            r"first 3 rounds \(dils\.pretrain\), and rounds is 3, so nothing would adapt",
+        ),
+        (
+            {"dils.collaborator": "bert", "exchange.min-examples": 49, "train.batch-size": 50},
+            r"only over 49 examples \(exchange\.min-examples\), but town has 48 in all",
+        ),
+        ({"method": "fdann", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
+        ({"method": "fdan", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
+    ],
+)
+def test_what_a_run_would_founder_on_is_said_before_its_first_round(
+    nodes: list[Node], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    """Also before the baseline's: here, and where the sites answer a server's question."""
+    flat = DILS | {"run.baseline": "fedavg", "run.dir": str(tmp_path)} | settings
+    config = RunConfig.parse(flat)
+    with pytest.raises(ConfigError, match=message):
+        rehearse(config, nodes)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(ConfigError, match=message):
+        server_run.execute(config, ScriptedGrid(nodes), Journal(None, events.append))
+    assert "roster" in {e["event"] for e in events}
+    assert not [e for e in events if e["event"] in ("training", "round")]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("dils", {"dils.collaborator": "carl"}), ("fdann", {}), ("fdan", {})]
+)
+def test_what_can_run_passes_the_rehearsal_and_leaves_nothing(
+    nodes: list[Node], method: str, settings: dict[str, Any]
+) -> None:
+    rehearse(RunConfig.parse(DILS | {"method": method} | settings), nodes)
+    assert not local._sessions
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "needed"),
+    [
+        ("dils", {"dils.collaborator": "anna"}, 2),
+        ("fdann", {}, 4),
+        ("fdann", {"sources-per-round": 2}, 3),
+        ("fdan", {}, 4),
+    ],
+)
+def test_a_simulation_needs_a_slot_for_each_site_that_sums(
+    nodes: list[Node], tmp_path: Path, method: str, settings: dict[str, Any], needed: int
+) -> None:
+    flat = DILS | {"method": method, "run.dir": str(tmp_path), "rounds": 2} | settings
+    config, grid = RunConfig.parse(flat), ScriptedGrid(nodes)
+    message = f"{method} sums gradients of {needed} sites .* room for {needed - 1}, .*process"
+    with pytest.raises(RunError, match=message):
+        server_run.execute(config, grid, Journal(), lambda: needed - 1)
+    assert {crossing.kind for crossing in grid.crossed} == {"query"}
+    server_run.execute(config, grid, Journal(), lambda: needed)
+    server_run.execute(
+        RunConfig.parse(FAST | {"method": "fedavg", "run.dir": str(tmp_path), "run.name": "one"}),
+        grid,
+        Journal(),
+        lambda: 1,
+    )
+
+
+def test_the_exchange_has_a_port_of_its_own(tmp_path: Path) -> None:
+    words = ["superlink", "--insecure", "--dir", str(tmp_path), "--exchange-port", "8443"]
+    said = CliRunner().invoke(cli.app, words)
+    assert said.exit_code == 1
+    assert "--exchange-port 8443 is the port of something else" in said.stderr
+
+
+# ---- afterwards --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_results_and_report_say_where_the_adapted_model_is(
+    pair: list[Node], tmp_path: Path, share: bool
+) -> None:
+    flat = DILS | {"run.dir": str(tmp_path), "dils.share": share, "run.seeds": "3,4"}
+    results = simulate(RunConfig.parse(flat), pair, Journal(), "process")
+    found = results["trainings"]["dils"]
+    assert ["adapted" in training for training in found] == [not share] * 2
+    console = Console(record=True, width=500)
+    console.print(table(results))
+    said = console.export_text()
+    assert ("adapted model is at town alone" in said) == (not share)
+    if share:
+        return
+    for training in found:
+        assert training["adapted"]["site"] == "town"
+        assert training["adapted"]["file"] in said
+        own = tmp_path / "pair" / "sites" / training["adapted"]["file"]
+        out = tmp_path / f"{training['seed']}.csv"
+        words = ["predict", str(own), str(pair[1]["data"]), "--out", str(out)]
+        assert CliRunner().invoke(cli.app, words).exit_code == 0
+        assert len(out.read_text().splitlines()) == 1 + 48 + 24
+        ours, theirs = load_file(own), load_file(training["model"])
+        assert any(not ours[name].equal(theirs[name]) for name in ours)
+
+
+# ---- Ray -----------------------------------------------------------------------------------------
+
+SLOW = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchange.join": 90.0}
+
+# A process of its own: Flower knows one simulation per process.
+ON_RAY = """
+import json, sys
+import ray
+from fedda.config import RunConfig
+from server.journal import Journal
+from server.local import simulate
+
+flat, sites, cpus = json.loads(sys.argv[1])
+ray.init(num_cpus=cpus, include_dashboard=False)
+simulate(RunConfig.parse(flat), sites, Journal(), "ray")
+"""
+
+
+def on_ray(flat: dict[str, Any], sites: list[Node], cpus: int) -> subprocess.CompletedProcess[str]:
+    python = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", ON_RAY, json.dumps([flat, sites, cpus])],
+        env=os.environ | {"PYTHONPATH": python, "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_sites_on_ray_hold_what_they_would_in_one_process(
+    pair: list[Node], tmp_path: Path
+) -> None:
+    kept: list[dict[str, Any]] = []
+    for engine in ("ray", "process"):
+        root = tmp_path / engine
+        sites = [node | {"threads": 1} for node in pair]
+        flat = DILS | SLOW | {"run.dir": str(root), "exchange.p": 2}
+        if engine == "ray":
+            done = on_ray(flat, sites, 2)
+            assert done.returncode == 0, done.stderr[-3000:]
+        else:
+            simulate(RunConfig.parse(flat), sites, Journal(), "process")
+        results = json.loads((root / "pair" / "results.json").read_text())
+        assert results["events"] == []
+        gradients = {k for k in results["trainings"]["dils"][0]["bytes"] if "gradient" in k}
+        assert len(gradients) == 4
+        kept.append({})
+        for site in ("anna", "town"):
+            file = f"{site}/pair.dils-0.3.method.safetensors"
+            held = load_file(root / "pair" / "sites" / file)
+            kept[-1] |= {f"{site}/{name}": tensor for name, tensor in held.items()}
+    ray, process = kept
+    assert ray.keys() == process.keys()
+    assert all(ray[name].equal(process[name]) for name in ray)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_too_few_slots_on_ray_are_said_at_the_start(pair: list[Node], tmp_path: Path) -> None:
+    done = on_ray(DILS | SLOW | {"run.dir": str(tmp_path)}, pair, 1)
+    assert done.returncode != 0
+    assert "of 2 sites that work at the same time" in done.stderr
+    assert "room for 1" in done.stderr
+    assert "--engine process" in done.stderr
+    assert not list((tmp_path / "pair").glob("dils-0/*.safetensors"))
+
+
+# ---- Flower's own node ---------------------------------------------------------------------------
+
+
+def test_flowers_own_node_is_told_the_sites_limit_and_the_server(
+    pair: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execv", lambda program, command: sys.exit(7))
+    for name in ("FLWR_HOME", "PATH", *OFFLINE):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    words = ["--role", "target", "--data", str(pair[1]["data"]), "--state-dir", str(tmp_path)]
+    words += ["--superlink", "[::1]:8443", "--insecure", "--stock"]
+    for more, least in (([], 256), (["--min-examples", "300"], 300)):
+        assert CliRunner().invoke(client_app, [*words, *more]).exit_code == 7
+        told = tomllib.loads((tmp_path / "node.toml").read_text())
+        assert (told["server"], told["min-examples"]) == ("::1", least)
+        site = Site(told)
+        assert (site.server, site.min_examples) == ("::1", least)
