@@ -63,7 +63,11 @@ class LeanGrid(HttpGrid):
         for name, value in vars(grid).items():
             setattr(self, name, value)
         self._seen: dict[str, bytes] = {}
-        self.sent = 0  # bytes of the arrays of the largest request so far
+        self.sent = 0  # bytes of the arrays of the largest request so far, or that a reply may have
+
+    def expect(self, size: int) -> None:
+        """Take replies with so many bytes of arrays, though no request has had as many."""
+        self.sent = max(self.sent, size)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield replies one by one; the next is fetched when it is asked for."""

@@ -22,6 +22,7 @@ from . import checkpoint
 from .exchange import host
 from .folders import base, roster
 from .journal import Journal
+from .lean import LeanGrid
 from .ledger import Ledger
 from .phases import Phases, TimedMail
 from .sites import Sites
@@ -125,6 +126,10 @@ class Training:
             exchange=host(self.grid, self.config.exchange, self._exchanged),
             lazy=self.config.summing,
         )
+        if isinstance(self.grid, LeanGrid):
+            # A reply may bring what no request has brought yet, such as a discriminator per source.
+            others = sum(layout.nbytes for layout in made.layouts.values())
+            self.grid.expect(self._layout.nbytes + others * len(self.roster.sources))
         made.memory = dict(state.memory)
         made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
         return made

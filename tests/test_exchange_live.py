@@ -109,3 +109,19 @@ def test_sites_refuse_a_run_that_asks_for_too_much(hub: Federation) -> None:
         hub.client_options["town"] = ["--min-examples", "1"]
         hub.start_site("town")
         hub.wait_for_sites()
+
+
+@pytest.mark.parametrize("method", ["fdann", "fdan"])
+def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
+    settings = SUMMED | {"method": method, "rounds": 2, "train.batch-size": 16}
+    results = hub.begin(method, settings).finish()
+    assert results["events"] == []
+    alone = hub.alone(method, settings)
+    assert final_model(results, method) == final_model(alone, method)
+    last = rounds(results, method)[2]
+    assert set(last["weights"]) == {"anna", "bert", "carl", "town"}
+    assert all(
+        f"{way} {role} gradient" in last["bytes"]
+        for way in ("to", "from")
+        for role in ("source", "target")
+    )

@@ -99,7 +99,7 @@ def _found(model: Path) -> Path:
 
 
 def _elsewhere(model: Path) -> list[str]:
-    """What there is to say of a run whose model has not adapted, as the adapted one was not sent."""
+    """What there is to say of a run whose adapted model was not sent."""
     folder = model if model.is_dir() else model.parent
     try:
         return adapted_elsewhere(json.loads((folder / "results.json").read_text()))
