@@ -46,13 +46,16 @@ class Exchange:
         """From the record beside the task's.
 
         Raises:
-            WireError: the invitation cannot be read.
+            WireError: the invitation cannot be read, or p is left open.
             ConfigError: a setting cannot.
         """
         keys = set(LazyConfig().flat())
         lazy = {k: v for k, v in table.items() if k in keys}
         rest = {k: v for k, v in table.items() if k not in keys}
-        return cls(Invitation.parse(rest), validate(LazyConfig, lazy, "exchange"))
+        settings = validate(LazyConfig, lazy, "exchange")
+        if settings.p < 1:  # the server settles what is left open
+            raise WireError("The request leaves exchange.p open; it needs 1 step per sum or more.")
+        return cls(Invitation.parse(rest), settings)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,18 @@ class Request:
         if type(server_round) is not int or not 1 <= server_round <= task.rounds:
             raise WireError(f"The request is for round {server_round} of {task.rounds}.")
         return cls(task, server_round, packed, step, Exchange.read(table) if table else None)
+
+    @property
+    def steps(self) -> int:
+        """Steps of this round, where the server counts them so that all take equally many.
+
+        Raises:
+            WireError: the request has no such number.
+        """
+        found = self.numbers.get("steps")
+        if type(found) is not int or found < 1:
+            raise WireError("The request says no whole number of steps to take, 1 or more.")
+        return found
 
 
 class Client(NumPyClient):
@@ -247,11 +262,19 @@ class Client(NumPyClient):
         """This site's way into the round's exchange of gradients.
 
         Raises:
-            WireError: the server convened none.
+            WireError: the server convened none, or asks for gradients of too many groups.
             ExchangeError: it cannot be reached, refused this site, or ended early.
         """
         if request.exchange is None:
             raise WireError("The request came without an invitation to the exchange of gradients.")
+        # Many discriminators' gradients over the same window tell more of it than one's.
+        asked = len(request.exchange.invitation.groups)
+        most = 1 if self.role == "source" else max(1, request.task.sites - 1)
+        if asked > most:
+            raise WireError(
+                f"The request asks this {self.role} for gradients in {asked} groups, but it has a "
+                f"part in {most} at most."
+            )
         stream = exchange.connect(request.exchange.invitation, self.site.server)
         try:
             yield stream

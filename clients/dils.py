@@ -39,7 +39,7 @@ class Pair(Client):
         options, device = request.task.options, self.site.device
         half = HALVES[options.loss, self.role]
         before = request.round - options.pretrain - 1  # rounds that have adapted already
-        count = int(request.numbers["steps"])
+        count = request.steps
         kept = self.kept(request, request.round - 1) if before else None
         draws = self.generator(request, "penalty")
         totals: dict[str, Tensor | float] = {}

@@ -30,7 +30,7 @@ class Member(Client):
 
     def train(self, request: Request) -> Numbers:
         """Cross entropy, if any, + lambda times what moves the encoder against the others."""
-        task, count = request.task, int(request.numbers["steps"])
+        task, count = request.task, request.steps
         optimizer = self.optimizer(request)
         totals: Found = {}
         with self.stream(request) as stream:

@@ -39,7 +39,7 @@ class Member(fdann.Member):
             indices = torch.randperm(len(self.data), generator=self.draws)[:n]
             with torch.no_grad():
                 own = self.model.features(self.inputs(indices))
-            self.discriminate(own, n)
+            self.discriminate(own, len(own))
         found = self.discriminate(z, n)
         return self.against(z), found
 

@@ -41,7 +41,7 @@ class DILS(FedDA):
         self.convene({"discriminator": pair}, syncs(adapted * steps, steps, self.lazy.p))
         first = {"model": self.model} if not adapted else {}
         trained = self.kept.get(collaborator.name)
-        last = {"model": trained} if trained else {}
+        last = {"model": self.as_sent(trained)} if trained else {}  # a resumed run has it in full
         return [
             self.request(collaborator, first, {"steps": steps}),
             self.request(target, first or last, {"steps": steps}),

@@ -19,6 +19,7 @@ from fedda.wire import Arrays, Kind, Packed, Role, pack
 from .base import FedDA, Reply
 from .roster import Node
 
+NEVER_NEGATIVE = ("exp_avg_sq", "step")  # of Adam, which takes a root of the one
 AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd")
 
 
@@ -110,13 +111,16 @@ class FDANN(FedDA):
         """Remember the discriminators for the next round, and for sites that join in it.
 
         Raises:
-            QuorumError: one is missing.
+            QuorumError: one is missing, or would spoil everybody's next round.
         """
         for pair in self.pairs:
             name = _named(self.shared, pair)
             if name not in reply.arrays:
                 raise QuorumError(f"{reply.node.name} sent no {name}.")
-            self.kept[_key(pair)] = pack(reply.arrays[name].unpack(), self.kind)
+            arrays = reply.arrays[name].unpack()
+            if odd := [n for n in NEVER_NEGATIVE if n in arrays and (arrays[n] < 0).any()]:
+                raise QuorumError(f"{odd[0]} of '{name}' from {reply.node.name} is negative.")
+            self.kept[_key(pair)] = pack(arrays, self.kind)
 
     def numbers(self, said: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         """Means over the sites that said something, by their weights."""

@@ -11,11 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
-from clients.site import resident
+from clients import fdann
+from clients.base import Exchange, Request
+from clients.site import Site, resident
 from fedda import adversary, fourier, models
 from fedda.adversary import Discriminator, Network
-from fedda.config import RunConfig, validate
-from fedda.errors import Code
+from fedda.config import LazyConfig, RunConfig, Task, validate
+from fedda.errors import Code, QuorumError, WireError
+from fedda.exchange import Group, LocalHost
 from fedda.train import generator, seed_for
 from fedda.travelling import pick_up, put_down, travelling_layout
 from fedda.wire import Kind, pack
@@ -303,7 +306,78 @@ def test_a_sites_own_limit_ends_the_round_for_all(
     assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
 
 
+def test_a_gradient_counts_the_examples_it_is_over(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may hold more than all of a site's images; the critic's own takes each once."""
+    seen = []
+
+    def spy(self: Any, z: Tensor, n: int, honest: Any = fdann.Member.discriminate) -> Any:
+        seen.append((len(z), n))
+        return honest(self, z, n)
+
+    monkeypatch.setattr(fdann.Member, "discriminate", spy)
+    run(nodes, tmp_path, "fwdgrl", **{"rounds": 1, "train.batch-size": 64})
+    assert {z for z, _ in seen} == {64, *EXAMPLES.values()}
+    assert all(z == n for z, n in seen)
+
+
+# ---- what a site is asked for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("role", "most"), [("source", 1), ("target", 3)])
+def test_a_site_sends_gradients_of_no_more_discriminators_than_it_has_a_part_in(
+    nodes: list[dict[str, Any]], role: str, most: int
+) -> None:
+    """A server could name any number of groups, and learn more of a window by each."""
+    site = Site(next(node for node in nodes if node["role"] == role))
+    task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
+    client = fdann.Source(site) if role == "source" else fdann.Target(site)
+    for count in (most, most + 1):
+        groups = [Group(f"gradient/{i}", 3, 1, (site.name,)) for i in range(count)]
+        with LocalHost().open(groups, join=5, wait=5) as session:
+            asked = Exchange(session.invitations[site.name], LazyConfig(p=1))
+            request = Request(task, 1, {}, {}, asked)
+            if count > most:
+                with pytest.raises(WireError, match=rf"{role} for .* {count} groups.* {most} at"):
+                    client.stream(request).__enter__()
+            else:
+                with client.stream(request) as stream:
+                    assert stream.sent("gradient/0") == 0
+
+
+@pytest.mark.parametrize("steps", [None, 0, -3, 4.5, float("inf")])
+def test_a_request_without_a_number_of_steps_is_refused(steps: Any) -> None:
+    told = {} if steps is None else {"steps": steps}
+    with pytest.raises(WireError, match="no whole number of steps"):
+        _ = Request(Task(), 1, {}, told).steps
+    assert Request(Task(), 1, {}, {"steps": 4}).steps == 4
+
+
+def test_a_request_that_leaves_p_open_is_refused() -> None:
+    with LocalHost().open([Group("gradient", 3, 1, ("anna",))], join=5, wait=5) as session:
+        asked = session.invitations["anna"].flat()
+        assert Exchange.read(LazyConfig(p=1).flat() | asked).lazy.p == 1
+        with pytest.raises(WireError, match=r"leaves exchange\.p open"):
+            Exchange.read(LazyConfig().flat() | asked)
+
+
 # ---- a discriminator that travels --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["exp_avg_sq", "step"])
+def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def spoilt(*held: Any, honest: Any = put_down) -> dict[str, Tensor]:
+        found = honest(*held)
+        return found | {name: -found[name]}
+
+    monkeypatch.setattr(fdann, "put_down", spoilt)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(QuorumError, match=rf"{name} of 'discriminator' from town is negative"):
+        run(nodes, tmp_path, "fdann", events.append, **{"wait.tries": 1})
+    assert not [e for e in events if e["event"] == "round"]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -222,6 +222,22 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+def test_a_resumed_run_sends_in_the_precision_it_sent_before(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = {"rounds": 3, "exchange.p": 1, "dils.loss": "cada", "wire.dtype": "float16"}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pair, tmp_path, stop, **settings)
+    results = run(pair, tmp_path, **settings, **{"run.resume": True})
+    found = [e["bytes"]["to target model"] for e in results["trainings"]["dils"][0]["rounds"]]
+    assert found[1] == found[2]
+
+
 def test_a_site_that_lost_what_only_it_had_says_so(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedda import exchange
 from fedda.errors import Code, ExchangeError, NotFiniteError, WireError, code_of
 from fedda.exchange import Group, Invitation, LocalHost, Turns
+from fedda.exchange.groups import MAX_WAIT
 from fedda.exchange.meeting import Meeting
 from fedda.exchange.sums import Sums
 
@@ -98,6 +99,11 @@ def test_an_invitation_with_something_missing_is_refused() -> None:
     del flat["node"]
     with pytest.raises(WireError):
         Invitation.parse(flat)
+
+
+def test_a_site_accepts_an_exchange_however_long_it_may_wait() -> None:
+    with LocalHost().open([PAIR], join=60, wait=MAX_WAIT, rejoin=MAX_WAIT) as session:
+        assert Invitation.parse(session.invitations["a"].flat()).wait == MAX_WAIT
 
 
 def test_a_ticket_is_not_shown() -> None:

@@ -223,6 +223,22 @@ def test_a_site_whose_program_died_goes_on_with_its_ticket() -> None:
         assert a.result() == b.result()[2:] == as_it_should_be([PAIR])["a"][2:]
 
 
+def test_a_sum_that_is_complete_before_a_site_is_greeted_again_follows_its_welcome() -> None:
+    told = Told()
+    with opened(told=told) as session:
+        first = Raw(session.invitations["a"]).send(HELLO, frames.gradient("pair", 0, 256, FINE))
+        until(lambda: session._meeting.sums["pair"].taken("a") == 1)
+        first.close()
+        until(lambda: "cut" in told.kinds("a"))
+        again = Raw(session.invitations["a"])
+        until(lambda: "resumed" in told.kinds("a"))
+        with exchange.connect(session.invitations["b"]) as b:
+            b.swap("pair", FINE, 256)
+        back = Up(hello=Hello(received=[Position(group="pair", count=0)]))
+        again.send(back.SerializeToString(), frames.gradient("pair", 1, 256, FINE))
+        assert again.kinds() == ["welcome", "sum", "ended"]  # b has left
+
+
 def test_a_server_that_closes_first_after_the_last_sync_disturbs_nobody() -> None:
     told = Told()
     host = Host(notice=told)
@@ -330,9 +346,16 @@ class Raw:
 
     def ended(self) -> str:
         """What the exchange says last."""
+        return self._heads()[-1].ended.reason
+
+    def kinds(self) -> list[str | None]:
+        """Of all that the exchange says."""
+        return [head.WhichOneof("kind") for head in self._heads()]
+
+    def _heads(self) -> list[Down]:
         heads = [frames.down(data)[0] for data in self._call]
         self.close()
-        return heads[-1].ended.reason
+        return heads
 
     def close(self) -> None:
         self._out.put(None)
@@ -438,6 +461,16 @@ def test_a_stranger_and_a_second_connection_are_refused_and_the_session_goes_on(
             exchange.connect(asked["a"])
 
 
+def test_strangers_cannot_fill_the_log() -> None:
+    told = Told()
+    with opened(told=told) as session:
+        forged = replace(session.invitations["a"], ticket="f" * 64)
+        for _ in range(12):
+            assert "does not know" in Raw(forged).ended()
+    texts = [text for what, _, text in told.all if what == "refused"]
+    assert len(texts) == 10 and texts[-1].endswith("further ones are not told of.")
+
+
 def test_another_server_is_not_believed() -> None:
     with opened() as session, opened() as other:
         asked = session.invitations["a"]
@@ -449,11 +482,27 @@ def test_a_port_that_is_taken_is_one_clear_error() -> None:
     with opened() as session:
         port = session.invitations["a"].port
         host = Host(port=port)
-        with pytest.raises(ExchangeError, match=rf"cannot listen on 127\.0\.0\.1:{port}: stop the"):
-            host.open([PAIR], join=1, wait=1, rejoin=1)
+        with pytest.raises(ExchangeError, match=rf"cannot listen on 127\.0\.0\.1:{port}: wait for"):
+            host.open([PAIR], join=0.3, wait=1, rejoin=1)
     for _ in range(2):  # free again, at once
         with host.open([PAIR], join=5, wait=5, rejoin=5) as session:
             exchange.connect(session.invitations["a"]).close()
+
+
+def test_a_session_waits_for_another_runs_to_leave_the_port() -> None:
+    with opened() as session:
+        host = Host(port=session.invitations["a"].port)
+        threading.Timer(0.3, session.close).start()
+        with host.open([PAIR], join=5, wait=5, rejoin=5) as next_one:
+            assert session.ended
+            exchange.connect(next_one.invitations["a"]).close()
+
+
+def test_an_address_of_others_is_not_waited_for() -> None:
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match=r"cannot listen on 192\.0\.2\.1:"):
+        Host("192.0.2.1", 18444).open([PAIR], join=30, wait=1, rejoin=1)
+    assert time.monotonic() - began < 10
 
 
 def test_a_host_that_listens_everywhere_names_no_address() -> None:

@@ -178,6 +178,30 @@ def test_noise_is_on_what_is_sent_and_differs_between_sites_that_give_no_generat
     assert sent[0] != 0 and sent[0] != sent[1]
 
 
+def test_what_leaves_has_noise_that_no_seed_of_torchs_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those seeds 32 bits count: whoever tries them all finds the noise, and subtracts it."""
+    near, far = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5 + 2**40)
+    assert torch.randn(9, generator=near).equal(torch.randn(9, generator=far))
+
+    def never(*_: object, **__: object) -> Tensor:
+        raise AssertionError("torch's draws")
+
+    monkeypatch.setattr(torch, "randn", never)
+    before = torch.get_rng_state()
+    stream = Script()
+    lazy = LazySync(stream, "DI", 1, clip=2.0, noise=0.5)  # std = .5 * 2 = 1
+    for _ in range(2):
+        lazy.step(torch.zeros(20_000), 1)
+    for sent in stream.sent:
+        assert float(sent.std()) == pytest.approx(1.0, rel=0.02)
+        assert abs(float(sent.mean())) < 0.03
+    one, other = stream.sent
+    assert abs(float(np.corrcoef(one, other)[0, 1])) < 0.05
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_window_over_too_few_examples_does_not_leave() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 2, least=256)

@@ -19,6 +19,8 @@ from fedda.exchange.sums import Vector
 
 log = logging.getLogger("fedda.exchange")
 
+STRANGERS = 10  # told of in a session: anyone who reaches the port could fill disks with more
+
 
 class Line:
     """The connection of one participant, and the frames on their way to it; None ends it."""
@@ -39,6 +41,7 @@ class Desk:
         self._meeting = meeting
         self._to, self._from = to, sent
         self._lines: dict[str, Line] = {}
+        self._strangers = 0
         self._closing = False
 
     def tick(self) -> None:
@@ -77,7 +80,10 @@ class Desk:
         site, meeting = line.site, self._meeting
         if not site or self._closing:
             text = "A connection whose ticket this session of the exchange does not know is refused"
-            meeting.notice("refused", "", f"{text}.")
+            self._strangers += 1
+            if self._strangers <= STRANGERS:
+                more = "; further ones are not told of" if self._strangers == STRANGERS else ""
+                meeting.notice("refused", "", f"{text}{more}.")
             return frames.ended(f"{text}: the session may be over, or its server started anew.")
         here = meeting.is_here(site)
         try:

@@ -1,9 +1,12 @@
 """Where the server of the exchange listens: gRPC, TLS, tickets."""
 
 import contextlib
+import errno
 import ipaddress
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +23,7 @@ from fedda.exchange.session import Session, ignore, invite
 log = logging.getLogger("fedda.exchange")
 
 TICK_S = 0.1
+AGAIN_S = 0.25  # between two attempts to get a port
 GRACE_S = 2.0  # for streams to end by themselves when a session is closed
 SPARE = 16  # connections beyond one per participant: they are refused, but heard
 LEVEL = {"refused": logging.WARNING, "ended": logging.WARNING, "cut": logging.WARNING}
@@ -52,16 +56,26 @@ class Host:
     ) -> "RemoteSession":
         """Open a session; the arguments are those of `Meeting`.
 
+        Another run's session may hold the port while a round of it lasts: it is waited for as long
+        as for the sites.
+
         Raises:
-            ExchangeError: the port is taken, or the groups cannot be.
+            ExchangeError: the port is and stays taken, or the groups cannot be.
         """
 
         def notice(what: str, site: str, text: str) -> None:
             log.log(LEVEL.get(what, logging.INFO), "%s", text)
             self._notice(what, site, text)
 
-        meeting = Meeting(groups, join=join, wait=wait, rejoin=rejoin, notice=notice)
-        return RemoteSession(meeting, self._bind, self._port, self._announce)
+        ends = time.monotonic() + join
+        while True:
+            meeting = Meeting(groups, join=join, wait=wait, rejoin=rejoin, notice=notice)
+            try:
+                return RemoteSession(meeting, self._bind, self._port, self._announce)
+            except ExchangeError:
+                if time.monotonic() > ends or not _is_free_or_taken(self._bind, self._port):
+                    raise
+            time.sleep(AGAIN_S)
 
 
 class RemoteSession(Session):
@@ -89,8 +103,9 @@ class RemoteSession(Session):
             self._server.stop(None).wait()
             self._pool.shutdown()
             raise ExchangeError(
-                f"The exchange cannot listen on {tls.address(bind, port)}: stop the program that "
-                "uses this port, or give another (exchange.port; 0 lets the system choose)."
+                f"The exchange cannot listen on {tls.address(bind, port)}: wait for the end of the "
+                "run, or stop the program, that uses this port, or give another (exchange.port; 0 "
+                "lets the system choose)."
             ) from None
         host = announce or ("" if _is_wildcard(bind) else bind)
         self.invitations = invite(meeting, host, port, certificate.decode())
@@ -128,6 +143,16 @@ def _handler(join: Any) -> grpc.GenericRpcHandler:
     # Bytes in and out: `frames` reads them, and counts.
     handlers = {method: grpc.stream_stream_rpc_method_handler(join)}
     return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def _is_free_or_taken(bind: str, port: int) -> bool:
+    """Whether a port that could not be had may be had later; an address of others never can."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        socket.create_server((bind, port), family=family).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return True
 
 
 def _is_wildcard(bind: str) -> bool:
