@@ -64,6 +64,8 @@ def train(message: Message, site: Site) -> Message:
     contract = _contract(task, arrays)
     model = site.workspace(task).schema
     _check(contract.enters, arrays, _told(tables), task, model, site, "received")
+    for name, packed in arrays.items():
+        packed.check_finite(f"'{name}' of the server")
     if "exchange" in tables:
         asked = {g.name: g.size for g in Exchange.read(tables["exchange"]).invitation.groups}
         contract.check_groups(site.role, asked, layouts(task.method, task.options, model))

@@ -10,7 +10,7 @@ import torch
 from torch import optim
 
 from fedda import __version__, data, models, wire
-from fedda.config import Task
+from fedda.config import FEATURES_HIDE, Task
 from fedda.errors import ConfigError
 from fedda.train import generator, make_optimizer
 from fedda.wire import Role
@@ -36,7 +36,7 @@ class Site:
         self.device = pick_device(str(node.get("device", "auto")))
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", 2))
-        self.min_examples = int(node.get("min-examples", 1))
+        self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         self.notes = self.state_dir is not None and bool(node.get("notes", True))

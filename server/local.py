@@ -132,7 +132,9 @@ def simulate(
     """
     journal.write("started", engine=engine)
     place = Path(config.run.dir).absolute() / config.run.name / SITES
-    sites = [{"state-dir": str(place)} | dict(site) for site in sites]
+    # Whoever simulates has all sites' data before them: the run's own limits are enough.
+    mine = {"state-dir": str(place), "min-examples": 1}
+    sites = [mine | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
     make_app = load("clients", "app").make_app

@@ -88,7 +88,7 @@ class FedDA(Strategy):
         self.sources_per_round = sources_per_round
         self.there = there
         self.exchange = exchange
-        self.lazy = lazy or ExchangeConfig()
+        self.lazy = lazy or ExchangeConfig(p=1)
         self.session: Session | None = None
         self.contract: Contract = method_module(task.method).CONTRACT
         self.layouts = layouts(task.method, task.options, model)

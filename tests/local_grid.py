@@ -107,7 +107,10 @@ class ScriptedGrid(LocalGrid):
     """
 
     def __init__(self, nodes: Sequence[Node], script: Mapping[str, Script] | None = None) -> None:
-        super().__init__(make_app(nodes), [{"partition-id": i} for i in range(len(nodes))])
+        super().__init__(
+            make_app([{"min-examples": 1} | n for n in nodes]),
+            [{"partition-id": i} for i in range(len(nodes))],
+        )
         self.nodes = {number: node for number, node in enumerate(nodes, start=1)}
         self.script = dict(script or {})
         self.offline: set[str] = set()

@@ -389,6 +389,22 @@ def test_windows_of_a_training_by_hand() -> None:
     assert planned({}, {}, 4) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "windows"),
+    [
+        # 600 examples in batches of 32: 19 steps a round, 3 windows of 8, the last one filled up.
+        ({"method": "fdann"}, 30),
+        ({"method": "fdann", "fdann.pairs": True}, 90),  # the target's, with each of 3 sources
+        ({"method": "fwdgrl", "fwdgrl.critic-steps": 5}, 150),  # and each step five times
+        ({"method": "dils", "dils.pretrain": 4}, 14),  # 6 rounds of 19 steps without a gap
+    ],
+)
+def test_windows_of_each_method_by_hand(settings: dict[str, Any], windows: int) -> None:
+    config = {"rounds": 10, "train.batch-size": 32} | settings
+    sites = [{"role": "source", "examples": 600}] * 3 + [{"role": "target", "examples": 500}]
+    assert planned(config, {"sites": sites}, 8) == windows
+
+
 def test_what_cannot_be_audited_is_refused(finished: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((4, 13), np.float32))
     for words, text in (

@@ -125,10 +125,20 @@ def gradients(
 
 
 def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
-    """Windows that a site sends in one training, if every round exchanges in every step."""
-    most = max((site.get("examples", 0) for site in results.get("sites", [])), default=0)
+    """The most windows that a site sends in one training, no round repeated.
+
+    Rounds of a whole number of windows, a critic's own steps, and a target's part in a pair with
+    every source are counted where the method has them.
+    """
+    sites, method = results.get("sites", []), config.get("method", "")
+    most = max((site.get("examples", 0) for site in sites), default=0)
     size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
-    return max(1, int(config.get("rounds", 1)) * math.ceil(most / size / per) // p)
+    steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
+    if method == "dils":  # windows reach over rounds, and the pretraining has none
+        return max(1, max(1, rounds - int(config.get("dils.pretrain", 0))) * steps // p)
+    sources = sum(site.get("role") == "source" for site in sites)
+    pairs = max(1, sources) if config.get(f"{method}.pairs", False) else 1
+    return rounds * math.ceil(steps / p) * pairs * int(config.get(f"{method}.critic-steps", 1))
 
 
 def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, device: str) -> "Audit":
