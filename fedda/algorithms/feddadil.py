@@ -24,11 +24,12 @@ from torch import Tensor
 from fedda import transport
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, WireError
 from fedda.wire import MODEL, Arrays, Contract, Entry, Kind, Manifest, Rule
 
 Head = Literal["reconstruction", "ensemble"]
 
+MISSED = 0.01  # that a label's parts may miss 1 by: float16 rounds
 CERTAIN = 1e-6  # the least a label gives to any class, so that its logits are finite
 BETWEEN = 0.3  # part of the first atoms' variance that lies between classes
 DRAWN = 0.3  # part of the first coordinates that is drawn, evenly from the simplex
@@ -208,6 +209,16 @@ def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
         for name, total in mean.items():
             total += weight / sum(weights) * version[name]
     return {name: total.astype(np.float32) for name, total in mean.items()}
+
+
+def check_labels(y: np.ndarray, where: str) -> None:
+    """Refuse labels of atoms (K, n, C) that are no probabilities.
+
+    Raises:
+        WireError: naming who sent them.
+    """
+    if (y < 0).any() or (np.abs(y.sum(axis=2) - 1) > MISSED).any():
+        raise WireError(f"The labels of the atoms from {where} are no probabilities.")
 
 
 def logits_of(y: Tensor) -> Tensor:
