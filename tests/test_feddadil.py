@@ -150,6 +150,18 @@ def has(values: Any, secrets: list[np.ndarray]) -> bool:
     return any(found)
 
 
+@pytest.mark.parametrize(("optimizer", "told"), [("sgd", True), ("adam", False)])
+def test_lengths_of_moves_tell_coordinates(domains: list[Node], optimizer: str, told: bool) -> None:
+    """What the README warns of: they are in no reply, but the server can work them out."""
+    bench = Bench(domains, "feddadil", **{"feddadil.optimizer": optimizer})
+    bench.round()
+    for node in domains:
+        sent, back = came(bench, node["name"])[-1]["atoms"]["z"], went(bench, node["name"])[-1]["z"]
+        moves = np.linalg.norm((back - sent).reshape(3, -1), axis=1)
+        alpha = dictionary_of(node).coordinates(1).numpy()
+        assert (np.abs(moves / moves.sum() - alpha).max() < 0.03) == told
+
+
 def test_a_reply_with_coordinates_in_it_is_refused(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,9 @@ transport itself is `fedda.transport`.
     v               (K, n, C)  logits of y, what a site trains
     alpha           (K,)       a site's coordinates, in the simplex; never sent
     W, b            (K, C, d), (K, C)  heads, one per atom
+
+No message holds alpha, but with SGD a reply tells it nearly: a site moves atom k in proportion to
+alpha_k (the gradient of eq. 11), so the lengths of its moves are to each other as its coordinates.
 """
 
 import math
