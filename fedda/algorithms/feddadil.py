@@ -90,7 +90,7 @@ class Config(fedavg.Config):
     )
     predict: Head = Field(default="reconstruction", description="the head that counts: -R, or -E")
     head_decay: float = Field(
-        default=1e-2, ge=0, description="weight decay of heads fitted on atoms"
+        default=1e-3, ge=0, description="weight decay of heads fitted on atoms"
     )
     distil: int = Field(
         default=10, ge=1, description="samples per class of the distilled set that a target notes"
