@@ -75,6 +75,10 @@ class Dictionary:
         self.points = self.scaling(self.features)  # (N, d)
         self.spread = float(self.points.var(dim=0, correction=0).sum().clamp(min=1e-12))
 
+    def inherit(self, other: "Dictionary") -> None:
+        """Take over the coordinates of this training's dictionary before the encoder came again."""
+        self._coordinates = dict(other._coordinates)
+
     @torch.no_grad()
     def encoded(self, x: Tensor) -> Tensor:
         """Features of inputs as they are kept, each set extracted once -> (N, d)."""
@@ -156,27 +160,31 @@ class Dictionary:
         return torch.cat(chosen)
 
     def coordinates(self, server_round: int) -> Tensor:
-        """Alpha as it was after a round -> (K,).
+        """Alpha as it was after a round, or the last one before it in which the site took part.
 
-        After the first dictionary round it comes from memory, or from the site's disk; a site that
-        has neither begins anew.
+        It comes from memory, or from the site's disk; a site that has neither begins anew, as all
+        do in the first dictionary round.
         """
-        alpha = self._coordinates.get(server_round)
+        first = self.task.options.encoder_rounds(self.task.rounds) + 1
+        known = [r for r in self._coordinates if first <= r <= server_round]
+        alpha = self._coordinates[max(known)] if known else None
         if alpha is None:
-            kept = state.load(self.site, self.task, server_round, state.COORDINATES)
+            kept = state.load_last(self.site, self.task, first, server_round, state.COORDINATES)
             alpha = kept.tensors.get("alpha") if kept else None
         K = self.task.options.atoms
         if alpha is None or alpha.shape != (K,):
-            if server_round > self.task.options.encoder_rounds(self.task.rounds):
+            if server_round >= first:
                 logger.warning("no coordinates of round %d are left; drawn anew", server_round)
             draws = generator(self.task.seed, self.site.name, "coordinates")
             alpha = feddadil.first_coordinates(K, draws)
         return alpha.to(self.points)
 
     def _keep(self, server_round: int, alpha: Tensor) -> None:
-        """For the next round; the one before stays, since the server may ask for a round again."""
-        before = {r: a for r, a in self._coordinates.items() if r == server_round - 1}
-        self._coordinates = before | {server_round: alpha}
+        """For the next round; those before stay, since the server may ask for a round again."""
+        before = max((r for r in self._coordinates if r < server_round), default=server_round)
+        self._coordinates = {r: a for r, a in self._coordinates.items() if r == before} | {
+            server_round: alpha
+        }
         kept = state.Kept({"alpha": alpha.detach().cpu()})
         state.save(self.site, self.task, server_round, state.COORDINATES, kept)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda import wire
+from fedda.algorithms import feddadil
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
 from fedda.train import seed_for
@@ -32,7 +33,10 @@ class _Learner(Client):
         if "model" in request.arrays:
             super()._begin(request)
             state.save_encoder(self.site, request.task, self.model)
+            before = self.workspace.dictionary
             self.workspace.dictionary = self._made(request)
+            if before is not None:
+                self.dictionary.inherit(before)
             return
         self.data = self.site.training(request.task.dims)
         self.workspace = self.site.workspace(request.task)
@@ -59,8 +63,14 @@ class _Learner(Client):
         return self.workspace.dictionary
 
     def atoms(self, request: Request) -> tuple[Tensor, Tensor]:
-        """Z (K, n, d) and y (K, n, C), as they came."""
+        """Z (K, n, d) and y (K, n, C), as they came.
+
+        Raises:
+            WireError: they are no points with probabilities.
+        """
+        request.arrays["atoms"].check_finite("the server")
         found = request.arrays["atoms"].unpack()
+        feddadil.check_labels(found["y"], "the server")
         z, y = (torch.from_numpy(found[k].copy()).to(self.site.device) for k in "zy")
         return z, y / y.sum(dim=2, keepdim=True)
 

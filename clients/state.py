@@ -6,6 +6,7 @@ the exchange has gathered. All else is a site's data and what the server sends. 
 in the site's state directory, never in Flower's context, which a busy node loses silently.
 """
 
+import glob
 import json
 import logging
 from dataclasses import dataclass, field
@@ -76,11 +77,12 @@ def save(site: "Site", task: Task, server_round: int, what: str, kept: Kept) -> 
     tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
     save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
     part.replace(path)
-    recent = {path, _path(site, task, server_round - 1, what)}
-    before, after = _path(site, task, "*", what).name.split("*")
-    for old in set(path.parent.glob(f"{before}*{after}")) - recent:
-        if old.name.removeprefix(before).removesuffix(after).isdigit():  # not another run's name
-            old.unlink(missing_ok=True)
+    rounds = _rounds(site, task, what)
+    # The one before serves a round that is asked for again; a site may have missed some since.
+    last = max((r for r in rounds if r < server_round), default=server_round)
+    for old in rounds:
+        if old not in (last, server_round):
+            _path(site, task, old, what).unlink(missing_ok=True)
     every = sorted(path.parent.glob(f"*.{what}.safetensors"), key=_age)
     for old in every[FILES:]:
         old.unlink(missing_ok=True)
@@ -98,6 +100,14 @@ def load(site: "Site", task: Task, server_round: int, what: str) -> Kept | None:
     except (OSError, SafetensorError, KeyError, ValueError):
         logger.warning("what was kept at %s cannot be read", path)
         return None
+
+
+def load_last(site: "Site", task: Task, first: int, server_round: int, what: str) -> Kept | None:
+    """What was kept after that round, or after the last one before it, from `first` on."""
+    if site.state_dir is None:
+        return None
+    found = [r for r in _rounds(site, task, what) if first <= r <= server_round]
+    return load(site, task, max(found), what) if found else None
 
 
 def save_encoder(site: "Site", task: Task, model: nn.Module) -> None:
@@ -144,6 +154,17 @@ def _age(path: Path) -> float:
 
 def _training(task: Task) -> str:
     return f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
+
+
+def _rounds(site: "Site", task: Task, what: str) -> list[int]:
+    """After which rounds of this training something of a kind was kept."""
+    path = _path(site, task, "*", what)
+    before, after = path.name.split("*")
+    found = [
+        p.name.removeprefix(before).removesuffix(after)
+        for p in path.parent.glob(f"{glob.escape(before)}*{after}")
+    ]
+    return [int(name) for name in found if name.isdigit()]  # else it is another run's name
 
 
 def _path(site: "Site", task: Task, server_round: int | str, what: str) -> Path:

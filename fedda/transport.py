@@ -23,6 +23,7 @@ from torch import Tensor
 
 MOST_PIVOTS = 10**7  # of POT's network simplex
 MOST_SCALINGS = 200  # of Sinkhorn's algorithm
+MOST_PAIRS = 3 * 10**7  # inner products that a barycenter keeps, 4 bytes each for z and for y
 OFF = 1e-5  # it may end when the plan's weights are off by this, as a vector
 
 
@@ -113,7 +114,8 @@ def barycenter(
 
     It ends where no plan changes any more, or after `most` rounds of plans. The features are
     looked at once: a support is a mean of moved atoms, so all that later rounds need of it is in
-    the atoms' inner products.
+    the atoms' inner products. Those of many or large atoms would not fit into memory, and are
+    made anew for each plan.
 
     Args:
         z: (K, n, d) the atoms' points.
@@ -125,23 +127,26 @@ def barycenter(
         entropy: of the plans, relative to the mean cost; 0: exact.
     """
     K, n, _ = z.shape
-    inner_z, inner_y = _inner(z), _inner(y)
+    inner = (_inner(z), _inner(y)) if K * K * n * n <= MOST_PAIRS else None
     square_z, square_y = (z * z).sum(dim=2), (y * y).sum(dim=2)  # (K, n)
-    beta = _largest_cost(inner_z, square_z)
+    beta = _largest_cost(z, square_z, inner[0] if inner else None)
     fixed = square_z + beta * square_y
 
-    plans: list[Tensor] | None = None
-    if start is None:
-        plans = [torch.arange(n, device=z.device)] * K
-        cross_z, cross_y = _crossed(plans, inner_z, alpha), _crossed(plans, inner_y, alpha)
-    else:
-        cross_z, cross_y = ([s @ a.T for a in x] for s, x in zip(start, (z, y), strict=True))
+    plans = None if start else [torch.arange(n, device=z.device)] * K
     solved = 0
     for _ in range(most):
+        support = start if plans is None else None
+        if plans is not None and inner is None:
+            support = _mean(plans, z, alpha), _mean(plans, y, alpha)
         found = []
         for k in range(K):
+            if support is not None:
+                cross_z, cross_y = (s @ a[k].T for s, a in zip(support, (z, y), strict=True))
+            else:
+                assert plans is not None and inner is not None
+                cross_z, cross_y = (_crossed(plans, of[:, k], alpha) for of in inner)
             # What depends on the support's point alone is the same along a row: no plan heeds it.
-            cost = torch.add(cross_z[k], cross_y[k], alpha=beta).mul_(-2).add_(fixed[k])
+            cost = torch.add(cross_z, cross_y, alpha=beta).mul_(-2).add_(fixed[k])
             if entropy:  # but its regularisation is relative to a cost that begins at 0
                 cost -= cost.amin(dim=1, keepdim=True)
             found.append(solve(cost, entropy))
@@ -150,7 +155,6 @@ def barycenter(
         plans = found
         if same:
             break
-        cross_z, cross_y = _crossed(plans, inner_z, alpha), _crossed(plans, inner_y, alpha)
     assert plans is not None
     return Barycenter(_mean(plans, z, alpha), _mean(plans, y, alpha), torch.stack(plans), solved)
 
@@ -219,27 +223,24 @@ def _inner(x: Tensor) -> Tensor:
     return out
 
 
-def _largest_cost(inner: Tensor, square: Tensor) -> float:
+def _largest_cost(z: Tensor, square: Tensor, inner: Tensor | None) -> float:
     """The largest |z_i - z_j|^2 between points of any two atoms."""
     most = 0.0
-    for k in range(len(inner)):
-        for j in range(k, len(inner)):
-            apart = torch.add(square[k][:, None], inner[k, j], alpha=-2).amax(dim=0)
+    for k in range(len(z)):
+        for j in range(k, len(z)):
+            both = z[k] @ z[j].T if inner is None else inner[k, j]
+            apart = torch.add(square[k][:, None], both, alpha=-2).amax(dim=0)
             most = max(most, float((apart + square[j]).amax()))
     return most
 
 
-def _crossed(plans: list[Tensor], inner: Tensor, alpha: Tensor) -> list[Tensor]:
-    """Inner products of sum_j alpha_j n pi_j P_j with each atom's points -> K of (m, n)."""
-    weights = alpha.tolist()
-    found = []
-    for k in range(len(inner)):
-        total = inner.new_zeros(len(plans[0]), inner.shape[3])
-        for weight, plan, own in zip(weights, plans, inner[:, k], strict=True):
-            if weight > 0:
-                total.add_(move(plan, own), alpha=weight)
-        found.append(total)
-    return found
+def _crossed(plans: list[Tensor], inner: Tensor, alpha: Tensor) -> Tensor:
+    """Inner products of sum_j alpha_j n pi_j P_j with an atom's points -> (m, n)."""
+    total = inner.new_zeros(len(plans[0]), inner.shape[2])
+    for weight, plan, own in zip(alpha.tolist(), plans, inner, strict=True):
+        if weight > 0:
+            total.add_(move(plan, own), alpha=weight)
+    return total
 
 
 def _mean(plans: list[Tensor], x: Tensor, alpha: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ from .base import Reply
 from .fedavg import FedAvg
 from .roster import Node
 
-MOST = 0.01  # that a label's parts may miss 1 by: float16 rounds
-
 
 class FedDaDiL(FedAvg):
     """Per round of stage 2: atoms to each of the N sites, atoms back from each.
@@ -105,9 +103,11 @@ class FedDaDiL(FedAvg):
         """Ask sites that gave nothing without the encoder once more, with it: they may lack it."""
         lacking = [node for node in nodes if node.id in self.has]
         self.has.difference_update(node.id for node in lacking)
+        assert self.mail is not None
+        there = set(self.mail.grid.get_node_ids())  # one that has left would cost the deadline
+        lacking = [node for node in lacking if node.id in there]
         if not lacking:
             return {}
-        assert self.mail is not None
         requests = [self.request(node, self._arrays(node, self.sent)) for node in lacking]
         replies = self.mail.deliver(requests, self.wait.train)
         return {r.node.name: r for r in self.accept(replies, needs=feddadil.SENT)}
@@ -143,9 +143,7 @@ class FedDaDiL(FedAvg):
         return reply
 
     def _check_atoms(self, node: Node, atoms: Arrays) -> None:
-        y = atoms["y"]
-        if (y < 0).any() or (np.abs(y.sum(axis=2) - 1) > MOST).any():
-            raise WireError(f"The labels of the atoms from {node.name} are no probabilities.")
+        feddadil.check_labels(atoms["y"], node.name)
         sent = self.sent.unpack()["z"]
         change = float(np.linalg.norm(atoms["z"] - sent) / max(np.linalg.norm(sent), 1e-12))
         if self.guard.max_change and change > self.guard.max_change:

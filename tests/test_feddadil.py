@@ -150,6 +150,18 @@ def has(values: Any, secrets: list[np.ndarray]) -> bool:
     return any(found)
 
 
+@pytest.mark.parametrize(("optimizer", "told"), [("sgd", True), ("adam", False)])
+def test_lengths_of_moves_tell_coordinates(domains: list[Node], optimizer: str, told: bool) -> None:
+    """What the README warns of: they are in no reply, but the server can work them out."""
+    bench = Bench(domains, "feddadil", **{"feddadil.optimizer": optimizer})
+    bench.round()
+    for node in domains:
+        sent, back = came(bench, node["name"])[-1]["atoms"]["z"], went(bench, node["name"])[-1]["z"]
+        moves = np.linalg.norm((back - sent).reshape(3, -1), axis=1)
+        alpha = dictionary_of(node).coordinates(1).numpy()
+        assert (np.abs(moves / moves.sum() - alpha).max() < 0.03) == told
+
+
 def test_a_reply_with_coordinates_in_it_is_refused(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +244,76 @@ def test_a_round_asked_for_again_starts_from_the_same_coordinates(domains: list[
     for a, b in zip(first, again, strict=True):
         a, b = (records.read(r.content)[0]["atoms"].buffer for r in (a, b))
         assert a == b
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_coordinates_wait_for_a_site_that_missed_rounds(
+    domains: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, disk: bool
+) -> None:
+    """And a round after them that is asked for again starts where it did."""
+    nodes = stateful(domains, tmp_path) if disk else domains
+    bench = Bench(nodes, "feddadil", rounds=5)
+    bench.round(1)
+    anna = dictionary_of(nodes[0])
+    alpha = anna.coordinates(1)
+    assert not alpha.equal(feddadil.first_coordinates(3, torch.Generator().manual_seed(0)))
+    bench.grid.offline = {"anna"}
+    for server_round in (2, 3):
+        bench.round(server_round)
+    bench.grid.offline = set()
+    assert anna.coordinates(3).equal(alpha)
+    if disk:
+        resident.cache_clear()
+    (request,) = [q for q in bench.begin(4) if q.metadata.dst_node_id == bench.grid.id_of("anna")]
+    replies = [records.read(bench.grid.call(request).content)[0]["atoms"] for _ in range(2)]
+    assert replies[0].buffer == replies[1].buffer
+    again = dictionary_of(nodes[0])
+    assert again.coordinates(3).equal(alpha) and not again.coordinates(4).equal(alpha)
+    assert "drawn anew" not in caplog.text
+
+
+def test_coordinates_outlive_an_encoder_that_comes_again(
+    domains: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does when the server was restarted; the same run begun anew draws new ones."""
+    bench = Bench(domains, "feddadil", rounds=4)
+    bench.round(1)
+    before = dictionary_of(domains[0])
+    assert isinstance(bench.strategy, FedDaDiL)
+    bench.strategy.has.clear()
+    bench.round(2)
+    after = dictionary_of(domains[0])
+    assert after is not before and after.coordinates(1).equal(before.coordinates(1))
+    assert "drawn anew" not in caplog.text
+    assert after.coordinates(0).equal(before.coordinates(0))  # no round's: the first ones
+    assert not after.coordinates(0).equal(after.coordinates(1))
+
+
+@pytest.mark.parametrize("value", [np.nan, -0.2, 0.7])
+def test_a_site_refuses_atoms_whose_labels_are_no_probabilities(
+    domains: list[Node], value: float
+) -> None:
+    bench = Bench(domains, "feddadil")
+    request = bench.begin()[0]
+    arrays, tables = records.read(request.content)
+    atoms = {n: a.copy() for n, a in arrays["atoms"].unpack().items()}
+    atoms["y"][1, 2, 3] = value
+    forged = arrays | {"atoms": wire.pack(atoms, Kind.ATOMS)}
+    request.content = records.write(forged, **tables)
+    code = bench.grid.call(request).error.code
+    assert code == (Code.NOT_FINITE if np.isnan(value) else Code.WIRE)
+
+
+def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
+    def leave(request: Message, reply: Message) -> list[Message]:
+        bench.grid.offline = {"bert"}
+        return []
+
+    bench = Bench(domains, "feddadil", {"bert": leave}, **{"wait.train": 0.3})
+    assert isinstance(bench.strategy, FedDaDiL)
+    bench.strategy.has.update(bench.grid.nodes)
+    bench.round()
+    assert len(came(bench, "bert")) == 1 and len(came(bench, "anna")) == 2
 
 
 def test_a_shared_rate_would_send_coordinates_to_a_vertex(domains: list[Node]) -> None:

@@ -138,6 +138,27 @@ def test_barycenters_of_another_size_are_the_twins(problem: tuple[Tensor, ...], 
     torch.testing.assert_close(b.y, wanted_y)
 
 
+@pytest.mark.parametrize("entropy", [0.0, 0.1])
+@pytest.mark.parametrize("m", [0, 5])
+def test_atoms_too_large_for_their_inner_products_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, m: int, entropy: float
+):
+    z, y, alpha = dictionary(12, 4, 3, 3, seed=2)
+    start = (z[0, :m], y[0, :m]) if m else None
+    kept = transport.barycenter(z, y, alpha, start, entropy=entropy)
+    made: list[int] = []
+    inner = transport._inner
+    monkeypatch.setattr(transport, "_inner", lambda x: made.append(len(x)) or inner(x))
+    monkeypatch.setattr(transport, "MOST_PAIRS", 9 * 12 * 12 - 1)
+    anew = transport.barycenter(z, y, alpha, start, entropy=entropy)
+    assert not made
+    for a, b in zip(kept, anew, strict=True):
+        torch.testing.assert_close(a, b)
+    monkeypatch.setattr(transport, "MOST_PAIRS", 9 * 12 * 12)
+    transport.barycenter(z, y, alpha, start, entropy=entropy)
+    assert made == [3, 3]
+
+
 def test_at_a_vertex_the_barycenter_is_the_atom():
     z, y, _ = dictionary(9, 3, 3, 3, seed=4)
     b = transport.barycenter(z, y, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))

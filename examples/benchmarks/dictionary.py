@@ -281,7 +281,7 @@ class Rows(dict[str, dict[str, list[float]]]):
         self.setdefault(row, {}).setdefault(column, []).append(value)
 
 
-POOLED_DECAY = 1e-4  # of many points; the decay of heads on atoms costs them 10 points on surf
+POOLED_DECAY = 1e-4  # of many points
 POOLED = "control: a head on all points of the sources, pooled"
 
 

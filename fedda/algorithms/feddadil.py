@@ -9,6 +9,9 @@ transport itself is `fedda.transport`.
     v               (K, n, C)  logits of y, what a site trains
     alpha           (K,)       a site's coordinates, in the simplex; never sent
     W, b            (K, C, d), (K, C)  heads, one per atom
+
+No message holds alpha, but with SGD a reply tells it nearly: a site moves atom k in proportion to
+alpha_k (the gradient of eq. 11), so the lengths of its moves are to each other as its coordinates.
 """
 
 import math
@@ -24,11 +27,12 @@ from torch import Tensor
 from fedda import transport
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, WireError
 from fedda.wire import MODEL, Arrays, Contract, Entry, Kind, Manifest, Rule
 
 Head = Literal["reconstruction", "ensemble"]
 
+MISSED = 0.01  # that a label's parts may miss 1 by: float16 rounds
 CERTAIN = 1e-6  # the least a label gives to any class, so that its logits are finite
 BETWEEN = 0.3  # part of the first atoms' variance that lies between classes
 DRAWN = 0.3  # part of the first coordinates that is drawn, evenly from the simplex
@@ -86,7 +90,7 @@ class Config(fedavg.Config):
     )
     predict: Head = Field(default="reconstruction", description="the head that counts: -R, or -E")
     head_decay: float = Field(
-        default=1e-2, ge=0, description="weight decay of heads fitted on atoms"
+        default=1e-3, ge=0, description="weight decay of heads fitted on atoms"
     )
     distil: int = Field(
         default=10, ge=1, description="samples per class of the distilled set that a target notes"
@@ -208,6 +212,16 @@ def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
         for name, total in mean.items():
             total += weight / sum(weights) * version[name]
     return {name: total.astype(np.float32) for name, total in mean.items()}
+
+
+def check_labels(y: np.ndarray, where: str) -> None:
+    """Refuse labels of atoms (K, n, C) that are no probabilities.
+
+    Raises:
+        WireError: naming who sent them.
+    """
+    if (y < 0).any() or (np.abs(y.sum(axis=2) - 1) > MISSED).any():
+        raise WireError(f"The labels of the atoms from {where} are no probabilities.")
 
 
 def logits_of(y: Tensor) -> Tensor:

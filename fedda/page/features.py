@@ -78,7 +78,7 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
     words = (
         f"t-SNE of {run.target}'s features, of the support of B(alpha; atoms), and of "
         f"{len(distilled)} distilled samples, together; seed {seed}, last round. Made at the "
-        "target, whose coordinates no other has."
+        "target, from its own coordinates."
     )
     return join(grid(*figures, pairs=True), note(words))
 
