@@ -37,7 +37,9 @@ class Config(Section):
     )
     discriminator: Network = Network()
     lr: float = Field(
-        default=0.0001, gt=0, description="learning rate of an encoder that adapts, by Adam"
+        default=0.00001,
+        gt=0,
+        description="learning rate of an encoder that adapts, by Adam; too high, it collapses",
     )
     penalty: float = Field(
         default=10.0, ge=0, description="gamma of wassda, on each side's own samples"

@@ -7,7 +7,8 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
     lambda   float   weight of the reversed gradient, growing with the training
 
 Every source minimises cross entropy + lambda times minus its half of DI's loss, the target the
-latter alone; DI's loss is FRUDA's eq. 8, averaged over sources, plus eq. 9 (`fedda.adversary`).
+latter alone, so with Adam, whose steps are as long whatever lambda is, nothing holds it: use sgd.
+DI's loss is FRUDA's eq. 8, averaged over sources, plus eq. 9 (`fedda.adversary`).
 After each round encoders are averaged over all sites, classifiers over the sources; so DI faces one
 encoder when a round begins, and from there on every site's own. A round is a whole number of
 windows (`fedda.lazy`), and the next one goes on from its discriminator, which travels with the

@@ -1,0 +1,243 @@
+"""Adversarial methods on rotated and real digits, and what exchanging less often saves.
+
+    python examples/benchmarks/adversarial.py --table rotations
+    python examples/benchmarks/adversarial.py --table digits --data DATA/digits
+    python examples/benchmarks/adversarial.py --table lazy
+
+DATA/digits holds mnist, mnistm, svhn and usps as `.npz`; it is not part of fedda. Trainings are
+kept in --out, so the same command goes on where it was stopped; `--table` can be given repeatedly.
+The last line is one JSON object: for accuracies table -> part -> variant -> target -> [mean,
+standard deviation] of the last round, for `lazy` one object per row.
+
+Tables:
+    rotations         pen digits that scikit-learn ships, from 0 degrees to 30 and to 60
+    mnist-rotations   the same of mnist; needs --data
+    digits            from mnist to usps and to mnistm, then from all others to each; needs --data
+    lazy              DILS with p = 4 and p = 1 over real processes, on loopback and with a delay
+
+`adversaries.py` holds the settings and says how they were chosen.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import lazy
+from adversaries import BASELINE, BEGIN, CONTROL, DILS, EVERY_STEP, JOINT, LIVE, SETTINGS, TRIED
+
+from fedda.compare import Cell, Plan, Score, Variant
+from fedda.compare.statistics import by_target
+from fedda.compare.tables import (
+    as_csv,
+    as_markdown,
+    columns,
+    difference_text,
+    differences,
+    header,
+    markdown,
+)
+from fedda.config import Flat, methods, overrides
+from fedda.data import digits, rotate
+
+DRAW = 0  # seed of each domain's images; the same for every training
+IMAGES, TESTS = 600, 500  # per domain
+ANGLES = (0, 30, 60)
+
+
+@dataclass(frozen=True)
+class Part(Plan):
+    """A plan in which only these domains are sources; all others if none is named."""
+
+    sources: Sequence[str] = ()
+
+    def sites(self, cell: Cell) -> list[dict[str, Any]]:
+        chosen = (*self.sources, cell.target)
+        return [s for s in super().sites(cell) if not self.sources or s["name"] in chosen]
+
+
+def pens(out: Path, images: int) -> Path:
+    """Pen digits by angle: no image is in two domains, though the pen digit it shows can be."""
+    if not (out / "rotated").is_dir():
+        sizes = {name: 10 for name in digits.DOMAINS}
+        sizes["handwritten"] = images * len(ANGLES)
+        digits.build(out / "digits", seed=DRAW, train=sizes, test=TESTS * len(ANGLES))
+        rotate.build(out / "digits" / "handwritten", out / "rotated", ANGLES, seed=DRAW)
+    return out / "rotated"
+
+
+def mnist(data: Path, out: Path, images: int) -> Path:
+    """Images of mnist by angle: none is in two domains."""
+    if not (out / "rotated").is_dir():
+        count = len(ANGLES)
+        accuracy.prepare(data, out / "drawn", images * count, TESTS * count)
+        rotate.build(out / "drawn" / "mnist.npz", out / "rotated", ANGLES, seed=DRAW)
+    return out / "rotated"
+
+
+def drawn(data: Path, out: Path, images: int) -> Path:
+    """Some images of every domain."""
+    accuracy.prepare(data, out / "drawn", images, TESTS)
+    return out / "drawn"
+
+
+def changed_by(variant: Variant, changes: Flat) -> Variant:
+    """With the command's settings, which win over its own."""
+    others = tuple(f"{method}." for method in methods() if method != variant.method)
+    mine = {k: v for k, v in changes.items() if not k.startswith(others)}
+    return replace(variant, settings={**variant.settings, **mine})
+
+
+def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
+    """The plans of one table, by what stands above them."""
+    out = args.out / table
+
+    def part(
+        data: Path, variants: Sequence[Variant], targets: Sequence[str], *sources: str
+    ) -> Part:
+        name = "-".join(sources) or "all"
+        targets = args.target or targets
+        changed = [changed_by(v, args.settings) for v in variants]
+        shared = SETTINGS | ({"input.channels": 3} if table == "digits" else {})
+        return Part(data, out / name, changed, targets, args.seeds, shared, sources=sources)
+
+    if table == "digits":
+        data, targets = drawn(args.data, out, args.images), ("usps", "mnistm")
+        return {
+            "from mnist": part(data, [BASELINE, BEGIN, *DILS], targets, "mnist"),
+            "from all others": part(data, [BASELINE, *JOINT], targets),
+        }
+    images = args.images
+    data = pens(out, images) if table == "rotations" else mnist(args.data, out, images)
+    variants = [BASELINE, BEGIN, *CONTROL, *DILS, *EVERY_STEP[:1], *JOINT]
+    targets = [str(angle) for angle in ANGLES[1:]]
+    return {"from 0 degrees": part(data, variants, targets, "0")}
+
+
+def against_begin(scores: Sequence[Score]) -> str:
+    """DILS minus the model that it begins with, where a part has both."""
+    table = by_target([s for s in scores if s.variant.startswith((BEGIN.name, "DILS"))])
+    if BEGIN.name not in table or len(table) < 2:
+        return ""
+    found, heads = differences(table, BEGIN.name), columns(table)
+    rows = [
+        [name, *(difference_text(row[h]) if h in row else "–" for h in heads)]
+        for name, row in found.items()
+    ]
+    lines = ["", f"### Minus {BEGIN.name}, paired by seed", "", *markdown(["", *heads], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def discriminators(plan: Plan) -> str:
+    """How well discriminators told the sides apart, over the rounds; means over the seeds."""
+    seen: dict[str, dict[str, list[list[float]]]] = {}
+    for cell in plan.cells():
+        found = plan.results(cell)
+        if found is None:
+            continue
+        rounds = found["trainings"][cell.variant.method][0]["rounds"]
+        told = [r["discriminator-accuracy"] for r in rounds if "discriminator-accuracy" in r]
+        if told:
+            seen.setdefault(cell.variant.name, {}).setdefault(cell.target, []).append(told)
+    if not seen:
+        return ""
+    rows = [
+        [name, *(_course(row.get(target, [])) for target in plan.targets)]
+        for name, row in seen.items()
+    ]
+    lines = ["", "### Discriminator accuracy", "", COURSE, ""]
+    return "\n".join([*lines, *markdown(["", *plan.targets], rows)]) + "\n"
+
+
+COURSE = (
+    "In the first, the middle and the last round that has one, in %, mean over the seeds; 50 is "
+    "chance. It is measured before each step's own gradient, on that step's batch."
+)
+
+
+def _course(runs: Sequence[Sequence[float]]) -> str:
+    if not runs:
+        return "–"
+    places = (0, len(runs[0]) // 2, -1)
+    return " ".join(f"{100 * statistics.fmean(run[i] for run in runs):.0f}" for i in places)
+
+
+def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
+    """Train what is missing of a table, write it -> its figures."""
+    command = f"python examples/benchmarks/adversarial.py --table {table}"
+    command += " --data DATA/digits" * (table != "rotations")
+    command += "".join(f" --target {t}" for t in args.target or ())
+    command += f" --images {args.images}" * (args.images != IMAGES)
+    command += "".join(f" -c {k}={v}" for k, v in args.settings.items())
+    text, lines, answer = f"{TRIED}\n\n", [], {}
+    for name, plan in parts(args, table).items():
+        failed = plan.run(1, accuracy.note)
+        scores = plan.scores()
+        heading = f"adversarial-{table}: {name}"
+        text += header(plan, heading, command)
+        text += as_markdown(scores, BASELINE.name, plan.targets)
+        text += against_begin(scores) + discriminators(plan) + "\n"
+        top, *below = as_csv(scores).splitlines()
+        lines += [] if lines else [f"part,{top}"]
+        lines += [f"{name},{line}" for line in below]
+        answer[name] = accuracy.figures(by_target(scores))
+        for cell, error in failed.items():
+            print(f"FAILED {cell.name}: {error}", flush=True)
+    for folder in filter(None, (args.out, args.results)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"adversarial-{table}.md").write_text(text.rstrip() + "\n")
+        (folder / f"adversarial-{table}.csv").write_text("\n".join(lines) + "\n")
+    print(text)
+    return answer
+
+
+def real(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """DILS over processes, on the pen digits from 0 to 30 degrees."""
+    out = args.out / "lazy"
+    path, data = out / "figures.json", pens(args.out / "rotations", args.images)
+    settings = {**LIVE, **args.settings}
+    if not path.is_file():
+        files = {name: data / name / "data.npz" for name in ("0", "30")}
+        found = lazy.measure(out, files, settings, args.delay / 1000, args.repeats)
+        path.write_text(json.dumps(found, indent=1))
+    found = json.loads(path.read_text())
+    text = lazy.report(found, settings, "python examples/benchmarks/adversarial.py --table lazy")
+    for folder in filter(None, (args.out, args.results)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adversarial-lazy.md").write_text(text)
+    print(text)
+    return found
+
+
+TABLES = ("rotations", "mnist-rotations", "digits", "lazy")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", choices=TABLES, action="append", help="default: all possible")
+    parser.add_argument("--data", type=Path, help="folder of mnist.npz and the like")
+    parser.add_argument("--target", action="append", help="default: the table's")
+    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
+    parser.add_argument("--delay", type=float, default=10.0, help="of `lazy`, ms one way")
+    parser.add_argument("--repeats", type=int, default=3, help="of `lazy`")
+    parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
+    parser.add_argument("--out", type=Path, default=Path("runs/adversarial"), help="kept here")
+    parser.add_argument("--results", type=Path, help="also write the Markdown tables here")
+    args = parser.parse_args(arguments)
+    args.settings = overrides("dils", args.changes)
+    tables = args.table or [t for t in TABLES if args.data or t in ("rotations", "lazy")]
+    if not args.data and {"digits", "mnist-rotations"} & set(tables):
+        parser.error("the tables digits and mnist-rotations need --data")
+    answer = {t: real(args) if t == "lazy" else measure(args, t) for t in tables}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
