@@ -14,16 +14,16 @@ them. One seed, 500 test images: differences under 4 points mean little.
   discriminator. adda at 1e-4 and 1e-3: from 71 down to 38 %, another with p = 1 to 45 %; at 1e-4
   and 1e-2 82 % after 40 steps, then nothing more, as the discriminator is at chance; at 1e-5 and
   1e-3 79 %; at 3e-5 and 1e-3 81 %, with two hidden layers of 500 too; at 1e-5 and 1e-2 as before.
-  The published 1e-3 and 1e-2, on 45 degrees: 10 %, chance. grl at 1e-5 and 1e-3 82 %. wassda at 1e-4
-  and 1e-3 13 %, at 1e-5 81 %. cada at 1e-5 83 %, at 3e-5 57 %, at 1e-4 14 %.
+  The published 1e-3 and 1e-2, on 45 degrees: 10 %, chance. grl at 1e-5 and 1e-3 82 %. wassda at
+  1e-4 and 1e-3 13 %, at 1e-5 81 %. cada at 1e-5 83 %, at 3e-5 57 %, at 1e-4 14 %.
 - f-DANN with Adam at 1e-3: 37 % with strength 1, 11 % with .1. The target's encoder has no other
   loss than the reversed one, and Adam's steps are as long whatever its weight is. Hence SGD.
 - f-DANN with SGD at .05 and models averaged every 19 steps, strength 1: values that are not
   finite. Every 8 steps, strength .3: 73 % (FedAvg 76 %); strength .1: 81 %.
 - f-WDGRL at .03 with the critic at 1e-3: no source was left, as all ended in an error; at .01 and
   1e-4, as its authors have for digits: 79 %. f-DAN at 1: 68 %, at .1: 75 %.
-- The optimizer's momentum is kept over rounds. Without that, and 8 steps a round, all of them take
-  much longer."""
+- The optimizer's momentum is kept over rounds. Without that, and 8 steps a round, all of them
+  take much longer."""
 
 SETTINGS: Flat = {
     "rounds": 28,
