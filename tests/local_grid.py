@@ -80,7 +80,8 @@ def make_domains(root: Path) -> list[Node]:
         if role == "target":
             del arrays["y_train"]
         np.savez(root / f"{name}.npz", **arrays)
-        nodes.append({"role": role, "name": name, "data": str(root / f"{name}.npz")})
+        data = str(root / f"{name}.npz")
+        nodes.append({"role": role, "name": name, "data": data, "min-examples": 1})
     return nodes
 
 
@@ -107,10 +108,7 @@ class ScriptedGrid(LocalGrid):
     """
 
     def __init__(self, nodes: Sequence[Node], script: Mapping[str, Script] | None = None) -> None:
-        super().__init__(
-            make_app([{"min-examples": 1} | n for n in nodes]),
-            [{"partition-id": i} for i in range(len(nodes))],
-        )
+        super().__init__(make_app(nodes), [{"partition-id": i} for i in range(len(nodes))])
         self.nodes = {number: node for number, node in enumerate(nodes, start=1)}
         self.script = dict(script or {})
         self.offline: set[str] = set()

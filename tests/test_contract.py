@@ -171,10 +171,11 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
 
 # ---- the site refuses to send ------------------------------------------------------------------
 
+INHERIT = ("fedprox", "fdan", "fwdgrl")  # another method's halves, but for a few lines
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [
-        (method, role)
+        pytest.param(method, role, marks=[pytest.mark.slow] * (method in INHERIT))
         for method in methods()
         for role in ("source", "target")
         if ("to", role, "train") in CROSSES.get(method, AVERAGED)
