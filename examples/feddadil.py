@@ -15,8 +15,7 @@ from pathlib import Path
 from fedda import page
 from fedda.config import Flat, RunConfig
 from fedda.data import digits
-from server.journal import Journal
-from server.local import folders, simulate
+from fedda.folders import load
 
 TARGET = "fonts"
 SETTINGS: Flat = {
@@ -43,8 +42,9 @@ def main() -> None:
         digits.build(out / "digits", seed=0)
         own = {"rounds": args.rounds, "run.name": "feddadil", "run.dir": str(out)}
         config = RunConfig.parse({**SETTINGS, **own})
-        sites = folders(out / "digits", TARGET, {})
-        results = simulate(config, sites, Journal(), "process")
+        local, journal = load("server", "local"), load("server", "journal")
+        sites = local.folders(out / "digits", TARGET, {})
+        results = local.simulate(config, sites, journal.Journal(), "process")
         page.write(results, out / "feddadil" / "report.html", out / "feddadil")
         last = results["trainings"]["feddadil"][0]["rounds"][-1]
         found = {k.removeprefix("accuracy-"): v for k, v in last.items() if k[:9] == "accuracy-"}

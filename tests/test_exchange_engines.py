@@ -219,17 +219,6 @@ def test_two_sites_on_ray_hold_what_they_would_in_one_process(
     assert all(ray[name].equal(process[name]) for name in ray)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_too_few_slots_on_ray_are_said_at_the_start(pair: list[Node], tmp_path: Path) -> None:
-    done = on_ray(DILS | SLOW | {"run.dir": str(tmp_path)}, pair, 1)
-    assert done.returncode != 0
-    assert "of 2 sites that work at the same time" in done.stderr
-    assert "room for 1" in done.stderr
-    assert "--engine process" in done.stderr
-    assert not list((tmp_path / "pair").glob("dils-0/*.safetensors"))
-
-
 # ---- Flower's own node ---------------------------------------------------------------------------
 
 

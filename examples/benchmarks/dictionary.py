@@ -33,15 +33,11 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from clients.dictionary import Dictionary
-from clients.site import Site
 from fedda import data, models, transport
 from fedda.algorithms import feddadil
 from fedda.config import Flat, RunConfig, overrides
 from fedda.data import digits
-from server import checkpoint
-from server.journal import Journal
-from server.local import folders, simulate
+from fedda.folders import load
 
 ROUNDS = 20  # of the dictionary, after as many epochs of the encoder as the set says
 SPC = (1, 5, 10, 20)
@@ -139,8 +135,9 @@ class Bench:
                 "wait.settle": 0.0,
             }
             start = time.perf_counter()
-            sites = [s | {"notes": False} for s in folders(source, cell.target, {}, 1)]
-            simulate(RunConfig.parse(flat), sites, Journal(), "process")
+            local, journal = load("server", "local"), load("server", "journal")
+            sites = [s | {"notes": False} for s in local.folders(source, cell.target, {}, 1)]
+            local.simulate(RunConfig.parse(flat), sites, journal.Journal(), "process")
             seconds = time.perf_counter() - start
             print(f"{cell.set}: {folder.name} took {seconds:.0f} s", flush=True)
         return json.loads((folder / "results.json").read_text()), folder
@@ -187,7 +184,7 @@ class After:
     """A finished training: atoms, and the sites' points as they saw them."""
 
     def __init__(self, folder: Path, data: Path, cell: Cell) -> None:
-        state = checkpoint.read(folder / f"feddadil-{cell.seed}")
+        state = load("server", "checkpoint").read(folder / f"feddadil-{cell.seed}")
         assert state is not None
         atoms = state.kept["atoms"]
         self.z, self.y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
@@ -239,8 +236,10 @@ class After:
     def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training and test points of a domain, in its own scaling, with their labels."""
         train, test = self._load(name)
-        site = Site({"role": "source", "name": name, "data": "", "device": "cpu"})
-        made = Dictionary(site, self.task, self.model, train)
+        site = load("clients", "site").Site(
+            {"role": "source", "name": name, "data": "", "device": "cpu"}
+        )
+        made = load("clients", "dictionary").Dictionary(site, self.task, self.model, train)
         return made.points, train.y, made.scaling(made.encoded(test.x)), test.y
 
 
