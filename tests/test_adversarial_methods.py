@@ -253,7 +253,7 @@ def test_without_a_scale_the_first_round_finds_it(
     ("method", "overlap"),
     [
         ("fdann", True),
-        ("fdan", False),
+        pytest.param("fdan", False, marks=pytest.mark.slow),
         pytest.param("fwdgrl", False, marks=pytest.mark.slow),
         pytest.param("fdan", True, marks=pytest.mark.slow),
     ],

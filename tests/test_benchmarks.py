@@ -69,9 +69,10 @@ def test_the_exchange_in_small():
 @pytest.mark.slow
 def test_the_memory_in_small():
     found = measured("memory", "--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")
-    # Sums in float64 and a reply; the models of two sources and the target, and their mean.
-    assert 2 < found["models_above_idle_2"] < 5
-    assert 2 < found["kd3a_models_above_idle_2"] < 6
+    # Sums in float64 and a reply; the models of two sources and the target, and their mean. What
+    # threads and connections take, some 40 MB, is two models of this size.
+    assert 2 < found["models_above_idle_2"] < 6.5
+    assert 2 < found["kd3a_models_above_idle_2"] < 7.5
 
 
 @pytest.mark.slow

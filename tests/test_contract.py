@@ -171,7 +171,8 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
 
 # ---- the site refuses to send ------------------------------------------------------------------
 
-INHERIT = ("fedprox", "fdan", "fwdgrl")  # another method's halves, but for a few lines
+# Another method's halves, but for a few lines.
+INHERIT = ("adabn", "fedprox", "fdan", "fwdgrl", "dils")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [

@@ -128,7 +128,16 @@ def test_it_sums_as_without_a_network(caplog: pytest.LogCaptureFixture) -> None:
     assert "a joined the exchange." in caplog.text
 
 
-@pytest.mark.parametrize("cuts", [(0,), (1,), (6, 7, 8, 9), (2 * SYNCS - 3,)])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        (1,),
+        *(
+            pytest.param(cuts, marks=pytest.mark.slow)
+            for cuts in ((0,), (6, 7, 8, 9), (2 * SYNCS - 3,))
+        ),
+    ],
+)
 def test_a_cut_changes_no_bit(cuts: tuple[int, ...]) -> None:
     told = Told()
     with opened(TRIO, told) as session, Relay(session.invitations["a"].port) as relay:
@@ -266,6 +275,7 @@ def test_without_patience_a_cut_ends_the_session_for_all() -> None:
                 a.swap("pair", gradient("a", 0), 256)
 
 
+@pytest.mark.slow
 def test_who_does_not_come_back_is_named_and_knows_why() -> None:
     with opened(rejoin=0.5) as session, Relay(session.invitations["a"].port) as relay:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
@@ -278,6 +288,7 @@ def test_who_does_not_come_back_is_named_and_knows_why() -> None:
                 a.swap("pair", gradient("a", 0), 256)
 
 
+@pytest.mark.slow
 def test_a_peer_that_falls_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "PING_MS", 200)
     monkeypatch.setattr(tls, "PONG_MS", 200)
@@ -292,6 +303,7 @@ def test_a_peer_that_falls_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert "cut" in told.kinds("a")
 
 
+@pytest.mark.slow
 def test_who_does_not_join_and_who_does_not_send_is_named() -> None:
     with opened(join=0.3) as session, exchange.connect(session.invitations["a"]) as a:
         with pytest.raises(ExchangeError, match=r"missing after 0\.3 s \(exchange\.join\): b\."):
@@ -431,6 +443,7 @@ def test_what_is_not_due_ends_the_session_clearly_for_all(
         assert secret not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_frame_larger_than_any_agreed_on_never_reaches_the_sums() -> None:
     with opened(rejoin=0) as session, exchange.connect(session.invitations["b"]) as b:
         raw = Raw(session.invitations["a"]).send(HELLO, sent(values=np.zeros(100_000, np.float32)))
@@ -489,6 +502,7 @@ def test_a_port_that_is_taken_is_one_clear_error() -> None:
             exchange.connect(session.invitations["a"]).close()
 
 
+@pytest.mark.slow
 def test_a_session_waits_for_another_runs_to_leave_the_port() -> None:
     with opened() as session:
         host = Host(port=session.invitations["a"].port)

@@ -268,9 +268,8 @@ def test_a_missing_extra_is_one_sentence(
     assert not (run / "model.onnx").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "file"), [("--torch", "kd3a.pt2"), pytest.param("--onnx", "model.onnx", marks=slow)]
-)
+@slow
+@pytest.mark.parametrize(("kind", "file"), [("--torch", "kd3a.pt2"), ("--onnx", "model.onnx")])
 def test_the_help_texts_example_works(
     run: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -346,6 +346,7 @@ def test_the_loss_falls(domains: list[Node]) -> None:
         assert found[-1][name] < 0.7 * found[0][name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -501,6 +502,7 @@ def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -
         finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -549,6 +551,7 @@ def test_atoms_explain_a_site_better_than_noise(domains: list[Node]) -> None:
     assert feddadil.scaling(site.features, "scalar")(site.features).equal(site.points)
 
 
+@pytest.mark.slow
 def test_the_page_shows_errors_heads_barycenter_and_distilled_set(
     domains: list[Node], tmp_path: Path
 ) -> None:

@@ -238,6 +238,7 @@ def test_the_superexec_is_found_where_we_look_for_it(superlink: Any) -> None:
         superlink.state.superlink_lifespan.superexec_process = None
 
 
+@pytest.mark.slow
 def test_a_process_group_ends_with_members_that_ignore_a_polite_request() -> None:
     script = "trap '' TERM; sleep 61.25 & echo ready; wait; sleep 61.25"
     shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)

@@ -74,7 +74,11 @@ def weights(tmp_path: Path, resnet_state: dict[str, Tensor]) -> ModelConfig:
     return net("resnet18", weights=str(path))
 
 
-@pytest.mark.parametrize(("config", "shape", "width"), CASES, ids=lambda v: getattr(v, "name", ""))
+@pytest.mark.parametrize(
+    ("config", "shape", "width"),
+    [pytest.param(*c, marks=pytest.mark.slow) if c[1] == RGB else c for c in CASES],
+    ids=lambda v: getattr(v, "name", ""),
+)
 def test_every_network(config: ModelConfig, shape: tuple[int, ...], width: int) -> None:
     model = build(config, shape, classes=5, seed=0).eval()
     x = images(2, *shape)
@@ -164,6 +168,7 @@ def test_one_class_is_refused() -> None:
         build(DIGIT, GRAY, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_weights_from_a_file(tmp_path: Path, resnet_state: dict[str, Tensor], suffix: str) -> None:
     path = tmp_path / f"w{suffix}"
@@ -220,6 +225,7 @@ def test_weights_by_name(published: Callable, resnet_state: dict[str, Tensor]) -
     assert asked == [torchvision.models.ResNet18_Weights.DEFAULT.url] * 3
 
 
+@pytest.mark.slow
 def test_alexnet_head_is_its_last_layer(published: Callable) -> None:
     own = torchvision.models.alexnet(weights=None, num_classes=3).state_dict()
     published(own)
@@ -229,6 +235,7 @@ def test_alexnet_head_is_its_last_layer(published: Callable) -> None:
     assert all(torch.equal(t, state[head.get(n, f"encoder.{n}")]) for n, t in own.items())
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit(published: Callable, resnet_state: dict[str, Tensor]) -> None:
     def refuses(state: dict[str, Tensor], says: str) -> None:
         published(state)
@@ -242,6 +249,7 @@ def test_weights_that_do_not_fit(published: Callable, resnet_state: dict[str, Te
     refuses({}, r"missing: conv1.weight, bn1.weight, bn1.bias and \d+ more")
 
 
+@pytest.mark.slow
 def test_files_without_weights(tmp_path: Path) -> None:
     def refuses(content: object, says: str, name: str = "w.pth") -> None:
         path = tmp_path / name

@@ -468,6 +468,7 @@ def test_principal_components_by_hand() -> None:
 # ---- the command -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
     noted(tmp_path / "elsewhere", results())

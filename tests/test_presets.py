@@ -39,6 +39,7 @@ def test_every_benchmark_says_all_that_matters_and_where_it_is_from(name: str) -
     assert not set(BENCHMARKS) & {p for m in methods() for p in method_module(m).PRESETS}
 
 
+@pytest.mark.slow
 def test_the_models_of_the_benchmarks_can_be_built() -> None:
     built = set()
     for name in BENCHMARKS:

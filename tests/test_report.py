@@ -239,6 +239,7 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     assert load(tmp_path / "a") == load(file) == results()
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
     shown = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -325,6 +326,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
+@pytest.mark.slow
 def test_follow_reads_a_growing_file_once_and_ends_with_the_run(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
 

@@ -357,6 +357,7 @@ def test_a_failed_call_has_one_meaning(
         ask(call, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_session_politely(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int

@@ -72,7 +72,14 @@ RESUMED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", RESUMED, ids=lambda s: ",".join(str(v) for v in s.values()))
+QUICK = ({"method": "kd3a"}, {"method": "fedavg"})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, marks=[] if s in QUICK else pytest.mark.slow) for s in RESUMED],
+    ids=lambda s: ",".join(str(v) for v in s.values()),
+)
 def test_a_stopped_run_goes_on_bit_for_bit(
     domains: list[Node], tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -17,6 +17,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ask", "force"])
 def test_a_process_ends_with_the_one_it_watches_though_it_ignores_every_signal(how: str) -> None:
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -138,6 +138,7 @@ def test_barycenters_of_another_size_are_the_twins(problem: tuple[Tensor, ...], 
     torch.testing.assert_close(b.y, wanted_y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy", [0.0, 0.1])
 @pytest.mark.parametrize("m", [0, 5])
 def test_atoms_too_large_for_their_inner_products_give_the_same(
