@@ -22,7 +22,7 @@ from fedda import exchange, models, wire
 from fedda.config import LazyConfig, Task, validate
 from fedda.errors import ConfigError, NotFiniteError, WireError
 from fedda.exchange import Invitation, Stream
-from fedda.train import batches, generator, learning_rate, round_images, seed_for
+from fedda.train import batches, generator, learning_rate, round_images, seed_for, windows
 from fedda.wire import Kind, Manifest, Packed, Role
 
 from . import notes
@@ -233,10 +233,10 @@ class Client(NumPyClient):
         return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
     def steps(self, request: Request, first: int, count: int) -> Iterator[Tensor]:
-        """Mini-batches of indices for steps first + 1 to first + count of a training.
+        """Mini-batches of indices for steps first + 1 to first + count of a discriminator.
 
-        Epoch follows epoch, each in a fresh order, and a batch may reach into the next one: so a
-        site takes as many steps as it is told, and as large ones, however few images it has.
+        A site takes as many steps as it is told, and as large ones, however few images it has; and
+        a gradient that leaves it is over as many different images as it says (`train.windows`).
 
         Raises:
             ConfigError: this site has fewer images than it trains on.
@@ -246,16 +246,10 @@ class Client(NumPyClient):
                 f"This site has {len(self.data)} images, but trains on {self.site.min_images} or "
                 "more; add images, or lower --min-images."
             )
+        assert request.exchange is not None
         seed = seed_for(request.task.seed, self.site.name)
-        n, size = len(self.data), request.task.train.batch_size
-        rest = torch.empty(0, dtype=torch.long)
-        epoch, skip = divmod(first * size, n)
-        for _ in range(count):
-            while len(rest) < size:
-                order = torch.randperm(n, generator=generator(seed, "epoch", epoch))
-                rest, epoch, skip = torch.cat([rest, order[skip:]]), epoch + 1, 0
-            yield rest[:size]
-            rest = rest[size:]
+        size, p = request.task.train.batch_size, request.exchange.lazy.p
+        yield from windows(len(self.data), size, p, seed, first, count)
 
     @contextmanager
     def stream(self, request: Request) -> Iterator[Stream]:

@@ -3,6 +3,8 @@
 Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exchange.
 """
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -31,12 +33,17 @@ class Member(Client):
     def train(self, request: Request) -> Numbers:
         """Cross entropy, if any, + lambda times what moves the encoder against the others."""
         task, count = request.task, request.steps
+        per_step = self.critic_steps(request)
+        before = (request.round - 1) * count * per_step
+        images = self.steps(request, before, count * per_step)
         optimizer = self.optimizer(request)
         totals: Found = {}
         with self.stream(request) as stream:
             self.join(request, stream)
-            for i, indices in enumerate(self.steps(request, (request.round - 1) * count, count)):
+            for i in range(count):
                 q = (request.round - 1 + i / count) / task.rounds
+                self.lead(islice(images, per_step - 1))
+                indices = next(images)
                 z = self.model.features(self.inputs(indices))
                 pull, found = self.align(z, len(indices))
                 loss = task.options.reversal.at(q) * pull
@@ -50,6 +57,17 @@ class Member(Client):
             self.leave()
         self.workspace.keep(optimizer, task, request.round)
         return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+
+    def critic_steps(self, request: Request) -> int:
+        """Steps that the discriminators make in one of the model's, the common one among them."""
+        return 1
+
+    def lead(self, images: Iterator[Tensor]) -> None:
+        """The steps that the discriminators make before the common one, on images of their own."""
+        for indices in images:
+            with torch.no_grad():
+                z = self.model.features(self.inputs(indices))
+            self.discriminate(z, len(indices))
 
     def classify(self, z: Tensor, indices: Tensor) -> Tensor:
         """Cross entropy on the site's labels -> scalar."""

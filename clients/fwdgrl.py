@@ -5,7 +5,6 @@ Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217, algorithm 1; federated
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedda.adversary import Loss, discriminator_loss
@@ -22,25 +21,21 @@ class Member(fdann.Member):
 
     loss: ClassVar[Loss] = "wassda"
 
+    def critic_steps(self, request: Request) -> int:
+        """Shen et al. take all of a step's critic steps on one batch.
+
+        Here each has a batch of its own: a gradient must be summed over many examples before it may
+        leave, and the same batch over again would add none.
+        """
+        return request.task.options.critic_steps
+
     def join(self, request: Request, stream: Stream) -> None:
-        """As in f-DANN, with draws for the penalty's points and the critic's own batches."""
+        """As in f-DANN, with draws for the penalty's points."""
         super().join(request, stream)
         self.points = self.generator(request, "penalty")
-        self.draws = self.generator(request, "critic")
 
     def align(self, z: Tensor, n: int) -> tuple[Tensor, Found]:
-        """Critic steps first, then the encoder against what the critic has become.
-
-        Shen et al. take all of a step's critic steps on one batch. Here the others are on batches
-        of their own: a gradient must be summed over many examples before it may leave, and the
-        same batch over again would add none. They are drawn each for itself, so that a window has
-        somewhat fewer distinct images than examples: 207 of 256 at a site that has 600.
-        """
-        for _ in range(self.request.task.options.critic_steps - 1):
-            indices = torch.randperm(len(self.data), generator=self.draws)[:n]
-            with torch.no_grad():
-                own = self.model.features(self.inputs(indices))
-            self.discriminate(own, len(own))
+        """The encoder is moved against what the critic has become."""
         found = self.discriminate(z, n)
         return self.against(z), found
 

@@ -58,6 +58,26 @@ def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
         yield from parts
 
 
+def windows(n: int, batch_size: int, p: int, seed: int, first: int, count: int) -> Iterator[Tensor]:
+    """Mini-batches of indices for steps first + 1 to first + count, all of the same size.
+
+    Every p steps are a window, and no image is in a window twice unless it has to be, because a
+    window takes more than all n. Each epoch is cut into whole windows in a fresh order; what is
+    left over waits for another epoch's order.
+    """
+    size = p * batch_size
+    per_epoch, orders = max(n // size, 1), -(-size // n)
+    epoch, order = -1, torch.empty(0)
+    for step in range(first, first + count):
+        window, within = divmod(step, p)
+        if window // per_epoch != epoch:
+            epoch = window // per_epoch
+            draws = (generator(seed, "epoch", epoch * orders + i) for i in range(orders))
+            order = torch.cat([torch.randperm(n, generator=draw) for draw in draws])
+        at = window % per_epoch * size + within * batch_size
+        yield order[at : at + batch_size]
+
+
 def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:
     """The rate of one round: lr in the first, lr-end in the last."""
     done = (server_round - 1) / max(rounds - 1, 1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
 from clients import fdann
-from clients.base import Exchange, Request
+from clients.base import Client, Exchange, Request
 from clients.site import Site, resident
 from fedda import adversary, fourier, models
 from fedda.adversary import Discriminator, Network
@@ -27,6 +27,7 @@ from server.local import simulate
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, make_domains
 from tests.reference import adversarial as twin
 from tests.reference import fourier as exact
+from tests.reference import windows
 
 METHODS = ["fdann", "fwdgrl", "fdan"]
 SOURCES = ("anna", "bert", "carl")
@@ -80,30 +81,23 @@ def images(node: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         return x, torch.from_numpy(file["y_train"]) if "y_train" in file else None
 
 
-def batches(node: dict[str, Any], rounds: int, steps: int) -> list[list[twin.Batch]]:
-    """Epoch after epoch, each in an order of its own, cut into batches without a gap; by round."""
-    (x, y), order = images(node), torch.empty(0, dtype=torch.long)
-    while len(order) < rounds * steps * BATCH:
-        draws = generator(seed_for(0, node["name"]), "epoch", len(order) // len(x))
-        order = torch.cat([order, torch.randperm(len(x), generator=draws)])
-    parts = order.split(BATCH)[: rounds * steps]
-    found = [(x[part], None if y is None else y[part]) for part in parts]
-    return [found[t * steps : (t + 1) * steps] for t in range(rounds)]
+Read = dict[str, list[list[twin.Batch]]]
 
 
-def extras(node: dict[str, Any], data: list[list[twin.Batch]], more: int) -> list[list[Tensor]]:
-    """The critic's own batches, by round."""
-    x, found = images(node)[0], []
-    for t, steps in enumerate(data):
-        draws = generator(0, node["name"], t + 1, "critic")
-        found.append(
-            [
-                x[torch.randperm(len(x), generator=draws)[: len(batch)]]
-                for batch, _ in steps
-                for _ in range(more)
-            ]
-        )
-    return found
+def batches(nodes: list[dict[str, Any]], method: str, p: int, rounds: int) -> tuple[Read, Any]:
+    """What each site reads, by round and step, and what its critic reads besides."""
+    steps = -(-4 // p) * p  # 60 images in batches of 16
+    many = 2 if method == "fwdgrl" else 1  # of each two batches the first is the critic's alone
+    data: Read = {}
+    extra: dict[str, list[list[Tensor]]] = {}
+    for node in nodes:
+        (x, y), name = images(node), node["name"]
+        parts = windows.batches(len(x), BATCH, p, seed_for(0, name), rounds * steps * many)
+        read = [(x[part], None if y is None else y[part]) for part in parts]
+        cut = [read[t * steps * many : (t + 1) * steps * many] for t in range(rounds)]
+        data[name] = [part[many - 1 :: many] for part in cut]
+        extra[name] = [[x for x, _ in part[::2]] for part in cut]
+    return data, extra if many > 1 else {}
 
 
 def groups(pairs: bool) -> dict[str, list[str]]:
@@ -113,8 +107,7 @@ def groups(pairs: bool) -> dict[str, list[str]]:
 def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, rounds: int) -> Any:
     config = RunConfig.parse(SETTINGS)
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
-    steps = -(-4 // p) * p  # 60 images in batches of 16
-    data = {node["name"]: batches(node, rounds, steps) for node in nodes}
+    data, extra = batches(nodes, method, p, rounds)
     members = groups(pairs)
     if method == "fdan":
         multiples = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -124,10 +117,9 @@ def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, r
     if method == "fdann":
         adam = partial(optim.Adam, lr=DI_LR)
         return twin.adversarial("grl", start, DIs, members, data, {}, EXAMPLES, p, LR, adam)
-    extra = {node["name"]: extras(node, data[node["name"]], 1) for node in nodes}
     draws: dict[str, torch.Generator] = {}
     calls = dict.fromkeys(EXAMPLES, 0)
-    per_round = steps * 2  # critic steps
+    per_round = 2 * len(data["town"][0])  # critic steps
 
     def penalty(DI: nn.Module, z: Tensor, site: str) -> Tensor:
         each = len(members) if site == "town" else 1
@@ -142,18 +134,11 @@ def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, r
     )
 
 
-_alone: dict[int, dict[str, Tensor]] = {}
-
-
-def alone(nodes: list[dict[str, Any]], p: int) -> dict[str, Tensor]:
+def alone(nodes: list[dict[str, Any]], method: str, p: int) -> dict[str, Tensor]:
     """What the sites would compute if no other domain moved their encoders."""
-    if p not in _alone:
-        start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
-        data = {node["name"]: batches(node, 2, -(-4 // p) * p) for node in nodes}
-        _alone[p] = twin.matching(
-            start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR
-        ).state_dict()
-    return _alone[p]
+    start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    data, _ = batches(nodes, method, p, 2)
+    return twin.matching(start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR).state_dict()
 
 
 QUICK = {("fdann", 3, False), ("fdann", 1, True), ("fwdgrl", 3, False), ("fdan", 3, False)}
@@ -170,7 +155,7 @@ def test_four_sites_compute_what_one_place_would(
     settings = {"exchange.p": p, f"{method}.pairs": pairs}
     found = load_file(run(nodes, tmp_path, method, **settings)["model"])
     wanted = centralised(method, nodes, p, pairs, rounds=2)
-    plain = alone(nodes, p)
+    plain = alone(nodes, method, p)
     moved = 0.0
     for name, value in wanted.state_dict().items():
         if value.is_floating_point():
@@ -306,20 +291,25 @@ def test_a_sites_own_limit_ends_the_round_for_all(
     assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
 
 
-def test_a_gradient_counts_the_examples_it_is_over(
-    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", METHODS)
+def test_no_gradient_that_leaves_is_over_an_image_twice(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """A batch may hold more than all of a site's images; the critic's own takes each once."""
-    seen = []
+    """Over three rounds, several epochs, and at a site that has fewer images than a window."""
+    read: dict[str, list[list[int]]] = {name: [] for name in EXAMPLES}
 
-    def spy(self: Any, z: Tensor, n: int, honest: Any = fdann.Member.discriminate) -> Any:
-        seen.append((len(z), n))
-        return honest(self, z, n)
+    def spy(self: Any, indices: Tensor, honest: Any = Client.inputs) -> Any:
+        read[self.site.name].append(indices.tolist())
+        return honest(self, indices)
 
-    monkeypatch.setattr(fdann.Member, "discriminate", spy)
-    run(nodes, tmp_path, "fwdgrl", **{"rounds": 1, "train.batch-size": 64})
-    assert {z for z, _ in seen} == {64, *EXAMPLES.values()}
-    assert all(z == n for z, n in seen)
+    monkeypatch.setattr(Client, "inputs", spy)
+    run(nodes, tmp_path, method, **{"rounds": 3, "exchange.p": 3})
+    for name, parts in read.items():
+        assert len(parts) == 3 * 6 * (2 if method == "fwdgrl" else 1)
+        for at in range(0, len(parts), 3):
+            window = [i for part in parts[at : at + 3] for i in part]
+            assert len(window) == 3 * BATCH
+            assert len(set(window)) == min(EXAMPLES[name], 3 * BATCH)
 
 
 # ---- what a site is asked for ------------------------------------------------------------------

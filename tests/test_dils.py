@@ -20,6 +20,7 @@ from fedda.train import generator, seed_for
 from server.journal import Journal
 from server.local import simulate
 from tests.local_grid import CLASSES, make_domains
+from tests.reference import windows
 from tests.reference.lazy import mapping, whole_loss
 
 STEPS, SIDE = 3, 16  # of a round: 40 and 48 images in batches of 16
@@ -65,15 +66,11 @@ def kept(folder: Path, site: str, server_round: int) -> dict[str, Tensor]:
     return load_file(place / f"pair.dils-0.{server_round}.method.safetensors")
 
 
-def batches(node: dict[str, Any], count: int) -> list[tuple[Tensor, Tensor | None]]:
-    """Epoch after epoch, each in an order of its own, cut into batches without a gap."""
+def batches(node: dict[str, Any], count: int, p: int) -> list[tuple[Tensor, Tensor | None]]:
+    """What a site reads in its first steps."""
     data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
     x, y = data.x.float() / 255, data.y if isinstance(data, Labelled) else None
-    order: list[int] = []
-    while len(order) < count * 16:
-        draws = generator(seed_for(0, node["name"]), "epoch", len(order) // len(x))
-        order += torch.randperm(len(x), generator=draws).tolist()
-    parts = [order[start : start + 16] for start in range(0, count * 16, 16)]
+    parts = windows.batches(len(x), 16, p, seed_for(0, node["name"]), count)
     return [(x[part], None if y is None else y[part]) for part in parts]
 
 
@@ -103,7 +100,7 @@ def centralised(
     moves_T = optim.Adam(T.encoder.parameters(), lr=LR)
     moves_S = optim.Adam(S.parameters(), lr=LR)
     history: list[Tensor] = []
-    both = [batches(node, rounds * STEPS) for node in nodes]
+    both = [batches(node, rounds * STEPS, p) for node in nodes]
     draws: dict[str, torch.Generator] = {}
     for n, ((x_S, y_S), (x_T, _)) in enumerate(zip(*both, strict=True)):
         if n % STEPS == 0:

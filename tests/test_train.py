@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda.config import TrainConfig
-from fedda.train import batches, generator, learning_rate, round_images, seed_for
+from fedda.train import batches, generator, learning_rate, round_images, seed_for, windows
+from tests.reference import windows as twin
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 60, 101])
@@ -76,3 +77,23 @@ def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
     assert 0 <= seed_for("x") < 2**63
     draws = [torch.rand(3, generator=generator(0, "a")).tolist() for _ in range(2)]
     assert draws[0] == draws[1]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20))
+def test_a_window_holds_no_image_twice(n: int, size: int, p: int, first: int) -> None:
+    found = [part.tolist() for part in windows(n, size, p, seed=3, first=0, count=4 * p)]
+    assert found == twin.batches(n, size, p, 3, 4 * p)
+    assert all(len(part) == size for part in found)
+    for start in range(0, 4 * p, p):
+        window = [i for part in found[start : start + p] for i in part]
+        assert len(set(window)) == min(n, p * size)
+    first = min(first, 4 * p)
+    rest = windows(n, size, p, seed=3, first=first, count=4 * p - first)
+    assert [part.tolist() for part in rest] == found[first:]
+
+
+def test_windows_by_hand() -> None:
+    """Seven images, two batches of two to a window: an epoch is one window, three images wait."""
+    read = [torch.cat(list(windows(7, 2, 2, 0, 2 * k, 2))).tolist() for k in range(50)]
+    assert all(len(set(window)) == 4 for window in read)
+    assert {i for window in read for i in window} == set(range(7))

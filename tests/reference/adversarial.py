@@ -115,11 +115,11 @@ def adversarial(
         steps = len(data["town"][t])
         many = len(extra["town"][t]) // steps if extra else 0
         for n in range(steps):
-            z = {s: local[s].features(data[s][t][n][0]) for s in sites}
             for i in range(n * many, n * many + many):
                 with torch.no_grad():
                     more = {s: local[s].features(extra[s][t][i]) for s in sites}
                 train_DIs(more)
+            z = {s: local[s].features(data[s][t][n][0]) for s in sites}
             before = {d: copy.deepcopy(DI) for d, DI in DIs.items()}
             train_DIs(z)
             q = (t + n / steps) / rounds
