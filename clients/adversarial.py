@@ -10,8 +10,6 @@ from fedda.adversary import (
     make_optimizer,
     set_gradient,
 )
-from fedda.config import LazyConfig
-from fedda.exchange import Stream
 from fedda.lazy import LazySync
 
 from .state import Kept
@@ -23,32 +21,13 @@ class Copy:
     Args:
         DI: the discriminator.
         network: how it learns.
-        stream: of the round's exchange.
-        group: whose gradients are summed.
-        lazy: how.
-        least: examples that a gradient must be summed over.
+        sync: this site's part in its group.
     """
 
-    def __init__(
-        self,
-        DI: Discriminator,
-        network: Network,
-        stream: Stream,
-        group: str,
-        lazy: LazyConfig,
-        least: int,
-    ) -> None:
+    def __init__(self, DI: Discriminator, network: Network, sync: LazySync) -> None:
         self.DI = DI
         self.optimizer = make_optimizer(DI, network)
-        self.sync = LazySync(
-            stream,
-            group,
-            lazy.p,
-            overlap=lazy.overlap,
-            clip=lazy.clip,
-            noise=lazy.noise,
-            least=least,
-        )
+        self.sync = sync
 
     def step(self, loss: Tensor, examples: int) -> None:
         """Move by the latest synchronised gradient, once this step's own has gone into the buffer.

@@ -22,6 +22,7 @@ from fedda import exchange, models, wire
 from fedda.config import LazyConfig, Task, validate
 from fedda.errors import ConfigError, NotFiniteError, WireError
 from fedda.exchange import Invitation, Stream
+from fedda.lazy import LazySync
 from fedda.train import batches, generator, learning_rate, round_images, seed_for, windows
 from fedda.wire import Kind, Manifest, Packed, Role
 
@@ -275,19 +276,29 @@ class Client(NumPyClient):
         finally:
             stream.close()
 
-    def least(self, lazy: LazyConfig) -> int:
-        """Examples that a gradient must be summed over: the run's limit, or this site's own.
+    def lazy(self, stream: Stream, group: str, config: LazyConfig, halves: int = 2) -> LazySync:
+        """This site's part in one group, as the run says or as this site does, whoever is stricter.
 
         Raises:
-            ConfigError: this site has fewer; a window would repeat them, and hide none of them.
+            ConfigError: this site has fewer images than a gradient must be over; a window would
+                repeat them, and hide none of them.
         """
-        least = max(lazy.min_examples, self.site.min_examples)
+        least = max(config.min_examples, self.site.min_examples)
         if len(self.data) < least:
             raise ConfigError(
                 f"This site has {len(self.data)} images, but a gradient leaves it only over "
                 f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
             )
-        return least
+        return LazySync(
+            stream,
+            group,
+            config.p,
+            halves=halves,
+            overlap=config.overlap,
+            clip=config.clip,
+            noise=max(config.noise, self.site.noise),
+            least=least,
+        )
 
     def generator(self, request: Request, purpose: str) -> torch.Generator:
         """A generator of this site, round and purpose alone."""

@@ -22,7 +22,7 @@ from fedda.adversary import (
     mapping_loss,
 )
 from fedda.data import Labelled
-from fedda.errors import RunError
+from fedda.errors import LostError
 from fedda.models import evaluating
 from fedda.wire import Packed
 
@@ -45,10 +45,10 @@ class Pair(Client):
         totals: dict[str, Tensor | float] = {}
         with self.stream(request) as stream, self.mode(half):
             assert request.exchange is not None
-            lazy = request.exchange.lazy
             d, network = self.model.head.in_features, options.discriminator
             DI = Discriminator(d, network.hidden, request.task.seed).to(device)
-            copy = Copy(DI, network, stream, "discriminator", lazy, self.least(lazy))
+            lazy = self.lazy(stream, "discriminator", request.exchange.lazy)
+            copy = Copy(DI, network, lazy)
             encoder = optim.Adam(self.moved(half), lr=options.lr) if half.mapping else None
             if kept:
                 copy.restore(kept, device)
@@ -89,11 +89,11 @@ class Pair(Client):
         """What this site kept in a round.
 
         Raises:
-            RunError: nothing is left of it.
+            LostError: nothing is left of it.
         """
         kept = self.workspace.recall(request.task, server_round, state.METHOD)
         if kept is None:
-            raise RunError(
+            raise LostError(
                 f"This site has nothing left of round {server_round}, which only it has seen; "
                 "restart its client with the same --state-dir as before, or begin a new run."
             )

@@ -24,7 +24,7 @@ class Member(fdann.Member):
     def join(self, request: Request, stream: Stream) -> None:
         """The frequencies that all others draw too, and the last round's witnesses."""
         assert request.exchange is not None
-        options, lazy, device = request.task.options, request.exchange.lazy, self.site.device
+        options, device = request.task.options, self.site.device
         draws = generator(request.task.seed, "frequencies")
         scale, d = float(request.numbers["scale"]), self.model.width
         W = fourier.frequencies(d, options.frequencies, scale, options.bandwidths, draws)
@@ -33,16 +33,7 @@ class Member(fdann.Member):
         self.part_of: dict[str, float] = {}
         for group in request.exchange.invitation.groups:
             name = array_of("witness", group)
-            self.syncs[name] = LazySync(
-                stream,
-                group.name,
-                lazy.p,
-                halves=1,
-                overlap=lazy.overlap,
-                clip=lazy.clip,
-                noise=lazy.noise,
-                least=self.least(lazy),
-            )
+            self.syncs[name] = self.lazy(stream, group.name, request.exchange.lazy, halves=1)
             if name in request.arrays:
                 w = torch.tensor(request.arrays[name].unpack()["w"])
                 self.syncs[name].begin(-w.to(device))

@@ -78,13 +78,14 @@ class Member(Client):
         """Take up the discriminators, or in the first round make those that all others make."""
         assert request.exchange is not None
         self.request, self.half = request, HALVES[self.loss, self.role]
-        lazy, network = request.exchange.lazy, request.task.options.discriminator
+        network = request.task.options.discriminator
         self.copies: dict[str, Copy] = {}
         self.part_of: dict[str, float] = {}
         for group in request.exchange.invitation.groups:
             seed = seed_for(request.task.seed, group.name)
             DI = Discriminator(self.model.width, network.hidden, seed).to(self.site.device)
-            copy = Copy(DI, network, stream, group.name, lazy, self.least(lazy))
+            lazy = self.lazy(stream, group.name, request.exchange.lazy)
+            copy = Copy(DI, network, lazy)
             found = request.arrays.get(array_of("discriminator", group))
             if found is not None:
                 state = {n: torch.tensor(a) for n, a in found.unpack().items()}

@@ -26,7 +26,8 @@ class Site:
     Args:
         node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
             are taken), poison (percent), min-images (fewer do not make a round here), min-examples
-            (no gradient over fewer leaves) and server (the host that this site dials).
+            (no gradient over fewer leaves), noise (on each, in multiples of its largest norm) and
+            server (the host that this site dials).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -37,6 +38,7 @@ class Site:
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", 2))
         self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
+        self.noise = float(node.get("noise", 0))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         self.notes = self.state_dir is not None and bool(node.get("notes", True))

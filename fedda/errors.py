@@ -10,6 +10,7 @@
     ├── QuorumError     too few sites answered
     ├── KeyFileError    a key or certificate is missing, expired or not registered
     ├── ExchangeError   the exchange of gradients was refused, or ended early
+    ├── LostError       a site no longer has what only it had of a training
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -32,6 +33,7 @@ class Code(IntEnum):
     MEMORY = 1006
     NOT_FINITE = 1007
     EXCHANGE = 1008
+    LOST = 1009
 
     @property
     def public(self) -> str:
@@ -49,6 +51,8 @@ _PUBLIC = {
     Code.MEMORY: "the site ran out of memory",
     Code.NOT_FINITE: "the site's training gave values that are not finite",
     Code.EXCHANGE: "the exchange of gradients ended early; the full text is in the site's own log",
+    Code.LOST: "the site lost what only it had of this training; restart its client with the "
+    "--state-dir of before, or begin the run anew",
 }
 
 
@@ -110,6 +114,10 @@ class KeyFileError(FeddaError):
 
 class ExchangeError(FeddaError):
     code = Code.EXCHANGE
+
+
+class LostError(FeddaError):
+    code = Code.LOST
 
 
 class RunError(FeddaError):

@@ -164,12 +164,14 @@ class Training:
             replies = self.mail.deliver(requests, self.config.wait.train)
             arrays, numbers = strategy.aggregate_train(self.round, replies)
         finally:
-            for name, (to, back) in strategy.adjourn().items():
+            session = strategy.adjourn()
+            for name, (to, back) in session.traffic().items() if session else ():
                 role = next(n.role for n in self.roster.nodes if n.name == name)
                 self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
                 self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
         assert arrays is not None and numbers is not None
-        return arrays, dict(numbers)
+        fewest = {"gradient-examples": min(session.fewest().values())} if session else {}
+        return arrays, dict(numbers) | fewest
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)

@@ -245,13 +245,12 @@ class FedDA(Strategy):
             rejoin=self.lazy.rejoin,
         )
 
-    def adjourn(self) -> dict[str, tuple[int, int]]:
-        """Close the session, if there is one -> its bytes by site: to it, from it."""
+    def adjourn(self) -> Session | None:
+        """Close the session, if there is one, and hand it out."""
         session, self.session = self.session, None
-        if session is None:
-            return {}
-        session.close()
-        return session.traffic()
+        if session is not None:
+            session.close()
+        return session
 
     def steps(self, nodes: Iterable[Node]) -> int:
         """Steps of a round in which all take equally many: the largest site's share of an epoch."""

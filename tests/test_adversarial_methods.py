@@ -291,6 +291,21 @@ def test_a_sites_own_limit_ends_the_round_for_all(
     assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
 
 
+def test_a_sites_own_noise_is_added_whatever_the_run_says(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    def trained(name: str, sites: list[dict[str, Any]]) -> tuple[dict[str, Tensor], Any]:
+        found = run(sites, tmp_path / name, "fdann", **{"exchange.clip": 1.0})
+        return load_file(found["model"]), found["rounds"]
+
+    plain, rounds = trained("plain", nodes)
+    again, _ = trained("again", nodes)
+    blurred, _ = trained("blurred", [n | {"noise": 0.5 * (n["name"] == "anna")} for n in nodes])
+    assert all(torch.equal(again[name], value) for name, value in plain.items())
+    assert not torch.equal(blurred["encoder.1.weight"], plain["encoder.1.weight"])
+    assert [entry["gradient-examples"] for entry in rounds] == [2 * BATCH] * 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gradient_that_leaves_is_over_an_image_twice(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -250,7 +250,7 @@ def test_a_site_that_lost_what_only_it_had_says_so(
     with pytest.raises(Exception, match="gave no usable reply"):
         run(pair, tmp_path, lose, **{"wait.tries": 1, "exchange.p": 1})
     troubles = {(e["what"], e["site"]): e["text"] for e in events if e["event"] == "trouble"}
-    assert troubles["failed", "town"] == Code.INTERNAL.public
+    assert troubles["failed", "town"] == Code.LOST.public
     assert troubles["failed", "anna"] == Code.EXCHANGE.public
     assert "town" in troubles["exchange ended", ""]
 

@@ -88,6 +88,14 @@ def client(
             "change this; a site with fewer examples takes part in no method that sums gradients.",
         ),
     ] = FEATURES_HIDE,
+    noise: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Add at least so much Gaussian noise to each gradient that leaves, in multiples "
+            "of the norm it is clipped to; the server can only ask for more (exchange.noise).",
+        ),
+    ] = 0.0,
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -150,6 +158,7 @@ def client(
             "poison": poison,
             "min-images": min_images,
             "min-examples": min_examples,
+            "noise": noise,
             "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
         }

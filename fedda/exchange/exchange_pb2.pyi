@@ -19,12 +19,10 @@ class Up(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("ticket", "received")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("received",)
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    ticket: str
     received: _containers.RepeatedCompositeFieldContainer[Position]
-    def __init__(self, ticket: _Optional[str] = ..., received: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+    def __init__(self, received: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class Gradient(_message.Message):
     __slots__ = ("group", "index", "examples")
