@@ -36,6 +36,10 @@ def main(grid: Grid, context: Context) -> None:
     except FeddaError as error:
         journal.write("failed", error=type(error).__name__, text=str(error))
         raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        text = "the run was stopped, by `flwr stop` or with its server; --resume goes on with it"
+        journal.write("failed", error=type(error).__name__, text=text)
+        raise
     except BaseException as error:
         journal.write("failed", error=type(error).__name__, text="the server's program failed")
         raise
