@@ -11,6 +11,8 @@ sends again: with nothing read, checked or added.
     syncs_per_s_1mb    and of 250,000
     share_of_echo_1kb  syncs for each echo of the same size, taken in turns
     share_of_echo_1mb  the same of the large gradient
+    share_of_two_echoes_1kb  syncs for each echo that either of two clients gets when both send at
+                       once, as two participants do
     slowdown_8_over_2  1 kB syncs per second with two participants, over those with eight
     memory_growth_mb   resident memory of this process, the server, after --memory-syncs above that
                        after the first tenth of them
@@ -117,8 +119,8 @@ def syncs(size: int, participants: int, count: int) -> float:
         return min(processes("participant", asked))
 
 
-def echoes(size: int, count: int) -> float:
-    """Echoes per second of one client."""
+def echoes(size: int, clients: int, count: int) -> float:
+    """Echoes per second that each of so many clients gets."""
 
     def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
         yield from incoming
@@ -126,7 +128,7 @@ def echoes(size: int, count: int) -> float:
     certificate, key = tls.fresh()
     _, service, method = ECHO.split("/")
     handler: Any = grpc.stream_stream_rpc_method_handler(join)  # pyright: ignore
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(clients + 1) as pool:
         server = grpc.server(pool)
         generic = grpc.method_handlers_generic_handler(service, {method: handler})
         server.add_generic_rpc_handlers((generic,))
@@ -134,20 +136,23 @@ def echoes(size: int, count: int) -> float:
         port = server.add_secure_port("127.0.0.1:0", credentials)
         server.start()
         given = {"port": port, "certificate": certificate.decode(), "size": size}
-        (found,) = processes("echo", [given | {"count": count + WARM_UP}])
+        found = processes("echo", [given | {"count": count + WARM_UP}] * clients)
         server.stop(None).wait()
-    return found
+    return min(found)
 
 
 def compare(name: str, count: int, repeats: int) -> dict[str, Any]:
     """Exchange and echo in turns -> the figures of one size."""
-    pairs = [(syncs(SIZES[name], 2, count), echoes(SIZES[name], count)) for _ in range(repeats)]
-    for ours, bare in pairs:
-        live.say(f"{name}: {ours:.0f} syncs a second, {bare:.0f} echoes")
+    size, found = SIZES[name], []
+    for _ in range(repeats):
+        ours, one, two = syncs(size, 2, count), echoes(size, 1, count), echoes(size, 2, count)
+        live.say(f"{name}: {ours:.0f} syncs a second, {one:.0f} echoes; {two:.0f} each of two")
+        found.append((ours, one, two))
     return {
-        f"syncs_per_s_{name}": round(statistics.median(ours for ours, _ in pairs), 1),
-        f"echoes_per_s_{name}": round(statistics.median(bare for _, bare in pairs), 1),
-        f"share_of_echo_{name}": round(statistics.median(a / b for a, b in pairs), 3),
+        f"syncs_per_s_{name}": round(statistics.median(ours for ours, _, _ in found), 1),
+        f"echoes_per_s_{name}": round(statistics.median(one for _, one, _ in found), 1),
+        f"share_of_echo_{name}": round(statistics.median(a / b for a, b, _ in found), 3),
+        f"share_of_two_echoes_{name}": round(statistics.median(a / c for a, _, c in found), 3),
     }
 
 
