@@ -233,7 +233,7 @@ class Client(NumPyClient):
         x = x.to(self.site.device, non_blocking=True)
         return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
-    def steps(self, request: Request, first: int, count: int) -> Iterator[Tensor]:
+    def step_batches(self, request: Request, first: int, count: int) -> Iterator[Tensor]:
         """Mini-batches of indices for steps first + 1 to first + count of a discriminator.
 
         A site takes as many steps as it is told, and as large ones, however few images it has; and
@@ -242,15 +242,23 @@ class Client(NumPyClient):
         Raises:
             ConfigError: this site has fewer images than it trains on.
         """
+        assert request.exchange is not None
+        self.check_enough()
+        seed = seed_for(request.task.seed, self.site.name)
+        size, p = request.task.train.batch_size, request.exchange.lazy.p
+        yield from windows(len(self.data), size, p, seed, first, count)
+
+    def check_enough(self) -> None:
+        """See that this site has as many images as anything that leaves must be made of.
+
+        Raises:
+            ConfigError: it has fewer.
+        """
         if len(self.data) < max(self.site.min_images, 2):
             raise ConfigError(
                 f"This site has {len(self.data)} images, but trains on {self.site.min_images} or "
                 "more; add images, or lower --min-images."
             )
-        assert request.exchange is not None
-        seed = seed_for(request.task.seed, self.site.name)
-        size, p = request.task.train.batch_size, request.exchange.lazy.p
-        yield from windows(len(self.data), size, p, seed, first, count)
 
     @contextmanager
     def stream(self, request: Request) -> Iterator[Stream]:

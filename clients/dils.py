@@ -22,7 +22,7 @@ from fedda.adversary import (
     mapping_loss,
 )
 from fedda.data import Labelled
-from fedda.errors import LostError
+from fedda.errors import LostError, WireError
 from fedda.models import evaluating
 from fedda.wire import Packed
 
@@ -38,9 +38,9 @@ class Pair(Client):
         """All lines, for one round's steps; the first round after the pretraining initialises."""
         options, device = request.task.options, self.site.device
         half = HALVES[options.loss, self.role]
-        before = request.round - options.pretrain - 1  # rounds that have adapted already
+        adapted = request.round - options.pretrain - 1  # rounds before this one
         count = request.steps
-        kept = self.kept(request, request.round - 1) if before else None
+        kept = self.kept(request, request.round - 1) if adapted else None
         draws = self.generator(request, "penalty")
         totals: dict[str, Tensor | float] = {}
         with self.stream(request) as stream, self.mode(half):
@@ -54,7 +54,12 @@ class Pair(Client):
                 copy.restore(kept, device)
                 if encoder:
                     encoder.load_state_dict(kept.get_optimizer("encoder-optimizer"))
-            for indices in self.steps(request, before * count, count):
+            if copy.sync.steps != adapted * count:  # else windows of images and of sums fall apart
+                raise WireError(
+                    f"The request is for steps {adapted * count + 1} and following, but this site "
+                    f"has taken {copy.sync.steps}."
+                )
+            for indices in self.step_batches(request, copy.sync.steps, count):
                 with nullcontext() if half.mapping else torch.no_grad():
                     z = self.model.features(self.inputs(indices))  # line 3
                 L_DI = discriminator_loss(half, DI, z, options.penalty, draws)

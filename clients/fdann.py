@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedda import wire
 from fedda.adversary import HALVES, Discriminator, Loss, accuracy, discriminator_loss, reversed_loss
 from fedda.data import Labelled, Unlabelled
+from fedda.errors import WireError
 from fedda.exchange import Group, Stream
 from fedda.train import seed_for
 from fedda.travelling import pick_up, put_down
@@ -34,11 +35,10 @@ class Member(Client):
         """Cross entropy, if any, + lambda times what moves the encoder against the others."""
         task, count = request.task, request.steps
         per_step = self.critic_steps(request)
-        before = (request.round - 1) * count * per_step
-        images = self.steps(request, before, count * per_step)
         optimizer = self.optimizer(request)
         totals: Found = {}
         with self.stream(request) as stream:
+            images = self.windows(request, count * per_step)
             self.join(request, stream)
             for i in range(count):
                 q = (request.round - 1 + i / count) / task.rounds
@@ -57,6 +57,20 @@ class Member(Client):
             self.leave()
         self.workspace.keep(optimizer, task, request.round)
         return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+
+    def windows(self, request: Request, count: int) -> Iterator[Tensor]:
+        """The round's batches, one for each step of the discriminators.
+
+        Raises:
+            WireError: they are no whole windows; then sums would not be over a window's images.
+        """
+        assert request.exchange is not None
+        if count % request.exchange.lazy.p:
+            raise WireError(
+                f"The request is for {count} steps, which are no whole windows of "
+                f"{request.exchange.lazy.p} (exchange.p)."
+            )
+        return self.step_batches(request, (request.round - 1) * count, count)
 
     def critic_steps(self, request: Request) -> int:
         """Steps that the discriminators make in one of the model's, the common one among them."""

@@ -64,7 +64,8 @@ def witness(g: Tensor) -> Tensor:
 def mapping_loss(z: Tensor, W: Tensor, w: Tensor, role: Role) -> Tensor:
     """A function of this side's encoder with the gradient of MMD^2 = |mu_S - mu_T|^2 -> scalar.
 
-    Its own embedding is in w too, but w is held fixed here, hence the 2: d|w|^2 = 2 w dw.
+    Its own embedding is in w too, but w is held fixed here, hence the 2: d|w|^2 = 2 w dw. Of K
+    sources each has K times that gradient: it moves like one alone with the target, as in f-DANN.
     """
     value = 2 * mean_embedding(z, W) @ w.detach().to(z)
     return value if role == "source" else -value

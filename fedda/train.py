@@ -59,23 +59,28 @@ def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
 
 
 def windows(n: int, batch_size: int, p: int, seed: int, first: int, count: int) -> Iterator[Tensor]:
-    """Mini-batches of indices for steps first + 1 to first + count, all of the same size.
+    """Mini-batches of indices for steps first + 1 to first + count, each of batch_size or more.
 
-    Every p steps are a window, and no image is in a window twice unless it has to be, because a
-    window takes more than all n. Each epoch is cut into whole windows in a fresh order; what is
-    left over waits for another epoch's order.
+    Every p steps are a window, over whose images a sum leaves the site. All n images are divided
+    into as many windows as they fill, once for the training; an epoch takes the windows, and each
+    window its images, in a fresh order. So no image is in a window twice, and two windows are over
+    the same images or have none in common: the difference of two that shared all but a few would
+    be a sum over these few. Only where a window takes more than all n do some come again.
     """
     size = p * batch_size
-    per_epoch, orders = max(n // size, 1), -(-size // n)
-    epoch, order = -1, torch.empty(0)
+    groups = max(n // size, 1)
+    order = torch.randperm(n, generator=generator(seed, "windows", groups))
+    members = order.repeat(-(-size // n))[: max(n, size)].tensor_split(groups)
+    last, batches_ = -1, ()
     for step in range(first, first + count):
         window, within = divmod(step, p)
-        if window // per_epoch != epoch:
-            epoch = window // per_epoch
-            draws = (generator(seed, "epoch", epoch * orders + i) for i in range(orders))
-            order = torch.cat([torch.randperm(n, generator=draw) for draw in draws])
-        at = window % per_epoch * size + within * batch_size
-        yield order[at : at + batch_size]
+        if window != last:
+            epoch, turn = divmod(window, groups)
+            turns = torch.randperm(groups, generator=generator(seed, "epoch", epoch))
+            images = members[turns[turn]]
+            draw = torch.randperm(len(images), generator=generator(seed, "window", window))
+            last, batches_ = window, images[draw].tensor_split(p)
+        yield batches_[within]
 
 
 def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:

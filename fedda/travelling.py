@@ -32,10 +32,13 @@ def travelling_layout(d: int, network: Network) -> Manifest:
 def put_down(DI: nn.Module, optimizer: optim.Optimizer, g_sync: Tensor) -> dict[str, Tensor]:
     """All that travels, on the CPU and in the order of `travelling_layout`."""
     parameters = list(DI.parameters())
-    states = [optimizer.state[w] for w in parameters]
-    names = next(n for n in STATE.values() if n[0] in states[0])
-    flat = {n: torch.cat([state[n].reshape(-1) for state in states]) for n in names}
-    steps = states[0].get("step", torch.zeros(()))  # sgd counts none
+    names = STATE["adam" if isinstance(optimizer, optim.Adam) else "sgd"]
+    # Zeros are the state of an optimizer that has not moved yet, or keeps none.
+    flat = {
+        n: torch.cat([optimizer.state[w].get(n, torch.zeros_like(w)).flatten() for w in parameters])
+        for n in names
+    }
+    steps = optimizer.state[parameters[0]].get("step", torch.zeros(()))  # sgd counts none
     found = {**DI.state_dict(), "sync": g_sync, **flat, "step": steps.reshape(1)}
     return {n: t.detach().to("cpu", torch.float32).clone() for n, t in found.items()}
 

@@ -75,7 +75,7 @@ def _train(
         "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
     )
     for method in config.trainings:
-        together = len(rehearse(config, method, who))
+        together = rehearse(config, method, who)
         if together and slots and (found := slots()) < together:
             raise RunError(
                 f"{method} sums gradients of {together} sites that work at the same time, but this "

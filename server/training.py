@@ -170,7 +170,7 @@ class Training:
                 self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
                 self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
         assert arrays is not None and numbers is not None
-        fewest = {"gradient-examples": min(session.fewest().values())} if session else {}
+        fewest = {"gradient-examples": min(session.fewest().values(), default=0)} if session else {}
         return arrays, dict(numbers) | fewest
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:

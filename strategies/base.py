@@ -245,6 +245,13 @@ class FedDA(Strategy):
             rejoin=self.lazy.rejoin,
         )
 
+    def skip_to_exchange(self) -> int:
+        """Make believe that the rounds before the first exchange are over -> that round's number.
+
+        For the rehearsal of a run, with a strategy that is used for nothing else.
+        """
+        return 1
+
     def adjourn(self) -> Session | None:
         """Close the session, if there is one, and hand it out."""
         session, self.session = self.session, None
@@ -252,7 +259,7 @@ class FedDA(Strategy):
             session.close()
         return session
 
-    def steps(self, nodes: Iterable[Node]) -> int:
+    def steps_per_round(self, nodes: Iterable[Node]) -> int:
         """Steps of a round in which all take equally many: the largest site's share of an epoch."""
         train, most = self.task.train, max(self.roster.counts[n.name] for n in nodes)
         return max(1, math.ceil(most / train.batch_size / train.rounds_per_epoch))

@@ -36,7 +36,7 @@ class DILS(FedDA):
                 raise QuorumError(f"{node.name} ({node.role}) is not connected.")
         if adapted < 0:
             return [self.request(collaborator, {"model": self.model})]
-        steps = self.steps([collaborator, target])
+        steps = self.steps_per_round([collaborator, target])
         pair = [collaborator, target]
         self.convene({"discriminator": pair}, syncs(adapted * steps, steps, self.lazy.p))
         first = {"model": self.model} if not adapted else {}
@@ -82,6 +82,10 @@ class DILS(FedDA):
         if self._adapted() < 0 or not requests:
             return requests
         return [self.request(self.roster.target, {}, kind="evaluate")]
+
+    def skip_to_exchange(self) -> int:
+        """The pretraining exchanges no gradients."""
+        return self.task.options.pretrain + 1
 
     def needed(self) -> set[str]:
         """Both of the pair; other sources are no help."""

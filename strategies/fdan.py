@@ -47,6 +47,12 @@ class FDAN(FDANN):
         self.memory["scale"] = float(reply.numbers["median"]) or 1.0
         return self.packed(mean), MetricRecord(dict(numbers))
 
+    def skip_to_exchange(self) -> int:
+        """Any scale will do."""
+        first = 1 if self.scale() else 2
+        self.memory["scale"] = 1.0
+        return first
+
     def scale(self) -> float:
         """Of the bandwidths, the same all through a training; 0 while it is not known."""
         return self.task.options.scale or float(self.memory.get("scale", 0.0))

@@ -45,7 +45,8 @@ class FDANN(FedDA):
         """Requests for a round of a whole number of windows."""
         self.pairs: Mapping[str, list[Node]] = self.groups(sources)
         everyone, p = [*sources, self.roster.target], self.lazy.p
-        steps = -(-self.steps(everyone) // p) * p
+        # Of all sites, also those that are away: a round is as long as any other.
+        steps = -(-self.steps_per_round(self.roster.nodes) // p) * p
         groups = {_named(self.group, pair): members for pair, members in self.pairs.items()}
         self.convene(groups, syncs(0, self.steps_of_discriminators(steps), p))
         told = {"steps": steps, **numbers}

@@ -16,6 +16,7 @@ from fedda.adversary import Discriminator
 from fedda.config import RunConfig
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import Code, ConfigError
+from fedda.folders import load_half
 from fedda.train import generator, seed_for
 from server.journal import Journal
 from server.local import simulate
@@ -96,7 +97,9 @@ def centralised(
     S.train(loss == "cada")
     T.train()
     DI = Discriminator(500, (8,), seed=0)
-    moves_DI = optim.Adam(DI.parameters(), lr=DI_LR)
+    moves_DI: optim.Optimizer = optim.Adam(DI.parameters(), lr=DI_LR)
+    if loss == "wassda":
+        moves_DI = optim.SGD(DI.parameters(), lr=DI_LR, momentum=0.9)
     moves_T = optim.Adam(T.encoder.parameters(), lr=LR)
     moves_S = optim.Adam(S.parameters(), lr=LR)
     history: list[Tensor] = []
@@ -142,12 +145,15 @@ def test_two_sites_compute_what_one_place_with_both_datas_would(
     pair: list[dict[str, Any]], tmp_path: Path, loss: str, p: int, overlap: bool
 ) -> None:
     settings = {"dils.loss": loss, "exchange.p": p, "exchange.overlap": overlap}
+    if loss == "wassda":
+        # A critic's bias may have a gradient that is 0 but for rounding, which Adam blows up.
+        settings["dils.discriminator.optimizer"] = "sgd"
     run(pair, tmp_path, **settings)
     S, T, DI = centralised(loss, pair, p, rounds=2, overlap=overlap)
     for site, wanted in (("anna", S), ("town", T)):
         found = kept(tmp_path, site, 2)
         for name, value in DI.state_dict().items():
-            torch.testing.assert_close(found[f"discriminator/{name}"], value, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found[f"discriminator/{name}"], value, rtol=1e-4, atol=5e-6)
         for name, value in wanted.state_dict().items():
             if site == "town" and name.startswith("head."):
                 continue  # taken over when a round begins
@@ -253,6 +259,22 @@ def test_a_site_that_lost_what_only_it_had_says_so(
     assert troubles["failed", "town"] == Code.LOST.public
     assert troubles["failed", "anna"] == Code.EXCHANGE.public
     assert "town" in troubles["exchange ended", ""]
+
+
+def test_rounds_of_other_lengths_are_refused(
+    pair: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sites' windows of images would no longer be those that are summed over."""
+    strategy: Any = load_half("strategies", "dils").DILS
+    monkeypatch.setattr(strategy, "steps_per_round", lambda self, _: 2 + self.round)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(Exception, match="gave no usable reply"):
+        run(pair, tmp_path, events.append, **{"wait.tries": 1, "exchange.p": 1})
+    failed = [(e["round"], e["site"], e["text"]) for e in events if e.get("what") == "failed"]
+    assert sorted(failed) == [
+        (2, "anna", Code.WIRE.public),
+        (2, "town", Code.EXCHANGE.public),  # it learns by the exchange that anna is gone
+    ]
 
 
 def test_several_sources_need_a_name(tmp_path: Path) -> None:

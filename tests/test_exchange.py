@@ -550,6 +550,22 @@ def test_whoever_fails_hands_the_baton_on() -> None:
             done[site].result()
 
 
+def test_nobody_is_late_who_waits_for_his_turn() -> None:
+    """Three that compute for .15 s one after the other, with .2 s for all to join and to send."""
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 2, ABC)], join=0.2, wait=0.2) as session:
+
+        def work(site: str) -> float:
+            time.sleep(0.15)
+            with exchange.connect(session.invitations[site]) as stream:
+                stream.swap("g", vector(1), 256)
+                time.sleep(0.15)
+                return float(stream.swap("g", vector(1), 256)[0])
+
+        done = turns.together({site: lambda s=site: work(s) for site in ABC})
+    assert [done[site].result() for site in ABC] == [3.0] * 3
+
+
 def test_turns_wait_for_a_sum_that_never_comes_until_the_limit() -> None:
     turns = Turns(("a", "b"))
     with LocalHost().open([PAIR], join=5, wait=0.2) as session:

@@ -61,14 +61,26 @@ def pair(nodes: list[Node]) -> list[Node]:
         ({"dils.collaborator": "anna", "exchange.p": 4}, r"exchange\.p is 4, more than the steps"),
         (
             {"dils.collaborator": "anna", "dils.pretrain": 3},
-            r"first 3 rounds \(dils\.pretrain\), and rounds is 3, so nothing would adapt",
+            r"no gradients in its first 3 rounds, and rounds is 3, .* or lower dils\.pretrain",
         ),
+        ({"method": "fdan", "rounds": 1}, r"no gradients in its first 1 rounds, and rounds is 1,"),
         (
             {"dils.collaborator": "bert", "exchange.min-examples": 49, "train.batch-size": 50},
             r"only over 49 examples \(exchange\.min-examples\), but town has 48 in all",
         ),
         ({"method": "fdann", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
         ({"method": "fdan", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
+        # Whichever source the first round draws.
+        (
+            {
+                "method": "fdann",
+                "exchange.min-examples": 41,
+                "exchange.p": 3,
+                "sources-per-round": 1,
+                "run.seeds": "3,4,5",
+            },
+            "but anna has 40 in",
+        ),
     ],
 )
 def test_what_a_run_would_founder_on_is_said_before_its_first_round(

@@ -79,21 +79,30 @@ def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
     assert draws[0] == draws[1]
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20))
-def test_a_window_holds_no_image_twice(n: int, size: int, p: int, first: int) -> None:
-    found = [part.tolist() for part in windows(n, size, p, seed=3, first=0, count=4 * p)]
-    assert found == twin.batches(n, size, p, 3, 4 * p)
-    assert all(len(part) == size for part in found)
-    for start in range(0, 4 * p, p):
-        window = [i for part in found[start : start + p] for i in part]
-        assert len(set(window)) == min(n, p * size)
-    first = min(first, 4 * p)
-    rest = windows(n, size, p, seed=3, first=first, count=4 * p - first)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20))
+def test_windows_have_no_image_twice_and_are_the_same_or_apart(
+    n: int, size: int, p: int, first: int
+) -> None:
+    found = [part.tolist() for part in windows(n, size, p, seed=3, first=0, count=9 * p)]
+    assert found == twin.batches(n, size, p, 3, 9 * p)
+    assert all(size <= len(part) < 2 * size + 1 for part in found)
+    seen: list[list[int]] = []
+    for start in range(0, 9 * p, p):
+        window = sorted(i for part in found[start : start + p] for i in part)
+        assert len(set(window)) == min(n, len(window))
+        assert all(window == other or not set(window) & set(other) for other in seen)
+        seen.append(window)
+    assert set().union(*seen) == set(range(n)) or n // (p * size) > 9
+    first = min(first, 9 * p)
+    rest = windows(n, size, p, seed=3, first=first, count=9 * p - first)
     assert [part.tolist() for part in rest] == found[first:]
 
 
 def test_windows_by_hand() -> None:
-    """Seven images, two batches of two to a window: an epoch is one window, three images wait."""
-    read = [torch.cat(list(windows(7, 2, 2, 0, 2 * k, 2))).tolist() for k in range(50)]
-    assert all(len(set(window)) == 4 for window in read)
-    assert {i for window in read for i in window} == set(range(7))
+    """Ten images, two batches of two to a window: windows of five, batches of three and two."""
+    read = [list(windows(10, 2, 2, 0, 2 * k, 2)) for k in range(20)]
+    assert all([len(part) for part in window] == [3, 2] for window in read)
+    sets = [frozenset(torch.cat(window).tolist()) for window in read]
+    assert len(set(sets)) == 2 and sets[0] | sets[1] == set(range(10))
+    assert all(a != b for a, b in zip(sets[::2], sets[1::2], strict=True))  # an epoch has both
+    assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in other orders

@@ -6,8 +6,8 @@ Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the excha
     W        float   mean over the sources of E f(z_S), minus E f(z_T): eq. 14 of FRUDA
     gamma    float   weight of the gradient penalty, taken on each side's own samples
 
-In each step the critic first makes a few of its own on one batch, to follow W, then the encoders
-make one to lower it (`fedda.adversary`).
+In each step the critic first makes a few of its own, each on a batch of its own, to follow W, then
+the encoders make one to lower it (`fedda.adversary`).
 """
 
 from pydantic import Field

@@ -60,6 +60,11 @@ class Turns:
                     self._random.pop(name)
                     self._pass_on()
 
+    @property
+    def stuck(self) -> bool:
+        """Whether nobody can go on; CHANGED is held."""
+        return self._holder is None
+
     def stop(self) -> None:
         """Have everybody who waits fail."""
         with CHANGED:
@@ -99,7 +104,10 @@ class Turns:
 
 
 def wait_until(ready: Callable[[], bool], every: float, tick: Callable[[], None]) -> None:
-    """Wait, CHANGED held, until `ready`; a thread that has a turn gives the baton on meanwhile."""
+    """Wait, CHANGED held, until `ready`; a thread that has a turn gives the baton on meanwhile.
+
+    `tick` looks for those who are late. Nobody is who only waits for his turn.
+    """
     turns: Turns | None = getattr(_mine, "turns", None)
     if turns is None:
         while not ready():
@@ -107,7 +115,8 @@ def wait_until(ready: Callable[[], bool], every: float, tick: Callable[[], None]
             tick()
     elif not ready():
         while not turns.pause(_mine.name, ready, every):
-            tick()
+            if turns.stuck:
+                tick()
 
 
 def random_state() -> list[Any]:

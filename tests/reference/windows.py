@@ -5,15 +5,34 @@ import torch
 from fedda.train import generator
 
 
+def shuffled(items: list[int], seed: int, *name: object) -> list[int]:
+    draw = torch.randperm(len(items), generator=generator(seed, *name))
+    return [items[i] for i in draw.tolist()]
+
+
+def parts(items: list[int], count: int) -> list[list[int]]:
+    """Nearly equal parts, the longer ones first."""
+    length, longer = divmod(len(items), count)
+    found = []
+    for k in range(count):
+        found.append(items[: length + (k < longer)])
+        items = items[len(found[-1]) :]
+    return found
+
+
 def batches(n: int, size: int, p: int, seed: int, count: int) -> list[list[int]]:
-    """Whole windows of p batches from each order of n images; of more orders if one is short."""
+    """The same windows in every epoch, each of p batches; images come again if one needs more."""
+    many = max(n // (p * size), 1)
+    images = shuffled(list(range(n)), seed, "windows", many)
+    while len(images) < p * size:
+        images = images + images
+    if n < p * size:
+        images = images[: p * size]
+    windows = parts(images, many)
     found: list[list[int]] = []
-    orders = 0
+    epoch = 0
     while len(found) < count:
-        order: list[int] = []
-        while len(order) < p * size:
-            order += torch.randperm(n, generator=generator(seed, "epoch", orders)).tolist()
-            orders += 1
-        whole = max(n // (p * size), 1) * p
-        found += [order[b * size : (b + 1) * size] for b in range(whole)]
+        for k in shuffled(list(range(many)), seed, "epoch", epoch):
+            found += parts(shuffled(windows[k], seed, "window", len(found) // p), p)
+        epoch += 1
     return found[:count]
