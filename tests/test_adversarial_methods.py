@@ -17,6 +17,7 @@ from clients.site import Site, resident
 from fedda import adversary, fourier, models
 from fedda.adversary import Discriminator, Network
 from fedda.config import LazyConfig, RunConfig, Task, validate
+from fedda.data import load_source
 from fedda.errors import Code, QuorumError, WireError
 from fedda.exchange import Group, LocalHost
 from fedda.train import generator, seed_for
@@ -302,7 +303,7 @@ def test_a_round_of_part_of_a_window_is_refused(nodes: list[dict[str, Any]]) -> 
     site = Site(nodes[0])
     client, told = fdann.Source(site), Group("gradient", 3, 1, (site.name,))
     task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
-    client.data = site.training(task.dims)
+    client.data = load_source(nodes[0]["data"], size=SIDE)
     with LocalHost().open([told], join=5, wait=5) as session:
         asked = Exchange(session.invitations[site.name], LazyConfig(p=3))
     request = Request(task, 1, {}, {}, asked)
