@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedda import crossing
+from fedda.config import methods
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"]
 PAGES += ["examples/benchmarks/results/README.md"]
@@ -28,3 +31,21 @@ def test_files_named_in_the_readme_are_there() -> None:
     named = re.findall(r"\b((?:fedda|clients|strategies|server|examples|tests)/[\w/]+\.py)", text)
     assert len(named) > 8
     assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_the_wire_table_of_the_readme_is_that_of_the_contracts() -> None:
+    """Renew it with `fedda methods --wire`."""
+    table = crossing.table()
+    assert table in (ROOT / "README.md").read_text()
+    assert all(
+        any(method in line.split("|")[1] for line in table.splitlines()) for method in methods()
+    )
+
+
+def test_what_is_always_there_and_what_is_not() -> None:
+    (fedavg,) = [c for c in crossing.of_method("fedavg") if c.when == "training"]
+    assert fedavg == ("source", "training", "`model`", "`model`; `loss, seconds, steps`")
+    dils = {c.role: c for c in crossing.of_method("dils") if c.when == "training"}
+    assert dils["target"].leaves.startswith("[`model`]; ")
+    assert dils["target"].leaves.endswith("; sums of gradients: `discriminator`")
+    assert dils["source"]._replace(role="target") == dils["target"]

@@ -22,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
     help="""Federated unsupervised domain adaptation: labelled sites and an unlabelled one adapt a
-    model together, and only models cross the wire.
+    model together, and only models, atoms and sums of gradients cross the wire.
 
     Start with `fedda demo`. A real federation: `fedda keys`, `fedda superlink`, `fedda-client` at
     every site, `fedda run`.""",

@@ -133,9 +133,9 @@ def client(
 
     The data stay in this process. It opens connections to the server only, one to --superlink and,
     while a round sums gradients, one to the exchange there (port 8444, unless the operator chose
-    another), and runs only the program installed here; what leaves are models, gradients of the
-    method's discriminators and the numbers of its contract. If the server is away it waits and
-    joins again. Exit code 3 means trouble with a key or certificate,
+    another), and runs only the program installed here; what leaves are models, atoms, gradients
+    of the method's discriminators and the numbers of its contract (`fedda methods --wire`). If the
+    server is away it waits and joins again. Exit code 3 means trouble with a key or certificate,
     1 any other trouble, 0 that it was asked to stop.
     """
     with clear_exit():

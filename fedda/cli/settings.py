@@ -8,12 +8,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedda import config, presets
+from fedda import config, crossing, presets
 from fedda.cli.exits import clear_exit
 
 
-def methods() -> None:
+def methods(
+    wire: Annotated[
+        bool,
+        typer.Option("--wire", help="What may enter and leave a site instead, as it is checked."),
+    ] = False,
+) -> None:
     """List the methods that `fedda run` knows."""
+    if wire:
+        return typer.echo(crossing.table())
     for name in config.methods():
         about = (config.method_module(name).__doc__ or "").splitlines()[0]
         typer.echo(f"{name:10} {about}")
