@@ -110,10 +110,10 @@ class Dictionary:
             labels: (N, C) of the site's examples; None at the target.
             request: says round and settings.
         """
-        o, rounds = self.task.options, request.round
-        draws = generator(self.task.seed, self.site.name, rounds, "dictionary")
+        o, server_round = self.task.options, request.round
+        draws = generator(self.task.seed, self.site.name, server_round, "dictionary")
         blocks = torch.randperm(z.shape[1], generator=draws).split(o.step_size)
-        alpha = self.coordinates(rounds - 1).clone()
+        alpha = self.coordinates(server_round - 1).clone()
         own = STEPS[o.optimizer]([alpha], lr=o.lr_coordinates)
         parts = [[z[:, i].clone(), feddadil.logits_of(y[:, i])] for i in blocks]
         rate = o.lr if labels is not None else o.lr * o.target_pace
@@ -140,7 +140,7 @@ class Dictionary:
         z, y = torch.empty_like(z), torch.empty_like(y)
         for i, (z_b, v_b) in zip(blocks, parts, strict=True):
             z[:, i], y[:, i] = z_b, v_b.softmax(dim=2)
-        self._keep(rounds, alpha)
+        self._keep(server_round, alpha)
         mean = {"loss": losses, "reconstruction": features}
         return z, y, {k: sum(v) / len(v) for k, v in mean.items()} | {"steps": len(losses)}
 

@@ -52,17 +52,14 @@ def feature_cost(x: Tensor, z: Tensor) -> Tensor:
     return cost.add_((x * x).sum(dim=1)[:, None]).clamp_(min=0)
 
 
-def labelled_cost(
-    x: Tensor, x_y: Tensor, z: Tensor, z_y: Tensor, beta: float | None = None
-) -> tuple[Tensor, float]:
+def labelled_cost(features: Tensor, x_y: Tensor, z_y: Tensor) -> tuple[Tensor, float]:
     """Eq. 6: |x_i - z_j|^2 + beta |y_i - y_j|^2 -> (n, m), and beta.
 
-    Without one given beta is the largest cost of features: no saving on features makes up for
-    two labels that differ altogether.
+    Of the cost of features (n, m) beta is the largest: no saving on features makes up for two
+    labels that differ altogether.
     """
-    cost = feature_cost(x, z)
-    beta = float(cost.max()) if beta is None else beta
-    return cost.add_(feature_cost(x_y, z_y), alpha=beta), beta
+    beta = float(features.max())
+    return torch.add(features, feature_cost(x_y, z_y), alpha=beta), beta
 
 
 def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
@@ -184,11 +181,8 @@ def reconstruction(
         entropy: of all plans.
     """
     b = barycenter(z, y, alpha, most=most, entropy=entropy)
-    cost, beta = feature_cost(b.z, x), 0.0
-    features = cost
-    if labels is not None:
-        beta = float(cost.max())
-        features, cost = cost, torch.add(cost, feature_cost(b.y, labels), alpha=beta)
+    features = feature_cost(b.z, x)
+    cost, beta = (features, 0.0) if labels is None else labelled_cost(features, b.y, labels)
     plan = solve(cost, entropy)
     scale = 2 / len(b.z)
     r_z = scale * (b.z - move(plan, x))
