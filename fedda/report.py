@@ -105,7 +105,7 @@ def _notes(found: dict[str, Any], results: Results) -> list[str]:
         notes[0] += ": mean ± standard deviation"
     if found["measure"] == "accuracy":
         count = counted(tests(results), "labelled test")
-        notes.append(f"{count} at {where}, which no training sees")
+        notes.append(f"{count} at {where}, whose labels no training sees")
     else:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in found["methods"].values() for n in m["selected_rounds"]):

@@ -140,7 +140,7 @@ def _remarks(run: Run) -> list[str]:
     if run.measure == "accuracy":
         tested = tests(run.results)
         count = counted(tested, "labelled test")
-        words = f"Accuracy on {count} at {run.target}, which no training sees"
+        words = f"Accuracy on {count} at {run.target}, whose labels no training sees"
         mean = run.summary["methods"][run.own]["last"]["mean"]
         if tested and mean is not None:
             error = 100 * math.sqrt(max(mean * (1 - mean), 0) / tested)
