@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import Labelled
+from fedda.files import part_of, replacing
 from fedda.models import evaluating
 from fedda.train import generator
 
@@ -107,7 +108,7 @@ class Notes:
             self.write_arrays(FIRST, found)
         if self.is_last:
             self.write_arrays(LAST, found)
-            with _whole(self.folder / PICTURE) as part:
+            with replacing(self.folder / PICTURE) as part:
                 picture.draw(self.folder / FIRST, self.folder / LAST, part)
         self._make_room()
 
@@ -125,7 +126,7 @@ class Notes:
             "classes": list(self.task.names),
             "counts": counts.tolist(),
         }
-        with _whole(self.folder / CONFUSION) as part:
+        with replacing(self.folder / CONFUSION) as part:
             part.write_text(json.dumps(table))
 
     def _found(self, model: str, test: Labelled | None) -> dict[str, Any]:
@@ -162,7 +163,8 @@ class Notes:
 
     def write_arrays(self, name: str, found: dict[str, Any]) -> None:
         """Write one of the files."""
-        with _whole(self.folder / name) as part, part.open("wb") as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / name) as part, part.open("wb") as file:
             np.savez(file, **found)
 
     def _make_room(self) -> None:
@@ -175,17 +177,13 @@ class Notes:
             if number > KEPT or room < 0:
                 for name in FILES:
                     (folder / name).unlink(missing_ok=True)
-                    _part(folder / name).unlink(missing_ok=True)
+                    part_of(folder / name).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # somebody keeps something of their own there
                     folder.rmdir()
 
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 @contextlib.contextmanager
@@ -198,15 +196,3 @@ def _harmless(client: "Client") -> Iterator[None]:
             yield
     except Exception as error:  # a full disk, a full GPU: the run is worth more than a note
         logger.warning("the notes of this round are not complete (%s); the round goes on", error)
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, that takes its place once it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = _part(path)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

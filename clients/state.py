@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
 from fedda.config import Task
+from fedda.files import replacing
 
 if TYPE_CHECKING:
     from .site import Site
@@ -72,11 +73,10 @@ def save(site: "Site", task: Task, server_round: int, what: str, kept: Kept) -> 
     if site.state_dir is None:
         return
     path = _path(site, task, server_round, what)
-    part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
-    save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
-    part.replace(path)
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
     rounds = _rounds(site, task, what)
     # The one before serves a round that is asked for again; a site may have missed some since.
     last = max((r for r in rounds if r < server_round), default=server_round)
@@ -115,11 +115,10 @@ def save_encoder(site: "Site", task: Task, model: nn.Module) -> None:
     if site.state_dir is None:
         return
     path = _path(site, task, "once", "encoder")
-    part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    save_file(tensors, part)
-    part.replace(path)
+    with replacing(path) as part:
+        save_file(tensors, part)
     every = sorted(path.parent.glob("*.encoder.safetensors"), key=_age)
     for old in every[ENCODERS:]:
         old.unlink(missing_ok=True)

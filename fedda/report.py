@@ -1,6 +1,6 @@
 """What a run found, as tables for a terminal; fedda/plot.py draws the picture."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich import box
@@ -42,8 +42,13 @@ def table(results: Results) -> RenderableType:
     return Group(*parts)
 
 
-def _scores(found: dict[str, Any]) -> Table:
-    heading, number = _MEASURES[found["measure"]]
+def scores(
+    found: dict[str, Any], method: str, number: Callable[[float], str]
+) -> Iterator[tuple[str, str, str, float]]:
+    """A method's scores, and those of each seed where there are several.
+
+    Name, last round, selected round, seconds.
+    """
 
     def text(value: float | None) -> str:
         return NOTHING if value is None else number(value)
@@ -52,26 +57,44 @@ def _scores(found: dict[str, Any]) -> Table:
         spread = "" if stat["std"] is None else f" ± {number(stat['std'])}"
         return text(stat["mean"]) + spread
 
-    def chosen(value: str, numbers: list[int | None]) -> str:
-        return value if numbers[0] is None else f"{value} (round {numbers[0]})"
+    def chosen(value: str, at: int | None) -> str:
+        return value if at is None else f"{value} (round {at})"
 
+    m, seeds = found["methods"][method], found["seeds"]
+    selected = mean(m["selected"])
+    if len(seeds) == 1:
+        selected = chosen(selected, m["selected_rounds"][0])
+    yield title(method), mean(m["last"]), selected, sum(m["seconds"])
+    for i, seed in enumerate(seeds if len(seeds) == len(m["seconds"]) > 1 else ()):
+        last, best = (text(m[which]["values"][i]) for which in ("last", "selected"))
+        yield f"seed {seed}", last, chosen(best, m["selected_rounds"][i]), m["seconds"][i]
+
+
+def tests(results: Results) -> int:
+    """How many labelled tests the target brought."""
+    return next((s.get("tested", 0) for s in results["sites"] if s["role"] == "target"), 0)
+
+
+def untested(results: Results) -> str:
+    """Why the target has no accuracy, to be said after its name."""
+    if (results.get("config") or {}).get("run.evaluate", True) is False:
+        return "was not asked for it (run.evaluate is false)"
+    return "gave no test results" if tests(results) else "brought no labelled tests"
+
+
+def _scores(found: dict[str, Any]) -> Table:
+    heading, number = _MEASURES[found["measure"]]
     where = "over the sources" if found["measure"] == "loss" else f"on {found['target']}"
     shown = _table(f"{heading} {where}")
     shown.add_column("method")
     shown.add_column("last round", justify="right")
     shown.add_column("selected round", justify="right")
     shown.add_column("time", justify="right")
-    many = len(found["seeds"]) > 1
-    for method, m in found["methods"].items():
-        selected = mean(m["selected"])
-        if not many:
-            selected = chosen(selected, m["selected_rounds"])
-        row = (title(method), mean(m["last"]), selected, f"{sum(m['seconds']):.1f} s")
-        shown.add_row(*row, style="bold" if method == found["method"] else "")
-        for i, seed in enumerate(found["seeds"] if many else ()):
-            last, best = (text(m[which]["values"][i]) for which in ("last", "selected"))
-            best = chosen(best, m["selected_rounds"][i : i + 1])
-            shown.add_row(f"  seed {seed}", last, best, f"{m['seconds'][i]:.1f} s", style="dim")
+    for method in found["methods"]:
+        style, indent = "bold" if method == found["method"] else "", ""
+        for name, last, selected, seconds in scores(found, method, number):
+            shown.add_row(indent + name, last, selected, f"{seconds:.1f} s", style=style)
+            style, indent = "dim", "  "
         shown.add_section()
     return shown
 
@@ -80,13 +103,11 @@ def _notes(found: dict[str, Any], results: Results) -> list[str]:
     notes, where = [_over(found)], printable(found["target"])
     if len(found["seeds"]) > 1:
         notes[0] += ": mean ± standard deviation"
-    tested = next((s["tested"] for s in results["sites"] if s["role"] == "target"), 0)
     if found["measure"] == "accuracy":
-        notes.append(f"{counted(tested, 'labelled test')} at {where}, which no training sees")
+        count = counted(tests(results), "labelled test")
+        notes.append(f"{count} at {where}, whose labels no training sees")
     else:
-        why = "gave no test results" if tested else "brought no labelled tests"
-        off = results.get("config", {}).get("run.evaluate", True) is False
-        notes.append(f"no accuracy: {where} {'was not asked for it (run.evaluate)' * off or why}")
+        notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in found["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
     return notes + adapted_elsewhere(results)

@@ -7,7 +7,6 @@ Every random draw of fedda is a function of (seed, site, round), so a round numb
 generator state there is.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fedda.errors import RunError
+from fedda.files import replacing
 from fedda.wire import Arrays
 
 ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
@@ -100,16 +100,10 @@ def read(folder: Path) -> State | None:
 
 def replace(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _without_arrays(state: State) -> State:

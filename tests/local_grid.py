@@ -4,6 +4,7 @@ make_domains   three sources and a target as .npz files
 ScriptedGrid   server.local's grid, with a record of what crossed and a script of what goes wrong
 Bench          one strategy with its grid and roster, to drive a round by hand
 run            a whole run, with the events it wrote
+stop_after     what ends a run after a round
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -287,3 +288,13 @@ def run(
     method = str(settings.get("method", "kd3a"))
     config = RunConfig.parse(FAST | SETTINGS.get(method, {}) | dict(settings))
     return server_run.execute(config, grid or ScriptedGrid(nodes, script), journal), events
+
+
+def stop_after(server_round: int) -> Listener:
+    """What ends a run as Ctrl-C would, once a round is done."""
+
+    def listen(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == server_round:
+            raise KeyboardInterrupt
+
+    return listen

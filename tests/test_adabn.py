@@ -1,6 +1,5 @@
 """AdaBN: FedAvg's parameters to the last bit, under the target's own BatchNorm statistics."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from flwr.app import Message
 from torch import Tensor, nn
 
-from clients.site import resident
 from fedda import data, models
 from fedda.algorithms import adabn
 from fedda.errors import ConfigError, QuorumError
@@ -19,12 +17,7 @@ from fedda.wire import Arrays
 from tests.local_grid import Bench, Node, changed, never, reshaped, run
 from tests.reference import adabn as twin
 
-
-@pytest.fixture(autouse=True)
-def _fresh_sites() -> Iterator[None]:
-    resident.cache_clear()
-    yield
-    resident.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 
 def statistics(model: Arrays) -> Arrays:

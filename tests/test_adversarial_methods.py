@@ -25,7 +25,7 @@ from fedda.travelling import pick_up, put_down, travelling_layout
 from fedda.wire import Kind, pack
 from server.journal import Journal
 from server.local import simulate
-from tests.local_grid import CLASSES, EXAMPLES, SIDE, make_domains
+from tests.local_grid import CLASSES, EXAMPLES, SIDE, stop_after
 from tests.reference import adversarial as twin
 from tests.reference import fourier as exact
 from tests.reference import windows
@@ -59,17 +59,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return make_domains(tmp_path_factory.mktemp("domains"))
-
-
 def run(
-    nodes: list[dict[str, Any]], folder: Path, method: str, listener: Any = None, **settings: Any
+    domains: list[dict[str, Any]], folder: Path, method: str, listener: Any = None, **settings: Any
 ) -> dict[str, Any]:
     flat = SETTINGS | {"method": method, "run.dir": str(folder)} | settings
     journal = Journal(None, *([listener] if listener else []))
-    sites = [node | {"threads": 1} for node in nodes]
+    sites = [node | {"threads": 1} for node in domains]
     return simulate(RunConfig.parse(flat), sites, journal, "process")["trainings"][method][0]
 
 
@@ -85,13 +80,13 @@ def images(node: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 Read = dict[str, list[list[twin.Batch]]]
 
 
-def batches(nodes: list[dict[str, Any]], method: str, p: int, rounds: int) -> tuple[Read, Any]:
+def batches(domains: list[dict[str, Any]], method: str, p: int, rounds: int) -> tuple[Read, Any]:
     """What each site reads, by round and step, and what its critic reads besides."""
     steps = -(-4 // p) * p  # 60 images in batches of 16
     many = 2 if method == "fwdgrl" else 1  # of each two batches the first is the critic's alone
     data: Read = {}
     extra: dict[str, list[list[Tensor]]] = {}
-    for node in nodes:
+    for node in domains:
         (x, y), name = images(node), node["name"]
         parts = windows.batches(len(x), BATCH, p, seed_for(0, name), rounds * steps * many)
         read = [(x[part], None if y is None else y[part]) for part in parts]
@@ -105,10 +100,12 @@ def groups(pairs: bool) -> dict[str, list[str]]:
     return {f"/{s}": [s] for s in SOURCES} if pairs else {"": list(SOURCES)}
 
 
-def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, rounds: int) -> Any:
+def centralised(
+    method: str, domains: list[dict[str, Any]], p: int, pairs: bool, rounds: int
+) -> Any:
     config = RunConfig.parse(SETTINGS)
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
-    data, extra = batches(nodes, method, p, rounds)
+    data, extra = batches(domains, method, p, rounds)
     members = groups(pairs)
     if method == "fdan":
         multiples = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -135,10 +132,10 @@ def centralised(method: str, nodes: list[dict[str, Any]], p: int, pairs: bool, r
     )
 
 
-def alone(nodes: list[dict[str, Any]], method: str, p: int) -> dict[str, Tensor]:
+def alone(domains: list[dict[str, Any]], method: str, p: int) -> dict[str, Tensor]:
     """What the sites would compute if no other domain moved their encoders."""
     start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
-    data, _ = batches(nodes, method, p, 2)
+    data, _ = batches(domains, method, p, 2)
     return twin.matching(start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR).state_dict()
 
 
@@ -151,12 +148,12 @@ CASES = [(method, p, pairs) for method in METHODS for p in (1, 3) for pairs in (
     [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES],
 )
 def test_four_sites_compute_what_one_place_would(
-    nodes: list[dict[str, Any]], tmp_path: Path, method: str, p: int, pairs: bool
+    domains: list[dict[str, Any]], tmp_path: Path, method: str, p: int, pairs: bool
 ) -> None:
     settings = {"exchange.p": p, f"{method}.pairs": pairs}
-    found = load_file(run(nodes, tmp_path, method, **settings)["model"])
-    wanted = centralised(method, nodes, p, pairs, rounds=2)
-    plain = alone(nodes, method, p)
+    found = load_file(run(domains, tmp_path, method, **settings)["model"])
+    wanted = centralised(method, domains, p, pairs, rounds=2)
+    plain = alone(domains, method, p)
     moved = 0.0
     for name, value in wanted.state_dict().items():
         if value.is_floating_point():
@@ -180,9 +177,9 @@ def size(method: str) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_models_and_gradients_cross_and_are_counted(
-    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+    domains: list[dict[str, Any]], tmp_path: Path, method: str
 ) -> None:
-    found = run(nodes, tmp_path, method)
+    found = run(domains, tmp_path, method)
     ways = [f"{way} {role}" for way in ("to", "from") for role in ("source", "target")]
     syncs = 4 if method == "fwdgrl" else 2  # of 4 steps, p = 2; the critic has twice as many
     for t, entry in enumerate(found["rounds"]):
@@ -212,10 +209,10 @@ def test_models_and_gradients_cross_and_are_counted(
 
 
 def test_without_a_scale_the_first_round_finds_it(
-    nodes: list[dict[str, Any]], tmp_path: Path
+    domains: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     events: list[dict[str, Any]] = []
-    found = run(nodes, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
+    found = run(domains, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
     first, *others = found["rounds"]
     assert arrays(first) == {"to source model", "from source model", "to target model"}
     assert all("from target gradient" in arrays(entry) for entry in others)
@@ -223,11 +220,11 @@ def test_without_a_scale_the_first_round_finds_it(
     folder = Path(found["model"]).parent
     scale = json.loads((folder / "checkpoint.json").read_text())["memory"]["scale"]
     # It is of the first round's mean, a round of FedAvg over the sources.
-    once = run(nodes, tmp_path / "once", "fedavg", **{"rounds": 1})
+    once = run(domains, tmp_path / "once", "fedavg", **{"rounds": 1})
     network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
     network.load_state_dict(load_file(once["model"]))
     network.eval()
-    town = next(node for node in nodes if node["name"] == "town")
+    town = next(node for node in domains if node["name"] == "town")
     with torch.no_grad():
         z = network.features(images(town)[0])
     expected = exact.median_distance(z.tolist())
@@ -245,35 +242,30 @@ def test_without_a_scale_the_first_round_finds_it(
     ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
-    nodes: list[dict[str, Any]], tmp_path: Path, method: str, overlap: bool
+    domains: list[dict[str, Any]], tmp_path: Path, method: str, overlap: bool
 ) -> None:
     """Nothing but the server's checkpoint is left: no site keeps anything."""
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 1:
-            raise KeyboardInterrupt
-
     settings = {"exchange.overlap": overlap}
-    whole = load_file(run(nodes, tmp_path / "whole", method, **settings)["model"])
+    whole = load_file(run(domains, tmp_path / "whole", method, **settings)["model"])
     with pytest.raises(KeyboardInterrupt):
-        run(nodes, tmp_path / "cut", method, stop, **settings)
+        run(domains, tmp_path / "cut", method, stop_after(1), **settings)
     resident.cache_clear()
     for path in (tmp_path / "cut" / "four" / "sites").rglob("*.safetensors"):
         path.unlink()
     cut = load_file(
-        run(nodes, tmp_path / "cut", method, **settings, **{"run.resume": True})["model"]
+        run(domains, tmp_path / "cut", method, **settings, **{"run.resume": True})["model"]
     )
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 @pytest.mark.parametrize("method", ["fdann", "fdan"])
 def test_sites_that_come_later_and_half_precision(
-    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+    domains: list[dict[str, Any]], tmp_path: Path, method: str
 ) -> None:
     """Two of three sources a round: each finds the discriminator as the others left it."""
     events: list[dict[str, Any]] = []
     settings = {"sources-per-round": 2, "rounds": 3, "wire.dtype": "float16"}
-    found = run(nodes, tmp_path, method, events.append, **settings)
+    found = run(domains, tmp_path, method, events.append, **settings)
     assert {name for entry in found["rounds"] for name in entry["weights"]} == set(EXAMPLES)
     assert all(len(entry["weights"]) == 3 for entry in found["rounds"])
     assert not [e for e in events if e["event"] == "trouble"]
@@ -281,10 +273,10 @@ def test_sites_that_come_later_and_half_precision(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sites_own_limit_ends_the_round_for_all(
-    nodes: list[dict[str, Any]], tmp_path: Path, method: str
+    domains: list[dict[str, Any]], tmp_path: Path, method: str
 ) -> None:
     events: list[dict[str, Any]] = []
-    careful = [n | {"min-examples": 64} if n["name"] == "anna" else n for n in nodes]
+    careful = [n | {"min-examples": 64} if n["name"] == "anna" else n for n in domains]
     with pytest.raises(Exception, match=r"sources are left|gave no usable reply"):
         run(careful, tmp_path, method, events.append, **{"wait.tries": 1})
     failed = {e["site"]: e["text"] for e in events if e.get("what") == "failed"}
@@ -324,15 +316,15 @@ def test_a_target_with_few_images_does_not_tell_their_distances(
 
 
 def test_a_sites_own_noise_is_added_whatever_the_run_says(
-    nodes: list[dict[str, Any]], tmp_path: Path
+    domains: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     def trained(name: str, sites: list[dict[str, Any]]) -> tuple[dict[str, Tensor], Any]:
         found = run(sites, tmp_path / name, "fdann", **{"exchange.clip": 1.0})
         return load_file(found["model"]), found["rounds"]
 
-    plain, rounds = trained("plain", nodes)
-    again, _ = trained("again", nodes)
-    blurred, _ = trained("blurred", [n | {"noise": 0.5 * (n["name"] == "anna")} for n in nodes])
+    plain, rounds = trained("plain", domains)
+    again, _ = trained("again", domains)
+    blurred, _ = trained("blurred", [n | {"noise": 0.5 * (n["name"] == "anna")} for n in domains])
     assert all(torch.equal(again[name], value) for name, value in plain.items())
     assert not torch.equal(blurred["encoder.1.weight"], plain["encoder.1.weight"])
     assert [entry["gradient-examples"] for entry in rounds] == [min(EXAMPLES.values())] * 2
@@ -340,7 +332,7 @@ def test_a_sites_own_noise_is_added_whatever_the_run_says(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gradient_that_leaves_is_over_an_image_twice(
-    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Over three rounds, several epochs, and at a site that has fewer images than a window."""
     read: dict[str, list[list[int]]] = {name: [] for name in EXAMPLES}
@@ -350,7 +342,7 @@ def test_no_gradient_that_leaves_is_over_an_image_twice(
         return honest(self, indices)
 
     monkeypatch.setattr(Client, "inputs", spy)
-    run(nodes, tmp_path, method, **{"rounds": 3, "exchange.p": 3})
+    run(domains, tmp_path, method, **{"rounds": 3, "exchange.p": 3})
     for name, parts in read.items():
         assert len(parts) == 3 * 6 * (2 if method == "fwdgrl" else 1)
         for at in range(0, len(parts), 3):
@@ -364,10 +356,10 @@ def test_no_gradient_that_leaves_is_over_an_image_twice(
 
 @pytest.mark.parametrize(("role", "most"), [("source", 1), ("target", 3)])
 def test_a_site_sends_gradients_of_no_more_discriminators_than_it_has_a_part_in(
-    nodes: list[dict[str, Any]], role: str, most: int
+    domains: list[dict[str, Any]], role: str, most: int
 ) -> None:
     """A server could name any number of groups, and learn more of a window by each."""
-    site = Site(next(node for node in nodes if node["role"] == role))
+    site = Site(next(node for node in domains if node["role"] == role))
     task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
     client = fdann.Source(site) if role == "source" else fdann.Target(site)
     for count in (most, most + 1):
@@ -404,7 +396,7 @@ def test_a_request_that_leaves_p_open_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["exp_avg_sq", "step"])
 def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
-    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def spoilt(*held: Any, honest: Any = put_down) -> dict[str, Tensor]:
         found = honest(*held)
@@ -413,7 +405,7 @@ def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
     monkeypatch.setattr(fdann, "put_down", spoilt)
     events: list[dict[str, Any]] = []
     with pytest.raises(QuorumError, match=rf"{name} of 'discriminator' from town is negative"):
-        run(nodes, tmp_path, "fdann", events.append, **{"wait.tries": 1})
+        run(domains, tmp_path, "fdann", events.append, **{"wait.tries": 1})
     assert not [e for e in events if e["event"] == "round"]
 
 

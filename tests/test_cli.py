@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,8 @@ from server import control, gateway
 from server import run as server_run
 from tests.local_grid import Node
 
+pytestmark = pytest.mark.usefixtures("signal_handlers")
+
 
 def fedda(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
@@ -36,15 +37,6 @@ def refused(done: Result, code: int, *words: str) -> None:
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.output.count("error: ") == 1
     assert all(word in done.output for word in words), done.output
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """What a test's command does to signals ends with the test."""
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for each, handler in kept.items():
-        signal.signal(each, handler)
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from fedda.config import Flat
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
 from server import local
 from tests.local_grid import EXAMPLES, Node
+
+pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 TINY: Flat = {
     "rounds": 2,
@@ -66,15 +68,6 @@ def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, To
     told: Told = []
     assert made.run(1, note(told)) == {}
     return made, told
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """What a test's command does to signals ends with the test."""
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for each, handler in kept.items():
-        signal.signal(each, handler)
 
 
 def plan(root: Path, out: Path, **other: Any) -> Plan:

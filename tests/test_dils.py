@@ -20,7 +20,7 @@ from fedda.folders import load_half
 from fedda.train import generator, seed_for
 from server.journal import Journal
 from server.local import simulate
-from tests.local_grid import CLASSES, make_domains
+from tests.local_grid import CLASSES, make_domains, stop_after
 from tests.reference import windows
 from tests.reference.lazy import mapping, whole_loss
 
@@ -210,14 +210,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
 ) -> None:
     """What the sites keep is on their disks; overlap has a sum under way when a round ends."""
     settings = {"rounds": 3, "exchange.p": 2, "exchange.overlap": True, "dils.loss": "cada"}
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 2:
-            raise KeyboardInterrupt
-
     run(pair, tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        run(pair, tmp_path / "cut", stop, **settings)
+        run(pair, tmp_path / "cut", stop_after(2), **settings)
     run(pair, tmp_path / "cut", **settings, **{"run.resume": True})
     for site in ("anna", "town"):
         whole, cut = (kept(tmp_path / name, site, 3) for name in ("whole", "cut"))
@@ -229,13 +224,8 @@ def test_a_resumed_run_sends_in_the_precision_it_sent_before(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     settings = {"rounds": 3, "exchange.p": 1, "dils.loss": "cada", "wire.dtype": "float16"}
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(pair, tmp_path, stop, **settings)
+        run(pair, tmp_path, stop_after(2), **settings)
     results = run(pair, tmp_path, **settings, **{"run.resume": True})
     found = [e["bytes"]["to target model"] for e in results["trainings"]["dils"][0]["rounds"]]
     assert found[1] == found[2]

@@ -24,7 +24,7 @@ from fedda.submit import OFFLINE
 from server import run as server_run
 from server.journal import Journal
 from server.local import rehearse, simulate
-from tests.local_grid import FAST, Node, ScriptedGrid, make_domains
+from tests.local_grid import FAST, Node, ScriptedGrid
 
 ROOT = Path(__file__).parents[1]
 DILS: dict[str, Any] = FAST | {
@@ -41,13 +41,8 @@ DILS: dict[str, Any] = FAST | {
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
-    return make_domains(tmp_path_factory.mktemp("domains"))
-
-
-@pytest.fixture(scope="module")
-def pair(nodes: list[Node]) -> list[Node]:
-    return [node for node in nodes if node["name"] in ("anna", "town")]
+def pair(domains: list[Node]) -> list[Node]:
+    return [node for node in domains if node["name"] in ("anna", "town")]
 
 
 # ---- before anything begins --------------------------------------------------------------------
@@ -84,16 +79,16 @@ def pair(nodes: list[Node]) -> list[Node]:
     ],
 )
 def test_what_a_run_would_founder_on_is_said_before_its_first_round(
-    nodes: list[Node], tmp_path: Path, settings: dict[str, Any], message: str
+    domains: list[Node], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     """Also before the baseline's: here, and where the sites answer a server's question."""
     flat = DILS | {"run.baseline": "fedavg", "run.dir": str(tmp_path)} | settings
     config = RunConfig.parse(flat)
     with pytest.raises(ConfigError, match=message):
-        rehearse(config, nodes)
+        rehearse(config, domains)
     events: list[dict[str, Any]] = []
     with pytest.raises(ConfigError, match=message):
-        server_run.execute(config, ScriptedGrid(nodes), Journal(None, events.append))
+        server_run.execute(config, ScriptedGrid(domains), Journal(None, events.append))
     assert "roster" in {e["event"] for e in events}
     assert not [e for e in events if e["event"] in ("training", "round")]
 
@@ -102,10 +97,10 @@ def test_what_a_run_would_founder_on_is_said_before_its_first_round(
     ("method", "settings"), [("dils", {"dils.collaborator": "carl"}), ("fdann", {}), ("fdan", {})]
 )
 def test_what_can_run_passes_the_rehearsal_and_leaves_nothing(
-    nodes: list[Node], method: str, settings: dict[str, Any]
+    domains: list[Node], method: str, settings: dict[str, Any]
 ) -> None:
     before = set(local._sessions)  # of tests that drive a single round
-    rehearse(RunConfig.parse(DILS | {"method": method} | settings), nodes)
+    rehearse(RunConfig.parse(DILS | {"method": method} | settings), domains)
     assert set(local._sessions) == before
 
 
@@ -119,10 +114,10 @@ def test_what_can_run_passes_the_rehearsal_and_leaves_nothing(
     ],
 )
 def test_a_simulation_needs_a_slot_for_each_site_that_sums(
-    nodes: list[Node], tmp_path: Path, method: str, settings: dict[str, Any], needed: int
+    domains: list[Node], tmp_path: Path, method: str, settings: dict[str, Any], needed: int
 ) -> None:
     flat = DILS | {"method": method, "run.dir": str(tmp_path), "rounds": 2} | settings
-    config, grid = RunConfig.parse(flat), ScriptedGrid(nodes)
+    config, grid = RunConfig.parse(flat), ScriptedGrid(domains)
     message = f"{method} sums gradients of {needed} sites .* room for {needed - 1}, .*process"
     with pytest.raises(RunError, match=message):
         server_run.execute(config, grid, Journal(), lambda: needed - 1)

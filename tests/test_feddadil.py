@@ -1,6 +1,5 @@
 """FedDaDiL's rounds: atoms out and back, coordinates that stay, heads that the target fits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,9 @@ from server import run as server_run
 from server.journal import Journal
 from server.training import finished
 from strategies.feddadil import FedDaDiL
-from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run
+from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run, stop_after
 
-
-@pytest.fixture(autouse=True)
-def _fresh_sites() -> Iterator[None]:
-    resident.cache_clear()
-    yield
-    resident.cache_clear()
-
+pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 SITES = ["anna", "bert", "carl", "town"]
 
@@ -508,15 +501,10 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 ) -> None:
     nodes = stateful(domains, tmp_path / "state")
     settings = {"method": "feddadil", "rounds": 4, "feddadil.encoder-share": 0.25}
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 3:
-            raise KeyboardInterrupt
-
     whole = run(nodes, settings | {"run.dir": str(tmp_path / "a")})[0]
     begun = settings | {"run.dir": str(tmp_path / "b")}
     with pytest.raises(KeyboardInterrupt):
-        run(nodes, begun, stop)
+        run(nodes, begun, stop_after(3))
     resident.cache_clear()
     config = RunConfig.parse(FAST | begun | {"run.resume": True})
     again = server_run.execute(config, ScriptedGrid(nodes), Journal())

@@ -1,7 +1,6 @@
 """KD3A's target at its site: what its settings change, driven over a tiny federation."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from clients import state
 from clients.kd3a import Target
-from clients.site import Site, resident
+from clients.site import Site
 from fedda import models, records
 from fedda.algorithms import kd3a
 from fedda.config import RunConfig
@@ -23,14 +22,9 @@ from fedda.wire import Arrays
 from tests.local_grid import EXAMPLES, Bench, Node, make_domains
 from tests.reference import kd3a as twin
 
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
 Mixed = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_sites() -> Iterator[None]:
-    resident.cache_clear()
-    yield
-    resident.cache_clear()
 
 
 def test_the_gate_is_at_high_in_the_last_round_only_if_it_is_to_reach_it(tmp_path: Path) -> None:

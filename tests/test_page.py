@@ -186,7 +186,8 @@ def test_the_headline_says_what_the_results_say() -> None:
     ]
     assert "+30.0 points ± 0.0" in shown.words.replace("  ", " ")
     # sqrt(0.825 * 0.175 / 90)
-    assert "90 labelled tests" in shown.words and "standard error of 4.0 points" in shown.words
+    assert "90 labelled tests at tgt, whose labels no training sees" in shown.words
+    assert "standard error of 4.0 points" in shown.words
 
 
 CURVES: list[tuple[str, str, str, Callable[[float], str]]] = [

@@ -100,7 +100,7 @@ def test_scores_are_means_and_deviations_of_the_last_and_the_selected_round() ->
     after = text[text.index("KD3A") :]
     assert cells(after, "seed 0") == ["seed 0", "80.0", "90.0 (round 1)", "1.5 s"]
     assert cells(after, "seed 1") == ["seed 1", "70.0", "70.0 (round 2)", "1.5 s"]
-    assert "90 labelled tests at tgt" in text
+    assert "90 labelled tests at tgt, whose labels no training sees" in text
     assert "no troubles" in text
 
 

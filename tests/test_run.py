@@ -14,10 +14,10 @@ from clients.app import make_app
 from fedda.errors import QuorumError, RosterError, RunError
 from server import checkpoint
 from server import run as server_run
-from server.journal import Event, Journal, Listener
+from server.journal import Event, Journal
 from server.local import folders, simulate
 from server.sites import Sites
-from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run
+from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run, stop_after
 from tests.local_grid import RunConfig as Config
 
 
@@ -32,14 +32,6 @@ def timeless(found: Any) -> Any:
         own = ("seconds", "phases", "site_seconds", "model", "config", "name")
         return {k: timeless(v) for k, v in found.items() if k not in own}
     return [timeless(v) for v in found] if isinstance(found, list) else found
-
-
-def stop_after(server_round: int) -> Listener:
-    def listen(event: Event) -> None:
-        if event["event"] == "round" and event["round"] == server_round:
-            raise KeyboardInterrupt
-
-    return listen
 
 
 # ---- repeating and resuming --------------------------------------------------------------------
@@ -650,14 +642,9 @@ def test_a_resumed_run_counts_the_sites_it_began_with(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
     """One source does not come back: the others go on, and no weight is computed anew."""
-
-    def stop(event: Event) -> None:
-        if event["event"] == "round" and event["round"] == 1:
-            raise KeyboardInterrupt
-
     settings = runs | {"method": "fedavg"}
     with pytest.raises(KeyboardInterrupt):
-        run(domains, settings, stop)
+        run(domains, settings, stop_after(1))
     grid = ScriptedGrid(domains)
     grid.offline.add("anna")
     results, _ = run(domains, settings | {"run.resume": True}, grid=grid)
@@ -671,12 +658,8 @@ def test_a_resumed_run_counts_the_sites_it_began_with(
 def test_a_resumed_run_refuses_a_site_that_changed_its_offer(
     domains: list[Node], runs: dict[str, str], tmp_path: Path
 ) -> None:
-    def stop(event: Event) -> None:
-        if event["event"] == "round":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(domains, runs, stop)
+        run(domains, runs, stop_after(1))
     with np.load(domains[0]["data"]) as file:
         fewer = {name: array[:-5] for name, array in file.items()}
     np.savez(tmp_path / "fewer.npz", **fewer)

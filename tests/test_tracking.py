@@ -20,7 +20,7 @@ from server import tracking
 from server.journal import Event, Journal, Listener
 from server.mlflow_runs import MLflow
 from server.trackers import EVENTS, About, Point, TensorBoard
-from tests.local_grid import FAST, Node, ScriptedGrid
+from tests.local_grid import FAST, Node, ScriptedGrid, stop_after
 
 FINAL = {
     *("final/accuracy", "final/selected-accuracy", "final/selected-round"),
@@ -80,14 +80,6 @@ def run(
     path = Path(config.run.dir) / config.run.name / "journal.jsonl"
     journal = Journal(path, events.append, *listeners)
     return server_run.execute(config, ScriptedGrid(domains), journal), events
-
-
-def stop_after(server_round: int) -> Listener:
-    def listen(event: Event) -> None:
-        if event["event"] == "round" and event["round"] == server_round:
-            raise KeyboardInterrupt
-
-    return listen
 
 
 def stopped(domains: list[Node], settings: dict[str, Any], server_round: int) -> None:

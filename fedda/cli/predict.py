@@ -4,15 +4,15 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ModelError, RunError
+from fedda.files import replacing
 from fedda.folders import load
 from fedda.results import adapted_elsewhere
 
@@ -53,10 +53,15 @@ def predict(
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return
-        with _replacing(out) as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(next(rows))
-            count = sum(1 for row in rows if writer.writerow(row))
+        try:
+            with replacing(out) as part, part.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(next(rows))
+                count = sum(1 for row in rows if writer.writerow(row))
+        except OSError as error:
+            raise RunError(
+                f"{out} cannot be written ({error.strerror}); give another file by --out."
+            ) from error
         typer.echo(f"{out}: {count} predictions")
 
 
@@ -105,20 +110,3 @@ def _elsewhere(model: Path) -> list[str]:
         return adapted_elsewhere(json.loads((folder / "results.json").read_text()))
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return []  # a model may come alone
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """A file that takes its place when it is complete, so that an error never leaves half of it."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        part.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); give another file by --out."
-        ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 import fedda
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
+from fedda.files import replacing
 
 from .mixture import Mixture
 from .networks import Model, blank
@@ -54,14 +54,11 @@ def save(
     if isinstance(model.head, Mixture):
         about["mixture"] = model.head.heads
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
-        part.replace(path)
+        with replacing(path) as part:
+            safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink()
         raise ModelError(
             f"Cannot write the model to '{path}' ({error}); free or choose another place."
         ) from error

@@ -1,9 +1,9 @@
 """Axes around a drawing that is stretched to the room there is, so that letters are not."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .html import Html, e, n
+from .html import Html, e, n, text
 
 SIZE = 1000  # of the drawing's coordinates
 DENSE = 100  # with more rounds lines are thinner
@@ -13,6 +13,21 @@ def frame(
     art: Html, low: float, high: float, ticks: Sequence[float], rounds: int, tall: bool = False
 ) -> Html:
     """A drawing with its axes: values upwards, rounds to the right."""
+    places = {r: SIZE * (r - 0.5) / rounds for r in whole(rounds)}
+    css = " tall" * tall + " dense" * (rounds > DENSE)
+    return frame_over(art, low, high, ticks, places, "round", css)
+
+
+def frame_over(
+    art: Html,
+    low: float,
+    high: float,
+    ticks: Sequence[float],
+    places: Mapping[int, float],
+    what: str,
+    css: str = "",
+) -> Html:
+    """The same over anything that is counted: `places` has where numbers are in the drawing."""
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     texts = [f"{t:,.{digits}f}" for t in ticks]
@@ -22,15 +37,35 @@ def frame(
     ]
     # The column is as wide as its longest number, which cannot be seen a second time.
     left = e("div", e("i", max(texts, key=len)), *spans, class_="ys", aria_hidden="true")
-    below = [e("span", f"{r}", style=f"left:{n(100 * (r - 0.5) / rounds)}%") for r in whole(rounds)]
+    below = [e("span", f"{i}", style=f"left:{n(100 * x / SIZE)}%") for i, x in places.items()]
     return e(
         "div",
         left,
         art,
         e("div", *below, class_="xs", aria_hidden="true"),
-        e("div", "round", class_="xl", aria_hidden="true"),
-        class_="plot" + " tall" * tall + " dense" * (rounds > DENSE),
+        e("div", what, class_="xl", aria_hidden="true"),
+        class_=f"plot{css}",
     )
+
+
+def drawing(low: float, high: float, ticks: Sequence[float], *parts: Html, said: str) -> Html:
+    """A drawing to stretch, with a line behind its parts at each mark of the axis."""
+    heights = [n(SIZE * (1 - (t - low) / (high - low))) for t in ticks]
+    return e(
+        "svg",
+        *(e("line", x1=0, x2=SIZE, y1=y, y2=y, class_="gl") for y in heights),
+        *parts,
+        view_box=f"0 0 {SIZE} {SIZE}",
+        aspect="none",
+        role="img",
+        aria_label=said,
+    )
+
+
+def stripe(left: float, width: float, lines: Iterable[str]) -> Html:
+    """An invisible part of a drawing, to read values from."""
+    title = e("title", Html("&#10;".join(map(text, lines))))
+    return e("rect", title, class_="hit", x=n(left), y=0, width=n(width), height=SIZE)
 
 
 def axis(
@@ -58,8 +93,3 @@ def step_of(least: float) -> float:
     """The next of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-9))
-
-
-def levels(ticks: Sequence[float], low: float, high: float) -> list[float]:
-    """Where marks are in the drawing, from its top."""
-    return [SIZE * (1 - (t - low) / (high - low)) for t in ticks]

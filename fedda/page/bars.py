@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .axes import SIZE, axis, frame, levels
-from .html import Html, e, join, n
+from .axes import SIZE, axis, drawing, frame, stripe
+from .html import Html, e, n
 from .line import CELLS
-from .parts import NOTHING, figure, folded, legend, note, patch, table
+from .parts import NOTHING, figure, folded, legend, patch, table
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ def bars(
     *,
     factor: float = 1.0,
     high: float | None = None,
-    remark: str = "",
 ) -> Html | None:
     """A figure of stacked bars, or nothing where all is nothing.
 
@@ -39,7 +38,6 @@ def bars(
         text: writes a value as it comes.
         factor: brings a value to the axis's unit.
         high: the tallest bar of the figures that this one is compared with, as it comes.
-        remark: a sentence under the legend.
     """
     layers = [layer for layer in layers if any(layer.values.values())]
     sums = {r: sum(layer.values.get(r, 0) for layer in layers) for r in range(1, rounds + 1)}
@@ -62,42 +60,22 @@ def bars(
         # The style undoes `fill: none`, which paths that are lines need.
         fill = f"fill:var(--k{layer.colour})"
         shapes.append(e("path", d="".join(parts), style=fill))
-    stripes = [
-        e(
-            "rect",
-            e("title", _hover(r, layers, text)),
-            class_="hit",
-            x=n(slot * (r - 1)),
-            y=0,
-            width=n(slot),
-            height=SIZE,
-        )
-        for r in sums
-    ]
-    art = e(
-        "svg",
-        *(e("line", x1=0, x2=SIZE, y1=n(t), y2=n(t), class_="gl") for t in levels(ticks, low, top)),
-        *shapes,
-        *stripes,
-        view_box=f"0 0 {SIZE} {SIZE}",
-        aspect="none",
-        role="img",
-        aria_label=f"{title}: {_totals(layers, text)} in all. The numbers follow in a table.",
-    )
+    stripes = [stripe(slot * (r - 1), slot, _hover(r, layers, text)) for r in sums]
+    said = f"{title}: {_totals(layers, text)} in all. The numbers follow in a table."
+    art = drawing(low, top, ticks, *shapes, *stripes, said=said)
     entries = [(patch(layer.colour), layer.name, "") for layer in layers]
     return figure(
         title,
         unit,
         frame(art, low, top, ticks, rounds),
         legend(reversed(entries)),
-        note(remark) if remark else None,
         folded("Numbers", _numbers(title, layers, sums, text)),
     )
 
 
-def _hover(r: int, layers: Sequence[Layer], text: Callable[[float], str]) -> Html:
+def _hover(r: int, layers: Sequence[Layer], text: Callable[[float], str]) -> list[str]:
     found = [f"{x.name}: {text(x.values[r])}" for x in reversed(layers) if x.values.get(r)]
-    return Html(Html("&#10;").join(join(words) for words in [f"round {r}", *found]))
+    return [f"round {r}", *found]
 
 
 def _totals(layers: Sequence[Layer], text: Callable[[float], str]) -> str:

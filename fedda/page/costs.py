@@ -107,7 +107,7 @@ def _time(run: Run) -> Html:
         ] or [Layer("round, without its checkpoint", 1, _whole(run, method))]
     highest = max(_tallest([dict(x.values) for x in of]) for of in layers.values())
     figures: list[Html | None] = [
-        bars(f"{short(m)}: time per round", f"s{per}", of, run.rounds, duration, high=highest)
+        bars(f"{short(m)}: time per round", f"s{per}", of, run.rounds, _seconds, high=highest)
         for m, of in layers.items()
     ]
     split = any(run.keys(m, "phases") for m in run.methods)
@@ -123,8 +123,8 @@ def _time(run: Run) -> Html:
     return section("time", "Time", _time_table(run, layers), note(remark), shown)
 
 
-def duration(value: float) -> str:
-    """Seconds with a unit."""
+def _seconds(value: float) -> str:
+    """As on the axis, so without minutes."""
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
@@ -146,7 +146,7 @@ def _time_table(run: Run, layers: dict[str, list[Layer]]) -> Html:
         for method in run.methods:
             value, whole = totals[method].get(name), sum(totals[method].values())
             share = f"{100 * value / whole:.0f} %" if value is not None and whole else ""
-            row += [NOTHING if value is None else duration(value), share]
+            row += [NOTHING if value is None else _seconds(value), share]
         rows.append(row)
     head = ["phase", *(x for m in run.methods for x in (short(m), ""))]
     return table(head, rows, label="Time by phase")

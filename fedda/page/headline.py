@@ -4,11 +4,12 @@ import math
 import statistics
 from typing import Any
 
+from fedda.report import scores, tests, untested
 from fedda.results import adapted_elsewhere, counted, spans, title
 
 from .html import Html, e, join
 from .line import Scale
-from .parts import NOTHING, note, table
+from .parts import note, table
 from .series import Run, short
 
 SCALES = {
@@ -124,60 +125,36 @@ def _troubles(run: Run, card: Any) -> Html:
 
 
 def _table(run: Run, scale: Scale) -> Html:
-    def text(value: float | None) -> str:
-        return NOTHING if value is None else scale.text(value)
-
-    def stat(found: dict[str, Any]) -> str:
-        spread = "" if found["std"] is None else f" ± {scale.text(found['std'])}"
-        return text(found["mean"]) + spread
-
-    def best(value: str, number: int | None) -> str:
-        return value if number is None else f"{value} (round {number})"
-
     rows, styles = [], []
-    many = len(run.seeds) > 1
     for method in run.methods:
-        m = run.summary["methods"][method]
-        selected = stat(m["selected"])
-        if not many:
-            selected = best(selected, m["selected_rounds"][0])
-        rows.append([title(method), stat(m["last"]), selected, duration(sum(m["seconds"]))])
-        styles.append("strong")
-        for i, seed in enumerate(run.seeds if many and len(m["seconds"]) == len(run.seeds) else ()):
-            last, chosen = (text(m[which]["values"][i]) for which in ("last", "selected"))
-            chosen = best(chosen, m["selected_rounds"][i])
-            rows.append([f"seed {seed}", last, chosen, duration(m["seconds"][i])])
-            styles.append("faint")
+        found = [[*cells, duration(s)] for *cells, s in scores(run.summary, method, scale.text)]
+        rows += found
+        styles += ["strong", *["faint"] * (len(found) - 1)]
     unit = f" ({scale.unit})" if scale.unit else ""
     head = ["method", f"last round{unit}", f"chosen without labels{unit}", "time"]
     return table(head, rows, styles=styles, label=NAMES[run.measure])
 
 
 def _remarks(run: Run) -> list[str]:
-    sites = run.results["sites"]
-    tested = next((s.get("tested", 0) for s in sites if s["role"] == "target"), 0)
     remarks = []
     if run.measure == "accuracy":
-        tests = counted(tested, "labelled test")
-        words = f"Accuracy on {tests} at {run.target}, which no training sees"
+        tested = tests(run.results)
+        count = counted(tested, "labelled test")
+        words = f"Accuracy on {count} at {run.target}, whose labels no training sees"
         mean = run.summary["methods"][run.own]["last"]["mean"]
         if tested and mean is not None:
             error = 100 * math.sqrt(max(mean * (1 - mean), 0) / tested)
             words += f"; so many tests alone leave a standard error of {error:.1f} points"
         remarks.append(words + ".")
     else:
-        off = run.config.get("run.evaluate", True) is False
-        why = (
-            "was not asked for it (run.evaluate is false)"
-            if off
-            else ("gave no test results" if tested else "brought no labelled tests")
-        )
-        instead = {"infomax": "Infomax (nats, higher is better) takes no labels.", "loss": ""}
-        shown = instead[run.measure] or "What is shown is the mean training loss of the sources."
-        remarks.append(f"No accuracy: {run.target} {why}. {shown}")
+        shown = {
+            "infomax": "Infomax (nats, higher is better) takes no labels.",
+            "loss": "What is shown is the mean training loss of the sources.",
+        }
+        remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
     remarks += [f"{text}." for text in adapted_elsewhere(run.results)]
     if len(run.seeds) > 1:
-        remarks.append(f"mean ± standard deviation over {len(run.seeds)} seeds.".capitalize())
+        remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds.")
     if any(n is not None for m in run.summary["methods"].values() for n in m["selected_rounds"]):
         by = run.results.get("selected_by", "highest infomax")
         remarks.append(

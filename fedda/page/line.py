@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .axes import SIZE, axis, frame, levels
+from .axes import SIZE, axis, drawing, frame, stripe
 from .html import Html, e, join, n
 from .parts import NOTHING, figure, folded, key, legend, note, table
 
@@ -93,20 +93,15 @@ def chart(
         return SIZE * (number - 0.5) / rounds
 
     place = Place(x, y, rounds)
-    art = e(
-        "svg",
-        *(
-            e("line", x1=0, x2=SIZE, y1=n(t), y2=n(t), class_="gl")
-            for t in levels(ticks, low, high)
-        ),
+    art = drawing(
+        low,
+        high,
+        ticks,
         *(part for c in reversed(drawn) for part in _drawn(c, place, thin)),
         *_rings(drawn, place),
         *_troubles(troubles or {}, place),
         *_hits(drawn, place, scale, troubles or {}),
-        view_box=f"0 0 {SIZE} {SIZE}",
-        aspect="none",
-        role="img",
-        aria_label=_spoken(title, drawn, scale),
+        said=_spoken(title, drawn, scale),
     )
     entries = [(key(c.css), c.name, _last(c, rounds, scale)) for c in drawn]
     return figure(
@@ -181,14 +176,8 @@ def _hits(
         found = [f"{name}: {scale.text(mean[r])}" for name, mean in means if r in mean]
         found += [f"troubles: {troubles[r]}"] if r in troubles else []
         if found:
-            words = Html("&#10;").join(map(_line, [f"round {r}", *found]))
             left, right = place.x(r - 0.5), place.x(r + 0.5)
-            hit = {"x": n(left), "y": 0, "width": n(right - left), "height": SIZE}
-            yield e("rect", e("title", Html(words)), class_="hit", **hit)
-
-
-def _line(words: str) -> Html:
-    return join(words)
+            yield stripe(left, right - left, [f"round {r}", *found])
 
 
 def _last(curve: Curve, rounds: int, scale: Scale) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedda.errors import RunError
+from fedda.files import replacing
 from fedda.results import Results
 
 from . import audit
@@ -47,12 +48,10 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
     text = page(results, collect(results, run, given), audit.collect(run))
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RunError(
             f"{path} cannot be written ({error.strerror}); give another file by --html."
         ) from error

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .html import Html, e, join
+from .html import Html, e
 
 COLOURS = 7  # k1 to k7; k0 is the ink
 DASHES = 4
@@ -93,8 +93,3 @@ def grid(*figures: Html | None, pairs: bool = False) -> Html | None:
     """Figures side by side, where there is room; as pairs there are never three."""
     shown = [f for f in figures if f]
     return e("div", *shown, class_="grid two" if pairs else "grid") if shown else None
-
-
-def lines(*parts: Html | None) -> Html:
-    """Parts one below the other."""
-    return join(*parts)

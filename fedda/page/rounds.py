@@ -80,14 +80,11 @@ def _weights(run: Run, method: str) -> Html | None:
     biggest = {c.name for c in sorted(curves, key=_last_value)[-LISTED:]} | {run.target}
     curves = [Curve(_name(run, c.name), c.css, c.seeds, drawn=c.name in biggest) for c in curves]
     left_out = len(curves) - sum(c.drawn for c in curves)
-    remark = "Bold: mean over the seeds; thin: each seed. " * (len(run.seeds) > 1)
+    thin = len(run.seeds) * sum(c.drawn for c in curves) <= THIN
+    remark = "Bold: mean over the seeds; thin: each seed. " if thin else "Mean over the seeds. "
+    remark *= len(run.seeds) > 1
     remark += f"{left_out} more sites with less weight are in the table." * (left_out > 0)
     heading = f"Weight of each site in {short(method)}'s average"
-    thin = len(run.seeds) * sum(c.drawn for c in curves) <= THIN
-    if not thin:
-        remark = remark.replace(
-            "Bold: mean over the seeds; thin: each seed.", "Mean over the seeds."
-        )
     return chart(heading, curves, WEIGHT, run.rounds, remark=remark, thin=thin, tall=True)
 
 

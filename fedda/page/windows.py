@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .axes import SIZE, axis, levels
-from .html import Html, e, join, n
+from .axes import SIZE, axis, drawing, frame_over, stripe
+from .html import Html, e, n
 from .parts import figure, key, legend
 
 
@@ -50,21 +50,18 @@ def chart(
     if sizes[0] < least <= sizes[-1]:
         marks = [e("line", x1=n(x(least)), x2=n(x(least)), y1=0, y2=SIZE, class_="s k0 d2")]
         entries.append((key("k0 d2 s"), f"smallest window that is sent, {least:,.0f}", ""))
-    art = e(
-        "svg",
-        *(
-            e("line", x1=0, x2=SIZE, y1=n(t), y2=n(t), class_="gl")
-            for t in levels(ticks, low, high)
-        ),
+    art = drawing(
+        low,
+        high,
+        ticks,
         *marks,
         *(part for line in lines for part in _drawn(line, x, y)),
         *_hits(sizes, lines, x, SIZE / wide),
-        view_box=f"0 0 {SIZE} {SIZE}",
-        aspect="none",
-        role="img",
-        aria_label=f"{title} over the examples in a window. The numbers are in the table above.",
+        said=f"{title} over the examples in a window. The numbers are in the table above.",
     )
-    return figure(title, unit, _frame(art, low, high, ticks, sizes, x), legend(entries))
+    places = {size: x(size) for size in sizes}
+    framed = frame_over(art, low, high, ticks, places, "examples in a window")
+    return figure(title, unit, framed, legend(entries))
 
 
 def _drawn(line: Line, x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[Html]:
@@ -81,33 +78,4 @@ def _hits(
     """An invisible stripe per size, to read its values from."""
     for size in sizes:
         found = [f"{line.name}: {line.values[size]:.4g}" for line in lines if size in line.values]
-        words = Html("&#10;").join(join(text) for text in [f"{size} examples", *found])
-        hit = {"x": n(x(size) - width / 2), "y": 0, "width": n(width), "height": SIZE}
-        yield e("rect", e("title", Html(words)), class_="hit", **hit)
-
-
-def _frame(
-    art: Html,
-    low: float,
-    high: float,
-    ticks: Sequence[float],
-    sizes: Sequence[int],
-    x: Callable[[float], float],
-) -> Html:
-    """As axes.frame, with the sizes of windows below."""
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    texts = [f"{t:.{digits}f}" for t in ticks]
-    spans = [
-        e("span", t, style=f"bottom:{n(100 * (v - low) / (high - low))}%")
-        for t, v in zip(texts, ticks, strict=True)
-    ]
-    below = [e("span", f"{size}", style=f"left:{n(100 * x(size) / SIZE)}%") for size in sizes]
-    return e(
-        "div",
-        e("div", e("i", max(texts, key=len)), *spans, class_="ys", aria_hidden="true"),
-        art,
-        e("div", *below, class_="xs", aria_hidden="true"),
-        e("div", "examples in a window", class_="xl", aria_hidden="true"),
-        class_="plot",
-    )
+        yield stripe(x(size) - width / 2, width, [f"{size} examples", *found])

@@ -1,0 +1,30 @@
+"""A file that is replaced is the old one or the new one, whatever happens in between."""
+
+from pathlib import Path
+
+import pytest
+
+from fedda.files import part_of, replacing
+
+
+def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with replacing(path) as part:
+        part.write_text("new")
+        assert part == part_of(path) and path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_error_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: BaseException
+) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)), replacing(path) as part:
+        part.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
