@@ -218,8 +218,7 @@ class Dictionary:
         if self.site.state_dir is None:
             return
         task = self.task
-        name = f"{task.run}.{task.method}-{task.seed}"
-        folder = self.site.state_dir / self.site.name / "models" / name
+        folder = self.site.state_dir / self.site.name / "models" / task.training
         for kind, W, b, alpha in (
             ("reconstruction", heads.W, heads.b, heads.alpha.new_ones(1)),
             ("ensemble", heads.W_k, heads.b_k, heads.alpha),

@@ -89,7 +89,7 @@ class Notes:
         self.task = task
         self.round = request.round
         self.is_last = request.round == task.rounds
-        self.folder = site.state_dir / site.name / "notes" / f"{task.run}.{task.method}-{task.seed}"
+        self.folder = site.state_dir / site.name / "notes" / task.training
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
         """Write the features where this request is one of those to note."""

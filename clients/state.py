@@ -141,7 +141,7 @@ def model_path(site: "Site", task: Task) -> Path | None:
     """Where a site that keeps its adapted model to itself writes it, or None."""
     if site.state_dir is None:
         return None
-    return site.state_dir / site.name / f"{_training(task)}.model.safetensors"
+    return site.state_dir / site.name / f"{task.training}.model.safetensors"
 
 
 def _age(path: Path) -> float:
@@ -149,10 +149,6 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except FileNotFoundError:  # another process of this site has taken it away
         return 0.0
-
-
-def _training(task: Task) -> str:
-    return f"{task.run}.{task.method}-{task.seed}"  # a site may serve several runs at once
 
 
 def _rounds(site: "Site", task: Task, what: str) -> list[int]:
@@ -168,4 +164,4 @@ def _rounds(site: "Site", task: Task, what: str) -> list[int]:
 
 def _path(site: "Site", task: Task, server_round: int | str, what: str) -> Path:
     base = site.state_dir or Path()
-    return base / site.name / f"{_training(task)}.{server_round}.{what}.safetensors"
+    return base / site.name / f"{task.training}.{server_round}.{what}.safetensors"

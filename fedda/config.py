@@ -277,6 +277,11 @@ class Task(Section):
     options: Any = None
 
     @property
+    def training(self) -> str:
+        """What a site calls its own files of this training; it may serve several runs at once."""
+        return f"{self.run}.{self.method}-{self.seed}"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Class names in the order of the labels."""
         return tuple(self.class_names.split("\n")) if self.class_names else ()

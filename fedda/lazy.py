@@ -30,7 +30,7 @@ from fedda.errors import ExchangeError, NotFiniteError
 Flat = NDArray[np.float32]
 
 
-class Stream(Protocol):
+class Summing(Protocol):
     """A participant's end of the exchange."""
 
     def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
@@ -93,7 +93,7 @@ class LazySync:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Summing,
         group: str,
         p: int,
         *,

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedda.files import replacing
+
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -108,9 +110,8 @@ class Traffic:
             "total": total,
             "routes": routes,
         }
-        half = path.with_name(path.name + ".part")
-        half.write_text(json.dumps(content, indent=2) + "\n")
-        half.replace(path)
+        with replacing(path) as half:
+            half.write_text(json.dumps(content, indent=2) + "\n")
 
 
 class FleetOnly:

@@ -218,8 +218,7 @@ class Training:
     def _kept(self) -> dict[str, str]:
         """Whose adapted model stays where it is, and its file below that site's --state-dir."""
         name = self.roster.target.name
-        training = f"{self.config.run.name}.{self.method}-{self.seed}"
-        return {"site": name, "file": f"{name}/{training}.model.safetensors"}
+        return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
 
     def _initial(self) -> Arrays:
         """The model all sites start from; pretrained weights are read here and nowhere else."""

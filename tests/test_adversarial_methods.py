@@ -284,18 +284,20 @@ def test_a_sites_own_limit_ends_the_round_for_all(
     assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
 
 
-def test_a_round_of_one_window_that_only_sends(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_round_of_one_window_that_only_sends(
+    domains: list[dict[str, Any]], tmp_path: Path
+) -> None:
     settings = {"exchange.overlap": True, "exchange.p": 4}
-    found = run(nodes, tmp_path, "fdann", **settings)
+    found = run(domains, tmp_path, "fdann", **settings)
     assert len(found["rounds"]) == 2
 
 
-def test_a_round_of_part_of_a_window_is_refused(nodes: list[dict[str, Any]]) -> None:
+def test_a_round_of_part_of_a_window_is_refused(domains: list[dict[str, Any]]) -> None:
     """Else its sums would be over parts of two windows, which can have images in common."""
-    site = Site(nodes[0])
+    site = Site(domains[0])
     client, told = fdann.Source(site), Group("gradient", 3, 1, (site.name,))
     task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
-    client.data = load_source(nodes[0]["data"], size=SIDE)
+    client.data = load_source(domains[0]["data"], size=SIDE)
     with LocalHost().open([told], join=5, wait=5) as session:
         asked = Exchange(session.invitations[site.name], LazyConfig(p=3))
     request = Request(task, 1, {}, {}, asked)
@@ -305,10 +307,10 @@ def test_a_round_of_part_of_a_window_is_refused(nodes: list[dict[str, Any]]) -> 
 
 
 def test_a_target_with_few_images_does_not_tell_their_distances(
-    nodes: list[dict[str, Any]], tmp_path: Path
+    domains: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     events: list[dict[str, Any]] = []
-    careful = [n | {"min-images": 49} if n["name"] == "town" else n for n in nodes]
+    careful = [n | {"min-images": 49} if n["name"] == "town" else n for n in domains]
     with pytest.raises(QuorumError):
         run(careful, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "wait.tries": 1})
     failed = {e["site"]: e["text"] for e in events if e.get("what") == "failed"}

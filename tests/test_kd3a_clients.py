@@ -15,7 +15,7 @@ from clients.kd3a import Target
 from clients.site import Site
 from fedda import models, records
 from fedda.algorithms import kd3a
-from fedda.config import RunConfig
+from fedda.config import RunConfig, Task
 from fedda.data import Unlabelled, load_target
 from fedda.train import batches, generator
 from fedda.wire import Arrays
@@ -134,7 +134,7 @@ def test_a_site_keeps_the_optimizers_of_so_many_trainings(
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for age, name in enumerate("abcd"):
         for server_round in (1, 2, 3):
-            task = cast(Any, SimpleNamespace(run=name, method="kd3a", seed=0))
+            task = Task(run=name, method="kd3a")
             kept = state.Kept()
             kept.put_optimizer("optimizer", optimizer)
             state.save(place, task, server_round, state.OPTIMIZER, kept)

@@ -147,7 +147,7 @@ def test_each_site_draws_its_own_picture(kept: Path) -> None:
 
 def test_many_images_are_sampled_and_always_the_same(kept: Path) -> None:
     site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
-    task = SimpleNamespace(run="r", method="m", seed=0, rounds=2)
+    task = SimpleNamespace(training="r.m-0", rounds=2)
     one = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=1))  # type: ignore[arg-type]
     two = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=2))  # type: ignore[arg-type]
     chosen = one._choose(5000, "train").tolist()
@@ -216,7 +216,8 @@ def drawing(folder: Path) -> tuple[Any, Any]:
         as_inputs=lambda images: images,
         trains=True,
     )
-    task = SimpleNamespace(run="r", method="m", seed=0, rounds=3, names=("0", "1"))
+    told = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
+    task = SimpleNamespace(**told, names=("0", "1"))
     return client, SimpleNamespace(task=task, round=1, numbers={})
 
 
@@ -306,7 +307,7 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
     monkeypatch.setattr(notes, "KEPT", 3)
     place = tmp_path / "count" / "anna" / "notes"
     for age, name in enumerate(f"run{i}" for i in range(6)):
-        request.task.run = name
+        request.task.training = f"{name}.m-0"
         notes.received(client, request)
         os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
     assert {p.name for p in place.iterdir()} == {f"run{i}.m-0" for i in (3, 4, 5)}
@@ -314,7 +315,7 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
     client, request = drawing(tmp_path / "bytes")
     place = tmp_path / "bytes" / "anna" / "notes"
     for age, name in enumerate(("old", "kept", "new")):
-        request.task.run = name
+        request.task.training = f"{name}.m-0"
         if name == "new":
             size = sum(p.stat().st_size for p in (place / "kept.m-0").iterdir())
             monkeypatch.setattr(notes, "ROOM", int(2.5 * size))
