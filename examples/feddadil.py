@@ -6,7 +6,7 @@ Draws the domains out of what is installed, lets FedAvg train an encoder and the
 atoms, all in this process, and prints what the target's heads are worth beside the FedAvg head.
 FOLDER is runs/feddadil-example in the current folder unless given. It then holds the domains in
 digits/, and in feddadil/ results, the page, whose path is printed, and the target's own models for
-`fedda predict`; what an earlier run left in feddadil/ is replaced.
+`fedda predict`. An earlier run is replaced in the default folder, and in no other.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=OUT, help=f"folder; default: {OUT}")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"where everything is kept; default: {OUT}"
+    )
     parser.add_argument(
         "--rounds",
         type=int,
@@ -50,6 +52,8 @@ def main() -> None:
     out = args.out.absolute()
     run = out / "feddadil"
     if begun(run):
+        if args.out != OUT:
+            parser.error(f"{run} holds a run already; give another --out, or remove it")
         shutil.rmtree(run)
     digits.build(out / "digits", seed=0)
     own = {"rounds": args.rounds, "run.name": run.name, "run.dir": str(out)}
