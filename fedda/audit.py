@@ -137,9 +137,9 @@ class Window:
     Attributes:
         examples: n.
         norm: of G / p on average, what the clip is held against; of `moving`.
-        bare: the gradient of one batch of n.
-        fixed: the sum of p gradients, the discriminator standing still; where p divides n that is
-            p times the former, and as safe or unsafe.
+        bare: the gradient of one batch of n, without a critic's penalty: as if taken out.
+        fixed: the sum of p gradients, the discriminator standing still; where p divides n and there
+            is no penalty, that is p times the former, and as safe or unsafe.
         moving: the sum of p gradients, the discriminator moving as in a run.
         sent: as `moving`, clipped and with noise as in the run; None: the site refuses to send it.
     """
@@ -327,7 +327,7 @@ def _attack(
     moves = Moves((before[0] + before[1]) / (2 * p), make_optimizer(DI, settings.network))
     mean = summed(DI, target, steps, moves) / p
     forms = {
-        "bare": summed(new(), target, [mine]),
+        "bare": gathered(new(), target, [mine]),
         "fixed": summed(new(), target, steps),
         "moving": mean,
         "sent": protect(mean, settings.clip, settings.noise, draws),

@@ -232,6 +232,7 @@ def test_the_seed_decides() -> None:
 def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
     for settings in (
         replace(SMALL, loss="wassda"),
+        replace(SMALL, loss="wassda", penalty=10),  # which the bare one does not have
         replace(SMALL, loss="cada"),
         replace(SMALL, network=Network(sizes="")),
     ):

@@ -122,8 +122,9 @@ def remarks(about: Mapping[str, Any]) -> list[str]:
     ]
     if settings["penalty"]:
         lines.append(
-            "The critic's penalty is in these gradients. The attack does not take it out, and "
-            "somebody who knows the critic could: a low share recovered means little here."
+            "The critic's penalty is left out of one batch's gradient and is in all others. The "
+            "attack does not take it out, and somebody who knows the critic could: where others "
+            "show less, that means little."
         )
     if about["threshold"] > ALIKE:
         lines.append(
