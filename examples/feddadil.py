@@ -1,22 +1,25 @@
 """FedDaDiL in under a minute: four domains of digits, one of them without labels.
 
-    python examples/feddadil.py [--out FOLDER]
+    python examples/feddadil.py [--out FOLDER] [--rounds N]
 
 Draws the domains out of what is installed, lets FedAvg train an encoder and the sites learn three
-atoms, all in this process, and prints what the target's heads are worth beside the FedAvg head. The
-folder then holds results, page, and the target's own models for `fedda predict`.
+atoms, all in this process, and prints what the target's heads are worth beside the FedAvg head.
+FOLDER is runs/feddadil-example in the current folder unless given. It then holds the domains in
+digits/, and in feddadil/ results, the page, whose path is printed, and the target's own models for
+`fedda predict`. An earlier run is replaced in the default folder, and in no other.
 """
 
 import argparse
-import json
-import tempfile
+import shutil
 from pathlib import Path
 
 from fedda import page
 from fedda.config import Flat, RunConfig
 from fedda.data import digits
 from fedda.folders import load
+from fedda.results import begun
 
+OUT = Path("runs/feddadil-example")
 TARGET = "fonts"
 SETTINGS: Flat = {
     "method": "feddadil",
@@ -33,28 +36,39 @@ SETTINGS: Flat = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, help="keep everything here")
-    parser.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"where everything is kept; default: {OUT}"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=SETTINGS["rounds"],
+        help=f"of the encoder and the atoms together; default: {SETTINGS['rounds']}",
+    )
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        out = (args.out or Path(scratch)).absolute()
-        digits.build(out / "digits", seed=0)
-        own = {"rounds": args.rounds, "run.name": "feddadil", "run.dir": str(out)}
-        config = RunConfig.parse({**SETTINGS, **own})
-        local, journal = load("server", "local"), load("server", "journal")
-        sites = local.folders(out / "digits", TARGET, {})
-        results = local.simulate(config, sites, journal.Journal(), "process")
-        page.write(results, out / "feddadil" / "report.html", out / "feddadil")
-        last = results["trainings"]["feddadil"][0]["rounds"][-1]
-        found = {k.removeprefix("accuracy-"): v for k, v in last.items() if k[:9] == "accuracy-"}
-        for head, accuracy in found.items():
-            print(f"{head:15} {100 * accuracy:5.1f} % of {last['tested']} tests at {TARGET}")
-        if args.out:
-            models = out / "feddadil" / "sites" / TARGET / "models"
-            print(f"page: {out / 'feddadil' / 'report.html'}")
-            print("predict: fedda predict", next(models.rglob("reconstruction.safetensors")), "DIR")
-        print(json.dumps({head: round(accuracy, 4) for head, accuracy in found.items()}))
+    out = args.out.absolute()
+    run = out / "feddadil"
+    if begun(run):
+        if args.out != OUT:
+            parser.error(f"{run} holds a run already; give another --out, or remove it")
+        shutil.rmtree(run)
+    digits.build(out / "digits", seed=0)
+    own = {"rounds": args.rounds, "run.name": run.name, "run.dir": str(out)}
+    config = RunConfig.parse({**SETTINGS, **own})
+    local, journal = load("server", "local"), load("server", "journal")
+    sites = local.folders(out / "digits", TARGET, {})
+    results = local.simulate(config, sites, journal.Journal(), "process")
+    shown = page.write(results, run / "report.html", run)
+    last = results["trainings"]["feddadil"][0]["rounds"][-1]
+    found = {k.removeprefix("accuracy-"): v for k, v in last.items() if k[:9] == "accuracy-"}
+    for head, accuracy in found.items():
+        print(f"{head:15} {100 * accuracy:5.1f} % of {last['tested']} tests at {TARGET}")
+    model = next((run / "sites" / TARGET / "models").rglob("reconstruction.safetensors"))
+    print(f"predict: fedda predict {model} DIR")
+    print(f"page: {shown}")
 
 
 if __name__ == "__main__":

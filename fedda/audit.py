@@ -13,6 +13,7 @@ gradient is needed, so whoever sees what a site sends can do this: the server.
     n     int       examples of a window, over its p steps
     G     (P,)      sum of the window's p gradients
     g     (P,)      one gradient
+    gamma float     weight of a critic's penalty; it is in the weights' gradients, not the biases'
     c     (H, d)    candidates, one per unit that has a bias gradient
 
 An example counts as recovered if some candidate's cosine with its feature is above a threshold.
@@ -21,12 +22,14 @@ yardstick is the best cosine with H other features of the same data, as many gue
 has, and with the mean of these. The threshold is .999 or, if that is higher, what one example in a
 hundred reaches so.
 
-This is a lower bound of what leaks. Attacks that optimise, or put windows together, find more.
+This is a lower bound of what leaks. Attacks that optimise, put windows together, or take a critic's
+penalty out of its gradients, find more.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,12 +42,13 @@ from fedda.adversary import (
     Loss,
     Network,
     count,
+    discriminator_loss,
     flat_gradient,
     layout,
     make_optimizer,
     set_gradient,
 )
-from fedda.config import TrainConfig, steps_per_window, validate
+from fedda.config import TrainConfig, method_module, steps_per_window, unflatten, validate
 from fedda.errors import ConfigError, DataError
 from fedda.lazy import protect
 from fedda.models import Model, evaluating
@@ -55,16 +59,21 @@ COSINE = 0.999
 CHANCE = 0.01  # share of the examples that other features may reach the threshold for
 MOST = 4096  # features that are looked at, drawn at random
 
+# The methods that sum a discriminator's gradients, and its loss; None: as their settings say.
+LOSSES: dict[str, Loss | None] = {"dils": None, "fdann": "grl", "fwdgrl": "wassda"}
+
 
 @dataclass(frozen=True)
 class Settings:
     """What a run does to a gradient before it leaves, and the discriminator it is of."""
 
+    method: str = "dils"
     p: int = 6  # 0 in a run: as few as min_examples takes
     min_examples: int = 256
     clip: float = 10.0
     noise: float = 0.0
     loss: Loss = "adda"
+    penalty: float = 0.0  # gamma
     network: Network = field(default_factory=Network)
 
     def told(self, given: Mapping[str, Any], sizes: str | None = None) -> "Settings":
@@ -81,20 +90,36 @@ class Settings:
         return settings
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any]) -> "Settings":
-        """Those of a run's config.json; what it does not say is the default."""
-        own = {f.name: flat.get(f"exchange.{f.name.replace('_', '-')}") for f in fields(cls)}
+    def of(cls, flat: Mapping[str, Any], method: str = "") -> "Settings":
+        """Those of a run's config.json; what it does not say is the default.
+
+        Args:
+            flat: the run's settings.
+            method: whose discriminator; by default the run's.
+
+        Raises:
+            ConfigError: the method has no discriminator.
+        """
+        method = method or str(flat.get("method", ""))
+        if method not in LOSSES:
+            found = f"A run of {method} has no discriminator"
+            if not method:
+                found = "No config.json of a run says which discriminator it has"
+            raise ConfigError(
+                f"{found}, and nothing else can be audited here; {', '.join(LOSSES)} have one: "
+                "give one of them as --method to see what would be lost in such a run."
+            )
+        names = ("p", "min_examples", "clip", "noise")
+        own = {name: flat.get(f"exchange.{name.replace('_', '-')}") for name in names}
         found = {k: v for k, v in own.items() if v is not None}
         least = found.get("min_examples", cls.min_examples)
         batch = flat.get("train.batch-size", TrainConfig().batch_size)
         found["p"] = found.get("p") or steps_per_window(least, batch)
-        method = flat.get("method", "")
-        prefix = f"{method}.discriminator."
-        network = {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
-        loss = flat.get(f"{method}.loss")
-        if loss in get_args(Loss):
-            found["loss"] = loss
-        return cls(**found, network=validate(Network, network, prefix.rstrip(".")))
+        tree = unflatten({k: v for k, v in flat.items() if k.startswith(f"{method}.")})
+        options = validate(method_module(method).Config, tree.get(method, {}), method)
+        loss = LOSSES[method] or options.loss
+        gamma = options.penalty if HALVES[loss, "target"].critic else 0.0
+        return cls(method, **found, loss=loss, penalty=gamma, network=options.discriminator)
 
 
 @dataclass(frozen=True)
@@ -112,9 +137,9 @@ class Window:
     Attributes:
         examples: n.
         norm: of G / p on average, what the clip is held against; of `moving`.
-        bare: the gradient of one batch of n.
-        fixed: the sum of p gradients, the discriminator standing still; where p divides n that is
-            p times the former, and as safe or unsafe.
+        bare: the gradient of one batch of n, without a critic's penalty: as if taken out.
+        fixed: the sum of p gradients, the discriminator standing still; where p divides n and there
+            is no penalty, that is p times the former, and as safe or unsafe.
         moving: the sum of p gradients, the discriminator moving as in a run.
         sent: as `moving`, clipped and with noise as in the run; None: the site refuses to send it.
     """
@@ -225,7 +250,13 @@ def best_cosines(z: Tensor, c: Tensor) -> Tensor:
 
 
 def gathered(
-    DI: Discriminator, half: Half, steps: Sequence[Tensor], moves: "Moves | None" = None
+    DI: Discriminator,
+    half: Half,
+    steps: Sequence[Tensor],
+    moves: "Moves | None" = None,
+    *,
+    penalty: float = 0.0,
+    draws: torch.Generator | None = None,
 ) -> Tensor:
     """Algorithm 1, line 5: the sum of the gradients of a window's steps -> G (P,).
 
@@ -234,10 +265,12 @@ def gathered(
         half: of the loss.
         steps: features (n / p, d) of each step.
         moves: how the discriminator moves; None: it stands still.
+        penalty: gamma of a critic.
+        draws: of the penalty's points.
     """
     G = torch.zeros(sum(w.numel() for w in DI.parameters()))
     for z in steps:
-        G += flat_gradient(half.discriminator(DI(z)), DI)
+        G += flat_gradient(discriminator_loss(half, DI, z, penalty, draws), DI)
         if moves is not None:
             set_gradient(DI, moves.g_sync)
             moves.optimizer.step()
@@ -281,6 +314,8 @@ def _attack(
     def new() -> Discriminator:
         return Discriminator(d, sizes, seed=start)
 
+    summed = partial(gathered, penalty=settings.penalty, draws=draws)
+
     def drawn() -> Tensor:
         return z[torch.randperm(len(z), generator=draws)[:n]]
 
@@ -288,12 +323,12 @@ def _attack(
     steps = mine.tensor_split(p)
     DI = new()
     # One site's data are at hand, so they stand in for the other site's in the window before.
-    before = [gathered(DI, half, drawn().tensor_split(p)) for half in (target, source)]
+    before = [summed(DI, half, drawn().tensor_split(p)) for half in (target, source)]
     moves = Moves((before[0] + before[1]) / (2 * p), make_optimizer(DI, settings.network))
-    mean = gathered(DI, target, steps, moves) / p
+    mean = summed(DI, target, steps, moves) / p
     forms = {
         "bare": gathered(new(), target, [mine]),
-        "fixed": gathered(new(), target, steps),
+        "fixed": summed(new(), target, steps),
         "moving": mean,
         "sent": protect(mean, settings.clip, settings.noise, draws),
     }

@@ -1,7 +1,9 @@
 """The attack on gradients: what it must find, what it must not claim, and how it is shown."""
 
 import ast
+import importlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,17 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedda import models
-from fedda.adversary import Discriminator, Network, called_target, flat_gradient
+from fedda.adversary import (
+    Discriminator,
+    Network,
+    called_target,
+    flat_gradient,
+    gradient_penalty,
+    low,
+)
 from fedda.audit import (
     HALVES,
+    LOSSES,
     MOST,
     Moves,
     Settings,
@@ -29,7 +39,7 @@ from fedda.audit import (
 )
 from fedda.cli import app
 from fedda.cli.audit import planned
-from fedda.config import ModelConfig
+from fedda.config import ModelConfig, RunConfig, method_module, methods
 from fedda.errors import ConfigError, DataError
 from fedda.page import page
 from fedda.page.audit import collect, parse, remarks
@@ -140,6 +150,17 @@ def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
     assert not torch.allclose(found, gathered(Discriminator(D, SIZES), HALF, z.split(2)))
 
 
+def test_a_critics_penalty_is_in_the_gradient_of_its_weights_alone() -> None:
+    DI, z, half = Discriminator(D, SIZES, seed=3), random_features(12), HALVES["wassda", "target"]
+    found = gathered(DI, half, [z], penalty=10, draws=generator(5))
+    whole = low(DI(z)) + 10 / 2 * gradient_penalty(DI, z, generator(5))
+    assert torch.allclose(found, flat_gradient(whole, DI))
+    bare, start = gathered(DI, half, [z]), 0
+    for name, w in DI.named_parameters():
+        part = slice(start, start := start + w.numel())
+        assert torch.equal(found[part], bare[part]) == name.endswith("bias")
+
+
 # ---- the audit ---------------------------------------------------------------------------------
 
 
@@ -211,6 +232,7 @@ def test_the_seed_decides() -> None:
 def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
     for settings in (
         replace(SMALL, loss="wassda"),
+        replace(SMALL, loss="wassda", penalty=10),  # which the bare one does not have
         replace(SMALL, loss="cada"),
         replace(SMALL, network=Network(sizes="")),
     ):
@@ -221,7 +243,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 
 
 def test_settings_are_the_runs_or_the_defaults() -> None:
-    old = Settings.of({"method": "kd3a", "rounds": 3, "kd3a.vote": "soft"})
+    old = Settings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
     assert (old.p, old.min_examples, old.clip, old.noise) == (6, 256, 10.0, 0.0)
     assert old == Settings()
     told = Settings.of(
@@ -240,12 +262,47 @@ def test_settings_are_the_runs_or_the_defaults() -> None:
     )
     assert (told.p, told.min_examples, told.clip, told.noise) == (8, 64, 1.5, 0.25)
     assert (told.loss, told.network.hidden, told.network.lr) == ("wassda", (30, 20), 0.01)
+    assert told.penalty == 10
     given = told.told({"p": 2}, "5")
     assert (given.p, given.network.hidden, given.network.lr) == (2, (5,), 0.01)
     with pytest.raises(ConfigError, match="clip, which is 0; give a clip"):
         told.told({"clip": 0.0})
     with pytest.raises(ConfigError, match="sizes"):
         told.told({}, "5,x")
+
+
+@pytest.mark.parametrize(
+    ("method", "told", "loss", "sizes", "penalty"),
+    [
+        ("dils", {}, "adda", (100,), 0),
+        ("dils", {"dils.loss": "cada", "dils.discriminator.sizes": "5,4"}, "cada", (5, 4), 0),
+        ("dils", {"dils.loss": "wassda", "dils.penalty": 3.0}, "wassda", (100,), 3),
+        ("fdann", {"fdann.discriminator.sizes": "7"}, "grl", (7,), 0),
+        ("fwdgrl", {"fwdgrl.discriminator.sizes": "", "fwdgrl.penalty": 2.0}, "wassda", (), 2),
+        ("fwdgrl", {"dils.loss": "cada", "dils.discriminator.sizes": "9"}, "wassda", (100,), 10),
+    ],
+)
+def test_the_discriminator_is_the_runs(
+    method: str, told: dict[str, Any], loss: str, sizes: tuple[int, ...], penalty: float
+) -> None:
+    found = Settings.of(RunConfig.parse({"method": method, **told}).flat())
+    assert (found.method, found.loss, found.network.hidden) == (method, loss, sizes)
+    assert found.penalty == penalty
+    by_name = Settings.of(RunConfig.parse({"method": "fedavg", **told}).flat(), method)
+    assert by_name == found
+
+
+def test_every_method_with_a_discriminator_is_known() -> None:
+    for method in methods():
+        assert (method in LOSSES) == ("discriminator" in method_module(method).Config.model_fields)
+    for method in ("fdann", "fwdgrl"):
+        assert importlib.import_module(f"clients.{method}").Member.loss == LOSSES[method]
+
+
+@pytest.mark.parametrize("method", sorted({*methods()} - {*LOSSES}))
+def test_a_method_without_a_discriminator_is_not_audited(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"A run of {method} has no discrim.*fwdgrl have one: gi"):
+        Settings.of(RunConfig.parse({"method": method}).flat())
 
 
 def test_features_are_the_encoders_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +338,7 @@ def finished(tmp_path: Path) -> Path:
     names = ("cat", "dog")
     models.save(run / "model.safetensors", model, config=config, shape=(12,), classes=names)
     (run / "results.json").write_text(json.dumps(results()))
-    (run / "config.json").write_text(json.dumps({"method": "kd3a", "rounds": 2, "exchange.p": 2}))
+    (run / "config.json").write_text(json.dumps({"method": "dils", "rounds": 2, "exchange.p": 2}))
     return run
 
 
@@ -298,11 +355,13 @@ def test_the_command_and_the_report(finished: Path) -> None:
     assert "not sent" in shown.stdout
     found = json.loads((finished / "audit.json").read_text())
     assert found["settings"] | {"network": None} == {
+        "method": "dils",
         "p": 2,
         "min-examples": 8,
         "clip": 10.0,
         "noise": 0.0,
         "loss": "adda",
+        "penalty": 0.0,
         "network": None,
     }
     assert (found["data"], found["features"], found["width"]) == ("clinic.npz", 40, 8)
@@ -318,6 +377,53 @@ def test_the_command_and_the_report(finished: Path) -> None:
     assert "smallest window that is sent, 8" in read.words
     again = run(*words, "--json")
     assert json.loads(again.stdout) == found
+
+
+SENT, WHAT_IF = "as the run sends it", "as a run would send it"
+
+
+def test_what_the_run_did_is_told_from_a_what_if(finished: Path) -> None:
+    own = {"method": "dils", "exchange.min-examples": 8, "dils.discriminator.sizes": "6"}
+    words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1]
+    for config, more, method, named, other in (
+        (own, (), "dils", SENT, WHAT_IF),
+        (own, ("--sizes", "6", "--method", "dils"), "dils", SENT, WHAT_IF),  # nothing else
+        (own, ("--min-examples", 16), "dils", WHAT_IF, SENT),
+        (own, ("--method", "fwdgrl", "--min-examples", 8), "fwdgrl", WHAT_IF, SENT),
+        (
+            {"method": "fedavg", "exchange.min-examples": 8},
+            ("--method", "dils"),
+            "dils",
+            WHAT_IF,
+            SENT,
+        ),
+    ):
+        (finished / "config.json").write_text(json.dumps(config))
+        shown = run(*words, *more)
+        assert shown.exit_code == 0, shown.output
+        found = json.loads((finished / "audit.json").read_text())
+        assert found["settings"]["method"] == method
+        assert found["what-if"] == (named == WHAT_IF)
+        assert ("What if: no run has sent" in shown.stdout) == found["what-if"]
+        assert ("The critic's penalty" in shown.stdout) == (method == "fwdgrl")
+        said = Read(page(results(), Noted(), collect(finished))).words
+        assert named in said and other not in said
+        assert (f"A run of {method} with the settings" in said) == found["what-if"]
+
+
+def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
+    alone = finished.parent / "alone.safetensors"
+    shutil.copy(finished / "model.safetensors", alone)
+    (finished / "config.json").write_text(json.dumps({"method": "fdan"}))
+    words = ["--data", finished.parent / "clinic.npz", "--sizes", "6", "--trials", 1]
+    for what, text in ((finished, "A run of fdan has no"), (alone, "No config.json of a run says")):
+        shown = run(what, *words)
+        assert shown.exit_code == 1
+        assert shown.stderr.startswith(f"error: {text}")
+        assert "dils, fdann, fwdgrl have one: give one of them as --method" in shown.stderr
+        assert not (what.parent / "audit.json").exists()
+    assert run(alone, *words, "--method", "dils").exit_code == 0
+    assert json.loads((alone.parent / "audit.json").read_text())["what-if"] is True
 
 
 def test_no_label_is_needed_nor_read(finished: Path) -> None:

@@ -1,85 +1,69 @@
 """The benchmarks in a small form: they run, and print the keys that they promise."""
 
+import ast
+import csv
+import importlib
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedda.config import RunConfig
+from fedda.errors import DataError, RunError
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
-
-def measured(name: str, *options: str) -> dict[str, Any]:
-    """The JSON object on the last line of what a benchmark prints."""
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_the_vote_in_small():
-    found = measured("vote", "--images", "500", "--teachers", "3", "--classes", "7", "--many", "4")
-    assert found["seconds"] > 0
-    assert 0 < found["kept"] <= 1
-    assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_the_overhead_in_small():
-    found = measured("overhead", "--images", "100", "--rounds", "1", "--repeats", "1")
-    # Both do the same training, so anything far from 1 means that they do not.
-    assert 0.5 < found["cpu_ratio"] < 2
-
-
-@pytest.mark.slow
-def test_the_breakdown_in_small():
-    found = measured("breakdown", "--images", "60", "--rounds", "1", "--no-live")
-    parts = {"training", "teaching", "voting", "loading", "packing", "averaging", "testing"}
-    assert {f"{part}_s" for part in parts} <= set(found)
-    assert all(found[f"{part}_s"] > 0 for part in parts)
-
-
-@pytest.mark.slow
-def test_the_rounds_in_small():
-    options = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1")
-    found = measured("rounds", *options, "--stock-rounds", "0")
-    assert 0 < found["resident_tiny_s"] < 30
-    assert found["model_mb"] == pytest.approx(1, rel=0.05)
-    assert set(found["resident_45mb_wave_s"]) == {"train", "evaluate"}
-    assert found["resident_45mb_s"] == max(found["resident_45mb_wave_s"].values())
+# What each is run with here; HERE is a folder of this file's own.
+ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
+ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
+LAZY = ("--table", "lazy", "--images", "256", "--delay", "0", "--repeats", "1")
+LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
+ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
+ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
+ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
+DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
+DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
+DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
+EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
+SMALL: dict[str, list[tuple[str, ...]]] = {
+    "accuracy": [ACCURACY],
+    "adversarial": [ROTATIONS, LAZY],
+    "breakdown": [("--images", "60", "--rounds", "1", "--no-live")],
+    "dictionary": [DICTIONARY],
+    "exchange": [(*EXCHANGE, "--skip-flower")],
+    "feddadil": [("--batch", "60", "--width", "64", "--repeats", "2")],
+    "memory": [("--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")],
+    "overhead": [("--images", "100", "--rounds", "1", "--repeats", "1")],
+    "rounds": [
+        ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
+    ],
+    "vote": [("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4")],
+}
+# Promised keys of the parts that these leave out.
+LEFT_OUT: dict[str, set[str]] = {
+    "accuracy": {"main", "ablation", "rounds", "malicious"},
+    "adversarial": {"mnist-rotations", "digits"},
+    "breakdown": {"flower_s"},
+    "exchange": {"resident_per_s", "stock_per_s"},
+    "overhead": {"live_client_cpu_ratio"},
+    "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
+}
 
 
-@pytest.mark.slow
-def test_the_exchange_in_small():
-    options = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1")
-    found = measured("exchange", *options, "--memory-syncs", "2000", "--skip-flower")
-    for size in ("1kb", "1mb"):
-        assert found[f"syncs_per_s_{size}"] > 5
-        assert 0.05 < found[f"share_of_echo_{size}"] < 5
-    assert 0.5 < found["slowdown_8_over_2"] < 50
-    assert found["memory_growth_mb"] < 20
-
-
-@pytest.mark.slow
-def test_the_memory_in_small():
-    found = measured("memory", "--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")
-    # Sums in float64 and a reply; the models of two sources and the target, and their mean. What
-    # threads and connections take, some 40 MB, is two models of this size.
-    assert 2 < found["models_above_idle_2"] < 6.5
-    assert 2 < found["kd3a_models_above_idle_2"] < 7.5
-
-
-@pytest.mark.slow
-def test_the_accuracy_in_small(tmp_path: Path) -> None:
-    """On four tiny domains of noise: every cell is trained once, tables and JSON agree."""
-    data = tmp_path / "data" / "digits"
-    data.mkdir(parents=True)
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with four tiny domains of noise, and three small ones of vectors."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    digits = folder / "data" / "digits"
+    digits.mkdir(parents=True)
     draw = np.random.default_rng(0)
     for name in ("mnist", "mnistm", "svhn", "usps"):
         found = {
@@ -88,35 +72,115 @@ def test_the_accuracy_in_small(tmp_path: Path) -> None:
             "x_test": draw.integers(0, 256, (20, 8, 8), dtype=np.uint8),
             "y_test": np.arange(20) % 10,
         }
-        np.savez(data / f"{name}.npz", **found)
-    options = ["--data", str(data.parent), "--out", str(tmp_path / "out"), "--jobs", "1"]
-    options += ["--set", "digits", "--table", "control", "--images", "100", "--epochs", "1"]
-    options += ["--target", "usps", "--seeds", "0,1", "--results", str(tmp_path / "results")]
-    found = measured("accuracy", *options)
+        np.savez(digits / f"{name}.npz", **found)
+    vectors = folder / "data" / "office_caltech10_googlenet1024"
+    vectors.mkdir()
+    draw = np.random.default_rng(0)
+    centre = draw.normal(size=(10, 12))
+    for name in ("amazon", "dslr", "webcam"):
+        y = np.arange(80) % 10
+        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
+        np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
+    return folder
+
+
+def printed(name: str, here: Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The JSON object on the last line of what a benchmark prints."""
+    words = [word.replace("HERE", str(here)) for word in options or SMALL[name][0]]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+measured = cache(printed)  # for all tests of one run
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark as its siblings do."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+@pytest.mark.slow
+def test_the_vote_in_small(here: Path) -> None:
+    found = measured("vote", here)
+    assert found["seconds"] > 0
+    assert 0 < found["kept"] <= 1
+    assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_overhead_in_small(here: Path) -> None:
+    found = measured("overhead", here)
+    # Both do the same training, so anything far from 1 means that they do not.
+    assert 0.5 < found["cpu_ratio"] < 2
+
+
+@pytest.mark.slow
+def test_the_breakdown_in_small(here: Path) -> None:
+    found = measured("breakdown", here)
+    parts = ("training", "teaching", "voting", "loading", "packing", "averaging", "testing")
+    assert all(found[f"{part}_s"] > 0 for part in parts)
+
+
+@pytest.mark.slow
+def test_the_rounds_in_small(here: Path) -> None:
+    found = measured("rounds", here)
+    assert 0 < found["resident_tiny_s"] < 30
+    assert found["model_mb"] == pytest.approx(1, rel=0.05)
+    assert set(found["resident_45mb_wave_s"]) == {"train", "evaluate"}
+    assert found["resident_45mb_s"] == max(found["resident_45mb_wave_s"].values())
+
+
+@pytest.mark.slow
+def test_the_exchange_in_small(here: Path) -> None:
+    found = measured("exchange", here)
+    for size in ("1kb", "1mb"):
+        assert found[f"syncs_per_s_{size}"] > 5
+        assert 0.05 < found[f"share_of_echo_{size}"] < 5
+        assert 0.05 < found[f"share_of_two_echoes_{size}"] < 10
+    assert 0.5 < found["slowdown_8_over_2"] < 50
+    assert found["memory_growth_mb"] < 20
+
+
+@pytest.mark.slow
+def test_the_memory_in_small(here: Path) -> None:
+    found = measured("memory", here)
+    # Sums in float64 and a reply; the models of two sources and the target, and their mean. What
+    # threads and connections take, some 40 MB, is two models of this size.
+    assert 2 < found["models_above_idle_2"] < 6.5
+    assert 2 < found["kd3a_models_above_idle_2"] < 7.5
+
+
+@pytest.mark.slow
+def test_the_accuracy_in_small(here: Path) -> None:
+    """Every cell is trained once, tables and JSON agree."""
+    found = measured("accuracy", here)
     table = found["digits"]["control"]
     assert set(table) == {"FedAvg (source-only)", "AdaBN", "KD3A paper"}
-    text = (tmp_path / "results" / "digits-100-control.md").read_text()
+    text = (here / "made" / "digits-100-control.md").read_text()
+    assert "--images 100 --epochs 1 --target usps --seeds 0,1\n" in text
     for row in table.values():
         mean, std = row["usps"]
         assert 0 <= mean <= 1
         assert f"{100 * mean:.1f} ± {100 * std:.1f}" in text
-    with np.load(tmp_path / "out" / "digits-100" / "data" / "usps.npz") as drawn:
+    with np.load(here / "accuracy" / "digits-100" / "data" / "usps.npz") as drawn:
         assert len(drawn["y_train"]) == 100
-    begun = sorted((tmp_path / "out").rglob("journal.jsonl"))
+    begun = sorted((here / "accuracy").rglob("journal.jsonl"))
     times = [path.stat().st_mtime_ns for path in begun]
-    assert measured("accuracy", *options) == found
+    assert printed("accuracy", here) == found
     assert [path.stat().st_mtime_ns for path in begun] == times  # nothing was trained again
     assert len(begun) == 6
 
 
 @pytest.mark.slow
-def test_the_adversarial_methods_in_small(tmp_path: Path) -> None:
+def test_the_adversarial_methods_in_small(here: Path) -> None:
     """One short training of each on the pen digits; the tables say what the JSON says."""
-    options = ["--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300"]
-    options += ["-c", "rounds=2", "-c", "dils.pretrain=1", "--out", str(tmp_path)]
-    options += ["--results", str(tmp_path / "results")]
-    found = measured("adversarial", *options)["rotations"]["from 0 degrees"]
-    text = (tmp_path / "results" / "adversarial-rotations.md").read_text()
+    found = measured("adversarial", here, ROTATIONS)["rotations"]["from 0 degrees"]
+    stem = "adversarial-rotations-images-300-c-rounds-2-c-dils.pretrain-1"
+    text = (here / "made" / f"{stem}.md").read_text()
     assert {"FedAvg (source-only)", "DILS cada", "f-DANN", "f-WDGRL", "f-DAN"} <= set(found)
     assert "not finished" not in text
     for name, row in found.items():
@@ -125,11 +189,9 @@ def test_the_adversarial_methods_in_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lazy_synchronisation_in_small(tmp_path: Path) -> None:
+def test_lazy_synchronisation_in_small(here: Path) -> None:
     """Every fourth step exchanged sends a quarter."""
-    options = ["--table", "lazy", "--images", "256", "--delay", "0", "--repeats", "1"]
-    options += ["--out", str(tmp_path), "-c", "rounds=2", "-c", "dils.pretrain=1"]
-    found = measured("adversarial", *options)["lazy"]
+    found = measured("adversarial", here, LAZY)["lazy"]
     rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
     near, often = rows[4, 64, 0], rows[1, 64, 0]
     assert often["gradient_mb"] == pytest.approx(4 * near["gradient_mb"], rel=0.1)
@@ -148,50 +210,71 @@ def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_of_feddadil_in_small():
-    found = measured("feddadil", "--batch", "60", "--width", "64", "--repeats", "2")
+def test_a_step_of_feddadil_in_small(here: Path) -> None:
+    found = measured("feddadil", here)
     assert found["max_abs_difference"] < 1e-5
     assert found["speedup"] > 1
     assert {row["atoms"] for row in found["steps"]} == {"aligned", "shuffled"}
 
 
 @pytest.mark.slow
-def test_the_dictionary_in_small(tmp_path: Path) -> None:
-    """On small domains of vectors: all four tables, and nothing is trained twice."""
-    data = tmp_path / "data" / "office_caltech10_googlenet1024"
-    data.mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    centre = draw.normal(size=(10, 12))
-    for name in ("amazon", "dslr", "webcam"):
-        y = np.arange(80) % 10
-        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
-        np.savez(data / f"{name}.npz", x=x.astype(np.float16), y=y)
-    options = ["--data", str(data.parent), "--out", str(tmp_path / "out"), "--set", "googlenet"]
-    options += ["--target", "webcam", "--seeds", "0", "-c", "samples=30", "-c", "batch-size=30"]
-    found = measured("dictionary", *options)
+def test_the_dictionary_in_small(here: Path) -> None:
+    """All four tables, each as JSON, Markdown and CSV, and nothing is trained twice."""
+    found = measured("dictionary", here)
     assert set(found) == {"heads", "parallel", "distil", "memory"}
-    heads = found["heads"]["googlenet"]
+    heads, distil = (found[table]["googlenet"] for table in ("heads", "distil"))
     assert heads["FedDaDiL-R"]["webcam"][0] > 0.5
     assert heads["largest coordinate, any site"]["webcam"][0] <= 1
-    assert found["distil"]["googlenet"]["distilled"]["SPC 1"][0] > 0.3
+    assert distil["distilled"]["SPC 1"][0] > 0.3
+    every = "control: a head on all points of the sources, pooled, each source weighing the same"
+    assert (
+        distil[every]["all"] == heads["control: the same, each source weighing the same"]["webcam"]
+    )
     assert 0 <= found["memory"]["googlenet"]["amazon"]["AUC"][0] <= 1
-    sent = found["parallel"]["googlenet"]["bytes of a round, FedDaDiL"]
-    assert {value[0] for value in sent.values()} == {4 * 3 * 30 * (12 + 10) * (3 + 3)}
-    begun = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("results.json"))]
-    assert measured("dictionary", *options) == found
-    again = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("results.json"))]
+    parallel = found["parallel"]["googlenet"]
+    # Atoms to and from three sites; a layer to and from two sources, and three to the target and
+    # one back.
+    sent = {
+        "FedDaDiL": 4 * 3 * 30 * (12 + 10) * (3 + 3),
+        "KD3A": 4 * (12 + 1) * 10 * (2 + 2 + 3 + 1),
+    }
+    for method, count in sent.items():
+        row = parallel[f"bytes of a round, {method}"]
+        assert {value[0] for value in row.values()} == {count}
+    for table, figures in found.items():
+        stem = here / "made" / f"dictionary-googlenet-{table}-samples-30-batch-size-30"
+        with stem.with_suffix(".csv").open() as file:
+            lines = list(csv.DictReader(file))
+        told = {(line["row"], line["column"]): float(line["value"]) for line in lines}
+        assert {line["seed"] for line in lines} == {"0"}
+        for row, columns in figures["googlenet"].items():
+            for column, (mean, _) in columns.items():
+                assert told[row, column] == pytest.approx(mean, abs=1e-4)
+        text = stem.with_suffix(".md").read_text()
+        assert "--target webcam --seeds 0 -c samples=30 -c batch-size=30\n" in text
+        assert f"{100 * heads['FedDaDiL-R']['webcam'][0]:.1f}" in text or table != "heads"
+    begun = [
+        path.stat().st_mtime_ns for path in sorted((here / "dictionary").rglob("results.json"))
+    ]
+    assert printed("dictionary", here) == found
+    again = [
+        path.stat().st_mtime_ns for path in sorted((here / "dictionary").rglob("results.json"))
+    ]
     assert again == begun
 
 
 @pytest.mark.slow
 def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
-    options = ("--rounds", "2", "--out", str(tmp_path))
-    command = [sys.executable, str(FOLDER.parent / "feddadil.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    command = [sys.executable, str(FOLDER.parent / "feddadil.py"), "--rounds", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found) == {"reconstruction", "ensemble", "encoder"}
-    assert (tmp_path / "feddadil" / "report.html").is_file()
+    *heads, _, last = done.stdout.splitlines()
+    assert {line.split()[0] for line in heads} == {"reconstruction", "ensemble", "encoder"}
+    page = tmp_path / "runs" / "feddadil-example" / "feddadil" / "report.html"
+    assert last == f"page: {page}"
+    assert page.is_file()
 
 
 def test_every_adversarial_variant_is_a_run() -> None:
@@ -201,3 +284,132 @@ def test_every_adversarial_variant_is_a_run() -> None:
     for variant in some:
         assert RunConfig.parse({**made.SETTINGS, **variant.flat()}).method == variant.method
     assert RunConfig.parse(made.LIVE).rounds > int(made.LIVE["dils.pretrain"])
+
+
+# ---- what they print, and keep -----------------------------------------------------------------
+
+
+def keys(found: Any) -> Iterator[str]:
+    """Those of an object and of all objects in it."""
+    for value in found.values() if isinstance(found, dict) else found:
+        if isinstance(value, dict | list):
+            yield from keys(value)
+    yield from found if isinstance(found, dict) else ()
+
+
+def promised(name: str) -> set[str]:
+    """The keys that a benchmark's docstring lists; N stands for a number."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
+    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
+
+
+def test_every_benchmark_is_run_in_small() -> None:
+    programs = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser" in p.read_text()}
+    assert set(SMALL) == programs
+    assert all(promised(name) for name in SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_the_promised_keys_are_printed(here: Path, name: str) -> None:
+    """Runs nothing that the tests above have run."""
+    runs = [measured(name, here, *([o] if len(SMALL[name]) > 1 else [])) for o in SMALL[name]]
+    found = set(keys(runs))
+    found |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in found}
+    assert promised(name) - found == LEFT_OUT.get(name, set())
+
+
+def test_what_was_drawn_is_not_taken_for_another_draw(
+    load: Any, here: Path, tmp_path: Path
+) -> None:
+    accuracy, adversarial = load("accuracy"), load("adversarial")
+    data = here / "data" / "digits"
+
+    def count(folder: Path) -> tuple[int, int]:
+        with np.load(folder / "usps.npz") as found:
+            return len(found["y_train"]), len(found["y_test"])
+
+    few, fewer = (adversarial.drawn(data, tmp_path, n) for n in (20, 10))
+    assert (count(few), count(fewer)) == ((20, 20), (10, 20))
+    assert adversarial.drawn(data, tmp_path, adversarial.IMAGES).name == "drawn"
+    accuracy.prepare(data, tmp_path / "drawn-20", 20, adversarial.TESTS)  # as it is
+    before = (few / "usps.npz").read_bytes()
+    for images, tests in ((10, 500), (20, 5)):
+        with pytest.raises(RunError, match="other images of it; choose another --out"):
+            accuracy.prepare(data, few, images, tests)
+    assert (few / "usps.npz").read_bytes() == before
+    with pytest.raises(DataError, match="files; give their folder"):
+        accuracy.prepare(tmp_path, tmp_path / "none", 10, 10)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_rotated_digits_of_another_size_are_others(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adversarial, counts = load("adversarial"), {}
+    monkeypatch.setattr(adversarial, "TESTS", 10)
+    for images in (20, 10):
+        rotated = adversarial.pens(tmp_path, images)
+        with np.load(rotated / "30" / "data.npz") as found:
+            counts[images] = len(found["y_train"])
+    assert counts == {20: 20, 10: 10}
+
+
+def test_other_settings_of_lazy_are_measured_anew(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adversarial, lazy, calls = load("adversarial"), load("lazy"), []
+
+    def measure(folder: Path, files: Any, settings: Any, delay: float, repeats: int) -> list[Any]:
+        calls.append((folder.name, settings["rounds"], delay, repeats))
+        folder.mkdir(parents=True)
+        return [{"number": len(calls)}]
+
+    monkeypatch.setattr(lazy, "measure", measure)
+    monkeypatch.setattr(lazy, "report", lambda found, settings, heading, command: command)
+    monkeypatch.setattr(adversarial, "pens", lambda out, images: out)
+    found = []
+    for more in ([], ["-c", "rounds=4"], ["--delay", "3", "--repeats", "1"], ["--delay", "10"]):
+        adversarial.main(["--table", "lazy", "--out", str(tmp_path), *more])
+        *_, command, answer = capsys.readouterr().out.strip().splitlines()
+        assert command.endswith(" ".join(["--table lazy", *more]).removesuffix(" --delay 10"))
+        found.append(json.loads(answer)["lazy"][0]["number"])
+    assert found == [1, 2, 3, 1]  # 10 is the default
+    assert calls == [
+        ("lazy", 5, 0.01, 3),
+        ("lazy-c-rounds-4", 4, 0.01, 3),
+        ("lazy-delay-3-repeats-1", 5, 0.003, 1),
+    ]
+
+
+def test_a_wrong_folder_of_data_spoils_nothing(load: Any, here: Path, tmp_path: Path) -> None:
+    dictionary = load("dictionary")
+    cell = dictionary.Cell("feddadil", "googlenet", "webcam", 0, {})
+    with pytest.raises(DataError, match="files; give their folder"):
+        dictionary.Bench(tmp_path, tmp_path / "out")._prepared(cell)
+    assert not (tmp_path / "out").exists()
+    made = dictionary.Bench(here / "data", tmp_path / "out")._prepared(cell)
+    assert {path.stem for path in made.iterdir()} == {"amazon", "dslr", "webcam"}
+    with pytest.raises(SystemExit):  # of the parser, which has said why
+        dictionary.main(["--set", "surf", "--out", str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
+
+
+def test_samples_come_from_the_sources_in_turn(load: Any) -> None:
+    dictionary = load("dictionary")
+    # A point says its source and its class; the last source has one of class 1 alone.
+    sizes = {0: (50, 9), 1: (4, 9), 2: (0, 1)}
+    sources = []
+    for s, counts in sizes.items():
+        y = torch.tensor([c for c, n in enumerate(counts) for _ in range(n)])
+        sources.append((torch.stack([torch.full_like(y, s), y], dim=1).float(), y))
+    z, y = dictionary.some(sources, 2, 6, torch.Generator().manual_seed(0))
+    assert y.argmax(dim=1).tolist() == z[:, 1].tolist() == [0] * 6 + [1] * 6
+    drawn = [(z[z[:, 1] == c, 0] == s).sum().item() for c in (0, 1) for s in sizes]
+    assert drawn[:3] == [3, 3, 0]
+    assert drawn[5] == 1 and sorted(drawn[3:5]) == [2, 3]
+    firsts = {
+        dictionary.some(sources, 2, 1, torch.Generator().manual_seed(k))[0][1, 0].item()
+        for k in range(20)
+    }
+    assert firsts == {0, 1, 2}

@@ -19,7 +19,10 @@ Tables:
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ from fedda.compare.tables import (
     markdown,
 )
 from fedda.config import Flat
+from fedda.errors import DataError, FeddaError, RunError
 
 DRAW = 0  # seed of the images drawn from each domain; the same for every training
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")
@@ -201,27 +205,62 @@ def prepare(source: Path, out: Path, images: int, tests: int) -> None:
 
     Domains without a split are used as in the literature: the target trains on all its images
     without labels, and is tested on the same.
+
+    Raises:
+        DataError: there are none.
+        RunError: what was drawn before is not what would be drawn now.
     """
+    found = domains(source)
     out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.glob("*.npz")):
+    for path in found:
         made = out / path.name
         if made.is_file():
+            _same_draw(path, made, images, tests)
             continue
-        with np.load(path) as found:
-            arrays = {k: found[k] for k in found}
-        if "x" in arrays:
-            x, y = arrays["x"], arrays["y"]
-            arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
-        for split, most in (("train", images), ("test", tests)):
-            if most and f"x_{split}" in arrays:
-                order = np.random.default_rng([DRAW, split == "test"]).permutation(
-                    len(arrays[f"y_{split}"])
-                )
-                for letter in "xy":
-                    arrays[f"{letter}_{split}"] = arrays[f"{letter}_{split}"][order[:most]]
         part = made.with_suffix(".part.npz")
-        np.savez(part, **{k: v for k, v in arrays.items() if not k.startswith("id_")})
+        np.savez(part, **_draw(path, images, tests))
         part.replace(made)
+
+
+def domains(folder: Path) -> list[Path]:
+    """The files of a folder.
+
+    Raises:
+        DataError: it has none.
+    """
+    found = sorted(folder.glob("*.npz"))
+    if not found:
+        raise DataError(
+            f"{folder} holds no .npz files; give their folder, or the one above it, as --data."
+        )
+    return found
+
+
+def _draw(path: Path, images: int, tests: int, only: str = "") -> dict[str, Any]:
+    """What is drawn of a domain, by the arrays' names; `only` those that begin so."""
+    with np.load(path) as found:
+        names = set(found.files)
+        arrays = {k: found[k] for k in found if k.startswith(only) and not k.startswith("id_")}
+    for letter in {"x", "y"} & set(arrays):
+        both = arrays.pop(letter)
+        arrays |= {f"{letter}_train": both, f"{letter}_test": both}
+    for split, most in (("train", images), ("test", tests)):
+        if most and names & {"x", f"x_{split}"}:
+            draws = np.random.default_rng([DRAW, split == "test"])
+            chosen = draws.permutation(len(arrays[f"y_{split}"]))[:most]
+            for name in {f"x_{split}", f"y_{split}"} & set(arrays):
+                arrays[name] = arrays[name][chosen]
+    return arrays
+
+
+def _same_draw(path: Path, made: Path, images: int, tests: int) -> None:
+    mine = _draw(path, images, tests, only="y")
+    with np.load(made) as theirs:
+        if not all(k in theirs and np.array_equal(theirs[k], y) for k, y in mine.items()):
+            raise RunError(
+                f"{made} was drawn from other data than {path}, or other images of it; choose "
+                "another --out, or remove it."
+            )
 
 
 def plan(args: argparse.Namespace, name: str, table: str) -> Plan:
@@ -288,6 +327,30 @@ def seeds(text: str) -> list[int]:
     return [int(s) for s in text.split(",")]
 
 
+def typed(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> str:
+    """Those options that are not as they would be by themselves, as one types them."""
+    words = []
+    for name in names:
+        value, flag = getattr(args, name), "-c" if name == "changes" else f"--{name}"
+        if value == parser.get_default(name):
+            continue
+        if name == "seeds":
+            value = ",".join(map(str, value))
+        for each in value if isinstance(value, list) else [value]:
+            text = f"{each:g}" if isinstance(each, float) else str(each)
+            words += [flag] if each is True else [flag, shlex.quote(text)]
+    return "".join(f" {word}" for word in words)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What a user can mend ends in one sentence."""
+    try:
+        yield
+    except FeddaError as error:
+        sys.exit(f"error: {error}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     lines = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(
@@ -317,10 +380,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             scores = made.scores()
             stem = f"{size(args, name)}-{table}"
             command = f"python examples/benchmarks/accuracy.py --data DATA --set {name}"
-            command += f" --table {table}" + " --full" * args.full
-            command += f" --images {args.images}" * bool(args.images)
-            command += f" --epochs {args.epochs}" * bool(args.epochs)
-            command += "".join(f" --target {t}" for t in args.target or ())
+            command += f" --table {table}"
+            command += typed(parser, args, "full", "images", "epochs", "target", "seeds", "threads")
             text = header(made, stem, command) + as_markdown(scores, BASELINE.name, made.targets)
             text += against_fedavg(scores)
             for folder in filter(None, (made.out, args.results)):
@@ -335,4 +396,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with plainly():
+        main()

@@ -5,7 +5,8 @@
     python examples/benchmarks/adversarial.py --table lazy
 
 DATA/digits holds mnist, mnistm, svhn and usps as `.npz`; it is not part of fedda. Trainings are
-kept in --out, so the same command goes on where it was stopped; `--table` can be given repeatedly.
+kept in --out, so the same command goes on where it was stopped, and other options never show what
+these have made; `--table` can be given repeatedly.
 The last line is one JSON object: for accuracies table -> part -> variant -> target -> [mean,
 standard deviation] of the last round, for `lazy` one object per row.
 
@@ -20,9 +21,11 @@ Tables:
 
 import argparse
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +63,37 @@ class Part(Plan):
         return [s for s in super().sites(cell) if not self.sources or s["name"] in chosen]
 
 
+def of(images: int) -> str:
+    """What the folders of so many images have behind their names."""
+    return f"-{images}" * (images != IMAGES)
+
+
 def pens(out: Path, images: int) -> Path:
     """Pen digits by angle: no image is in two domains, though the pen digit it shows can be."""
-    if not (out / "rotated").is_dir():
+    made, rotated = out / f"digits{of(images)}", out / f"rotated{of(images)}"
+    if not rotated.is_dir():
         sizes = {name: 10 for name in digits.DOMAINS}
         sizes["handwritten"] = images * len(ANGLES)
-        digits.build(out / "digits", seed=DRAW, train=sizes, test=TESTS * len(ANGLES))
-        rotate.build(out / "digits" / "handwritten", out / "rotated", ANGLES, seed=DRAW)
-    return out / "rotated"
+        digits.build(made, seed=DRAW, train=sizes, test=TESTS * len(ANGLES))
+        rotate.build(made / "handwritten", rotated, ANGLES, seed=DRAW)
+    return rotated
 
 
 def mnist(data: Path, out: Path, images: int) -> Path:
     """Images of mnist by angle: none is in two domains."""
-    if not (out / "rotated").is_dir():
-        count = len(ANGLES)
-        accuracy.prepare(data, out / "drawn", images * count, TESTS * count)
-        rotate.build(out / "drawn" / "mnist.npz", out / "rotated", ANGLES, seed=DRAW)
-    return out / "rotated"
+    made, rotated = out / f"drawn{of(images)}", out / f"rotated{of(images)}"
+    count = len(ANGLES)
+    accuracy.prepare(data, made, images * count, TESTS * count)
+    if not rotated.is_dir():
+        rotate.build(made / "mnist.npz", rotated, ANGLES, seed=DRAW)
+    return rotated
 
 
 def drawn(data: Path, out: Path, images: int) -> Path:
     """Some images of every domain."""
-    accuracy.prepare(data, out / "drawn", images, TESTS)
-    return out / "drawn"
+    made = out / f"drawn{of(images)}"
+    accuracy.prepare(data, made, images, TESTS)
+    return made
 
 
 def changed_by(variant: Variant, changes: Flat) -> Variant:
@@ -99,7 +110,7 @@ def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
     def part(
         data: Path, variants: Sequence[Variant], targets: Sequence[str], *sources: str
     ) -> Part:
-        name = "-".join(sources) or "all"
+        name = ("-".join(sources) or "all") + of(args.images)
         targets = args.target or targets
         changed = [changed_by(v, args.settings) for v in variants]
         shared = SETTINGS | ({"input.channels": 3} if table == "digits" else {})
@@ -170,15 +181,13 @@ def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
     """Train what is missing of a table, write it -> its figures."""
     command = f"python examples/benchmarks/adversarial.py --table {table}"
     command += " --data DATA/digits" * (table != "rotations")
-    command += "".join(f" --target {t}" for t in args.target or ())
-    command += f" --images {args.images}" * (args.images != IMAGES)
-    command += "".join(f" -c {k}={v}" for k, v in args.settings.items())
+    command += args.typed("target", "seeds", "images", "changes")
+    stem = f"adversarial-{table}{plain(args.typed('images', 'changes'))}"
     text, lines, answer = f"{TRIED}\n\n", [], {}
     for name, plan in parts(args, table).items():
         failed = plan.run(1, accuracy.note)
         scores = plan.scores()
-        heading = f"adversarial-{table}: {name}"
-        text += header(plan, heading, command)
+        text += header(plan, f"{stem}: {name}", command)
         text += as_markdown(scores, BASELINE.name, plan.targets)
         text += against_begin(scores) + discriminators(plan) + "\n"
         top, *below = as_csv(scores).splitlines()
@@ -189,15 +198,17 @@ def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
             print(f"FAILED {cell.name}: {error}", flush=True)
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"adversarial-{table}.md").write_text(text.rstrip() + "\n")
-        (folder / f"adversarial-{table}.csv").write_text("\n".join(lines) + "\n")
+        (folder / f"{stem}.md").write_text(text.rstrip() + "\n")
+        (folder / f"{stem}.csv").write_text("\n".join(lines) + "\n")
     print(text)
     return answer
 
 
 def real(args: argparse.Namespace) -> list[dict[str, Any]]:
     """DILS over processes, on the pen digits from 0 to 30 degrees."""
-    out = args.out / "lazy"
+    options = args.typed("images", "delay", "repeats", "changes")
+    stem = f"adversarial-lazy{plain(options)}"
+    out = args.out / stem.removeprefix("adversarial-")
     path, data = out / "figures.json", pens(args.out / "rotations", args.images)
     settings = {**LIVE, **args.settings}
     if not path.is_file():
@@ -205,12 +216,18 @@ def real(args: argparse.Namespace) -> list[dict[str, Any]]:
         found = lazy.measure(out, files, settings, args.delay / 1000, args.repeats)
         path.write_text(json.dumps(found, indent=1))
     found = json.loads(path.read_text())
-    text = lazy.report(found, settings, "python examples/benchmarks/adversarial.py --table lazy")
+    command = f"python examples/benchmarks/adversarial.py --table lazy{options}"
+    text = lazy.report(found, settings, f"## {stem}", command)
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "adversarial-lazy.md").write_text(text)
+        (folder / f"{stem}.md").write_text(text)
     print(text)
     return found
+
+
+def plain(options: str) -> str:
+    """Options as a part of a file's name."""
+    return re.sub(r"[^\w.]+", "-", options).rstrip("-")
 
 
 TABLES = ("rotations", "mnist-rotations", "digits", "lazy")
@@ -231,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/adversarial"), help="kept here")
     parser.add_argument("--results", type=Path, help="also write the Markdown tables here")
     args = parser.parse_args(arguments)
+    args.typed = partial(accuracy.typed, parser, args)
     args.settings = overrides("dils", args.changes)
     tables = args.table or [t for t in TABLES if args.data or t in ("rotations", "lazy")]
     if not args.data and {"digits", "mnist-rotations"} & set(tables):
@@ -240,4 +258,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with accuracy.plainly():
+        main()

@@ -4,18 +4,18 @@
 
 Trains KD3A on the embedded domains of digits, three sources and a target: as real processes over
 TLS, for what Flower costs, and in this process with a clock on every part, for the rest.
-Prints a table; the last line of the output is one JSON object with seconds per round.
+Prints a table; the last line of the output is one JSON object with seconds per round:
 
-    training     the sources' steps and the target's distillation steps
-    teaching     the target's predictions with every source's model
-    voting       knowledge vote and consensus focus
-    loading      models copied from the arrays that came into the network
-    packing      models written to and read from the form in which they travel, and checked
-    averaging    the server's weighted mean
-    testing      the target's test of the new model
-    checkpoint   the state of the run on disk
-    other        the rest of the round in this process
-    flower       of real processes: the waves' time less the slowest site's own work in each
+    training_s    the sources' steps and the target's distillation steps
+    teaching_s    the target's predictions with every source's model
+    voting_s      knowledge vote and consensus focus
+    loading_s     models copied from the arrays that came into the network
+    packing_s     models written to and read from the form in which they travel, and checked
+    averaging_s   the server's weighted mean
+    testing_s     the target's test of the new model
+    checkpoint_s  the state of the run on disk
+    other_s       the rest of the round in this process
+    flower_s      of real processes: the waves' time less the slowest site's own work in each
 
 In this process the sites work one after the other, so the first nine are sums over the sites;
 flower is time on the clock.

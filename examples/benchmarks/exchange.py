@@ -7,20 +7,26 @@ a gradient from each participant and their sum to each. The echo is one client w
 the same library and TLS that sends as many bytes as a gradient has, waits until they are back, and
 sends again: with nothing read, checked or added.
 
-    syncs_per_s_1kb    two participants, gradients of 250 float32 values; median of --repeats
-    syncs_per_s_1mb    and of 250,000
-    share_of_echo_1kb  syncs for each echo of the same size, taken in turns
-    share_of_echo_1mb  the same of the large gradient
-    share_of_two_echoes_1kb  syncs for each echo that either of two clients gets when both send at
-                       once, as two participants do
-    slowdown_8_over_2  1 kB syncs per second with two participants, over those with eight
-    memory_growth_mb   resident memory of this process, the server, after --memory-syncs above that
-                       after the first tenth of them
-    resident_per_s     the same sync of two sites by Flower messages, with fedda-client: one wave
-                       of training messages, less the sites' own work
-    stock_per_s        the same with Flower's own SuperNode
+    syncs_per_s_1kb          two participants, gradients of 250 float32 values
+    syncs_per_s_1mb          and of 250,000
+    echoes_per_s_1kb         as many bytes as the small gradient has, one client
+    echoes_per_s_1mb         as the large one has
+    share_of_echo_1kb        syncs for each echo of the same size
+    share_of_echo_1mb        the same of the large gradient
+    share_of_two_echoes_1kb  syncs for each echo that either of two clients gets, the slower one,
+                             when both send at once, as two participants do
+    share_of_two_echoes_1mb  the same of the large gradient
+    slowdown_8_over_2        1 kB syncs per second with two participants, over those with eight
+    memory_growth_mb         resident memory of this process, the server, after --memory-syncs above
+                             that after the first tenth of them
+    resident_per_s           the same sync of two sites by Flower messages, with fedda-client: one
+                             wave of training messages, less the sites' own work
+    stock_per_s              the same with Flower's own SuperNode
+    load_before              the machine's load average when it began
 
-The last line of the output is one JSON object with these keys.
+All but the last four are medians of --repeats, exchange and echoes measured in turns; a share is
+the median of the repeats' own shares. The last line of the output is one JSON object with these
+keys.
 """
 
 import argparse

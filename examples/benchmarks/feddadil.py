@@ -9,10 +9,20 @@ when no plan changes, so they solve the same problems and find the same gradient
 
 The atoms are as unlike one another as those of a dictionary that has learnt (`aligned`: points of
 one index belong together, as training leaves them) or in an order of their own (`shuffled`: more
-rounds of plans). `ms` says where ours goes: inner products, plans, and the rest;
-`ours_with_pots_plans_ms` is ours with POT's network simplex in the place of the assignment solver.
+rounds of plans).
 
-The last line is one JSON object; `speedup` is the least over all batch sizes and both kinds.
+The last line is one JSON object:
+
+    speedup                  the least over all batch sizes and both kinds
+    max_abs_difference       the largest between the two results
+    steps                    one object for each batch size and kind, with
+    batch                    its size
+    atoms                    its kind
+    ours_ms                  processor milliseconds, the least of --repeats
+    twin_ms                  the same of the transcription
+    plans                    how many were made
+    ms                       where ours goes: inner products, plans, and the rest
+    ours_with_pots_plans_ms  ours with POT's network simplex in the place of the assignment solver
 """
 
 import argparse
@@ -156,7 +166,9 @@ def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, action="append", help="n_b; default: 100 to 500")
     parser.add_argument("--width", type=int, default=1024, help="d")
     parser.add_argument("--classes", type=int, default=10, help="C")

@@ -187,7 +187,7 @@ def _share(mine: float, base: float) -> str:
     return "" if mine == base else f"{mine / base:.2f}"
 
 
-def report(found: list[dict[str, Any]], settings: Flat, command: str) -> str:
+def report(found: list[dict[str, Any]], settings: Flat, heading: str, command: str) -> str:
     """Markdown: how it was run, and a line per row with its share of p = 1's time."""
     base = {(f["batch"], f["delay_ms"]): f for f in found if f["p"] == 1}
     heads = ["", "examples a sum", "one way, ms", "steps", "before", "last", "selected"]
@@ -213,7 +213,7 @@ def report(found: list[dict[str, Any]], settings: Flat, command: str) -> str:
     rounds = len(found[0]["rounds_s"])
     when = f"- measured: {found[0]['date']} (UTC), {rounds} rounds of every row"
     when += f", while the load average was {min(loads)} to {max(loads)}"
-    text = ["## adversarial-lazy", "", f"    {command}", "", f"- settings: {own}", when, *NOTES]
+    text = [heading, "", f"    {command}", "", f"- settings: {own}", when, *NOTES]
     return "\n".join([*text, "", *markdown(heads, lines)]) + "\n"
 
 

@@ -9,11 +9,13 @@ there and packed, as it is whenever the server waits. Start is VmRSS just before
 model is made, so a figure above start is higher by about one. The peak is VmHWM, reset at the start
 of every phase, so that no sampling can miss it. A model is the bytes that one takes on the wire.
 
-    models_above_idle_K        FedAvg with K sources: training waves, evaluation and checkpoints
-    models_above_start_K       the same peak above start
-    kd3a_models_above_idle_K   KD3A with K sources, whose models the target needs together
-    kd3a_models_above_start_K  the same peak above start
+    models_above_idle_N        FedAvg with N sources: training waves, evaluation and checkpoints
+    models_above_start_N       the same peak above start
+    kd3a_models_above_idle_N   KD3A with N sources, whose models the target needs together
+    kd3a_models_above_start_N  the same peak above start
     phases                     peaks above idle by phase of the training
+    model_mb                   a model, in megabytes
+    idle_mb                    idle, in megabytes
 
 The last line of the output is one JSON object with these keys.
 """

@@ -8,11 +8,13 @@ round after round. The federated run is fedda's own, FedAvg with one source and 
 the server's run loop, the strategy, packing, the wire contract, checks, averaging, checkpoint and
 journal are in its time; Flower's transport is not (--live measures that at the clients).
 
-    cpu_ratio             federated / plain, median of --repeats pairs taken alternately
-    federated_cpu_ms      processor milliseconds per training image
-    plain_cpu_ms          the same of the plain loop
-    live_client_cpu_ratio with --live: processor time of a real fedda-client process, from the
-                          kernel's account, against the plain loop: Flower, TLS and polling included
+    cpu_ratio              federated / plain, median of --repeats pairs taken alternately
+    cpu_ratios             of each pair
+    federated_cpu_ms       processor milliseconds per training image
+    plain_cpu_ms           the same of the plain loop
+    live_client_cpu_ratio  with --live: processor time of a real fedda-client process, from the
+                           kernel's account, against the plain loop; Flower, TLS and polling are in
+    load_before            the machine's load average when it began
 
 The last line of the output is one JSON object with these keys.
 """

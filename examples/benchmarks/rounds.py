@@ -13,6 +13,8 @@ evaluation wave to the target, and what the server does between them.
     resident_45mb_wave_s   train, evaluate
     resident_45mb_round_s  a whole round, less the sites' own work
     stock_tiny_s           a round with Flower's own SuperNode (`fedda-client --stock`) for a client
+    stock_tiny_wave_s      train, evaluate
+    model_mb               the large model, in megabytes
 
 The sites' own work is what they report as `seconds`: loading the model that came, training or
 testing. The last line of the output is one JSON object with these keys.

@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.predict import MODEL, model_file
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.folders import load as load_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.audit import Audit, Leak
 
-MODEL, RESULTS, CONFIG, AUDIT = "model.safetensors", "results.json", "config.json", "audit.json"
+RESULTS, CONFIG, AUDIT = "results.json", "config.json", "audit.json"
 
 app = typer.Typer(no_args_is_help=True, help="Try on a site's own data what an attacker could do.")
 
@@ -40,6 +41,14 @@ def gradients(
             help="A site's data: a folder of images, an .npz file, or a folder with one .npz file.",
         ),
     ],
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            help="Whose discriminator: dils, fdann or fwdgrl. Another than the run's is a what-if.",
+            show_default="the run's",
+        ),
+    ] = "",
     p: Annotated[
         int | None,
         typer.Option("--p", min=1, help="Steps per window.", show_default="the run's exchange.p"),
@@ -101,19 +110,26 @@ def gradients(
       fedda audit gradients runs/dils --data ./clinic-b
 
       fedda audit gradients runs/dils --data ./clinic-b --noise 0.001 --sizes 100
+
+    A run whose method has no discriminator gave nothing away like that. What its encoder would
+    lose in a run of another method, --method answers, with that method's defaults. So do other
+    settings than the run's: such figures are called a what-if.
+
+      fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
     with clear_exit():
-        file, home = _model(run), _home(run)
+        file, home = model_file(run), _home(run)
         config = _read(home / CONFIG)
         from fedda.audit import Settings
 
-        settings = Settings.of(config)
+        own = Settings.of(config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
-        settings = settings.told({k: v for k, v in given.items() if v is not None}, sizes)
+        settings = own.told({k: v for k, v in given.items() if v is not None}, sizes)
+        other = settings != own or own.method != config.get("method")
         results = _read(home / RESULTS)
-        sent = windows or planned(config, results, settings.p)
+        sent = windows or planned(config | {"method": own.method}, results, settings.p)
         found = _attack(file, data, settings, trials, seed, device)
-        about = found.to_json() | {"data": data.resolve().name, "privacy": None}
+        about = found.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
         if settings.noise:
             about["privacy"] = _privacy(settings.noise, sent, delta)
         place = _write(home / AUDIT, about)
@@ -170,17 +186,6 @@ def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
     return about | {"one": one._asdict(), "all": all_._asdict()}
 
 
-def _model(run: Path) -> Path:
-    if not run.is_dir():
-        return run
-    if not (run / MODEL).is_file():
-        raise ModelError(
-            f"{run} holds no {MODEL}, which a run writes when it has finished; give the folder "
-            "of a finished run, or the file of a model."
-        )
-    return run / MODEL
-
-
 def _home(run: Path) -> Path:
     """Where the run's results are: above the folder of one of its trainings, or beside the file."""
     folder = run if run.is_dir() else run.parent
@@ -218,7 +223,7 @@ def _print(found: "Audit", about: dict[str, Any]) -> None:
         box=box.SIMPLE_HEAD,
     )
     shown.add_column("window", justify="right")
-    heads = ("one batch", "fixed", "moving", "as sent")
+    heads = ("one batch", "fixed", "moving", "if sent" if about["what-if"] else "as sent")
     for head in (*heads, "norm"):
         shown.add_column(head, justify="right", no_wrap=True)
     for w in found.windows:

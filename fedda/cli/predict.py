@@ -49,7 +49,7 @@ def predict(
     with clear_exit():
         for text in _elsewhere(model):
             typer.echo(f"warning: {text}", err=True)
-        rows = table(_found(model), data, batch, device)
+        rows = table(model_file(model), data, batch, device)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return
@@ -92,7 +92,12 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
             yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
 
 
-def _found(model: Path) -> Path:
+def model_file(model: Path) -> Path:
+    """A model's file, given it or a run's folder.
+
+    Raises:
+        ModelError: the folder holds none.
+    """
     if not model.is_dir():
         return model
     if not (model / MODEL).is_file():

@@ -25,7 +25,7 @@ FORMS = {
     "bare": ("one batch, bare", "one batch, nothing done", "k1"),
     "fixed": ("{p} steps, fixed", "", ""),
     "moving": ("{p} steps, moving", "{p} steps, discriminator moving", "k3 d2"),
-    "sent": ("as the run sends", "as the run sends it", "k2"),
+    "sent": ("as {run}", "as {run} it", "k2"),
 }
 INTRO = (
     "Whoever sees a discriminator's gradient can divide that of the first layer's weights by that "
@@ -62,8 +62,11 @@ def parse(found: Any) -> dict[str, Any]:
     settings, privacy = found["settings"], found["privacy"]
     about: dict[str, Any] = {
         "data": printable(str(found["data"])),
+        "what-if": found.get("what-if") is True,  # older audits do not say
         "settings": {k: int(_number(settings[k])) for k in ("p", "min-examples")}
-        | {k: _number(settings[k]) for k in ("clip", "noise")},
+        | {k: _number(settings[k]) for k in ("clip", "noise")}
+        | {"method": printable(str(settings.get("method", "")))}
+        | {"penalty": _number(settings.get("penalty", 0))},
         "other": _leak(found["other"]),
         "threshold": _number(found["threshold"]),
         "windows": [_window(window) for window in found["windows"]],
@@ -101,7 +104,13 @@ def section_of(audited: Audited | None) -> Html | None:
 def remarks(about: Mapping[str, Any]) -> list[str]:
     """How to read the figures, in whole sentences."""
     settings, other, least = about["settings"], about["other"], about["settings"]["min-examples"]
-    lines = [
+    lines = []
+    if about["what-if"]:
+        lines.append(
+            f"What if: no run has sent this. A run of {settings['method']} with the settings given "
+            "here would, from this encoder."
+        )
+    lines += [
         f"Features of {about['features']:,} training examples of {about['data']}, of "
         f"{about['width']:,} numbers each; {about['trials']} windows of each size, each with a new "
         f"discriminator as a run starts with. A window is one batch, or {settings['p']} steps in "
@@ -111,6 +120,12 @@ def remarks(about: Mapping[str, Any]) -> list[str]:
         f"data and their mean is at {other['cosine']:.3f} on average, and above .999 for "
         f"{_percent(other['recovered'])}.",
     ]
+    if settings["penalty"]:
+        lines.append(
+            "The critic's penalty is left out of one batch's gradient and is in all others. The "
+            "attack does not take it out, and somebody who knows the critic could: where others "
+            "show less, that means little."
+        )
     if about["threshold"] > ALIKE:
         lines.append(
             "These features are so alike, or some examples come twice, that a cosine hardly tells "
@@ -163,10 +178,9 @@ def _privacy(noise: float, spent: Mapping[str, Any] | None) -> list[str]:
 
 
 def _table(about: Mapping[str, Any]) -> Html:
-    p = about["settings"]["p"]
     heads = ["examples"]
     for head, _, _ in FORMS.values():
-        heads += [head.format(p=p), "cosine"]
+        heads += [_called(head, about), "cosine"]
     rows = []
     for window in about["windows"]:
         row = [f"{window['examples']:,}"]
@@ -179,6 +193,11 @@ def _table(about: Mapping[str, Any]) -> Html:
     made = table([*heads, "norm"], rows, label=label)
     words = f"Share recovered, and mean best cosine (other features: {other['cosine']:.3f})."
     return join(made, note(words, f" {NOTHING}: too few examples to be sent."))
+
+
+def _called(name: str, about: Mapping[str, Any]) -> str:
+    run = "a run would send" if about["what-if"] else "the run sends"
+    return name.format(p=about["settings"]["p"], run=run)
 
 
 def _percent(share: float) -> str:
@@ -204,7 +223,7 @@ def _lines(about: Mapping[str, Any], what: str, factor: float) -> list[Line]:
     for form, (_, name, css) in FORMS.items():
         values = {w["examples"]: factor * w[form][what] for w in about["windows"] if w[form]}
         if name and values:
-            found.append(Line(name.format(p=about["settings"]["p"]), css, values))
+            found.append(Line(_called(name, about), css, values))
     return found
 
 

@@ -1,0 +1,239 @@
+"""The data sets and trainings that dictionary.py makes tables of, and what trainings leave."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedda import data, models, transport
+from fedda.algorithms import feddadil
+from fedda.config import Flat, RunConfig, defaults, lasting
+from fedda.data import digits
+from fedda.errors import RunError
+from fedda.folders import load
+
+# A single layer of small first weights: what KD3A makes of it is many norms away.
+IDENTITY: Flat = {"model.name": "identity", "train.lr": 0.05, "guard.max-change": 0.0}
+CNN: Flat = {
+    "model.name": "digit-cnn",
+    "input.channels": 3,
+    "input.size": 16,
+    "train.lr": 0.01,
+    "train.lr-end": 0.0005,
+}
+
+
+@dataclass(frozen=True)
+class Set:
+    """One data set, reduced for a CPU."""
+
+    folder: str  # within DATA; empty: drawn by fedda
+    targets: tuple[str, ...]
+    encoder: int  # rounds of stage 1
+    settings: Flat
+    images: int = 0  # per domain, drawn once; 0: all
+    settle: Callable[[np.ndarray], np.ndarray] = field(default=lambda x: x)
+
+
+def histograms(x: np.ndarray) -> np.ndarray:
+    """Counts as shares of each image, then every one standardised within its domain.
+
+    What is usual for these features; it takes no label.
+    """
+    x = x.astype(np.float32)
+    x = x / np.maximum(x.sum(axis=1, keepdims=True), 1)
+    return (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-8)
+
+
+SETS = {
+    "embedded": Set("", ("fonts", "blended"), 12, CNN | {"input.channels": 1}),
+    "googlenet": Set(
+        "office_caltech10_googlenet1024",
+        ("webcam", "dslr", "amazon"),
+        10,
+        IDENTITY,
+        settle=lambda x: x.astype(np.float32),
+    ),
+    "surf": Set(
+        "office_caltech10_surf800",
+        ("webcam", "dslr", "amazon", "caltech10"),
+        10,
+        IDENTITY,
+        settle=histograms,
+    ),
+    "images64": Set(
+        "office_caltech10_images64", ("webcam", "amazon"), 12, CNN | {"input.size": 24}, images=300
+    ),
+    "digits": Set("digits", ("usps", "mnistm"), 12, CNN, images=600),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training."""
+
+    name: str
+    set: str
+    target: str
+    seed: int
+    settings: Flat
+    split: bool = False  # half of every source's examples is held out
+
+
+class Bench:
+    """Trainings in a folder, and what they left."""
+
+    def __init__(self, data: Path | None, out: Path) -> None:
+        self.data = data
+        self.out = out
+
+    def run(self, cell: Cell) -> tuple[dict[str, Any], Path]:
+        """Train, unless it was done before -> results.json's content, the run's folder.
+
+        Raises:
+            RunError: it was done with other settings.
+        """
+        place = self.out / cell.set / ("half" if cell.split else "all")
+        source = self._prepared(cell)
+        folder = place / "runs" / f"{cell.name}-{cell.target}-{cell.seed}"
+        flat: Flat = {
+            **SETS[cell.set].settings,
+            **cell.settings,
+            "run.name": folder.name,
+            "run.dir": str(folder.parent),
+            "run.seeds": str(cell.seed),
+            "run.resume": (folder / "config.json").is_file(),
+            "track.tensorboard": False,
+            "wait.settle": 0.0,
+        }
+        config = RunConfig.parse(flat)
+        if not (folder / "results.json").is_file():
+            start = time.perf_counter()
+            local, journal = load("server", "local"), load("server", "journal")
+            sites = [s | {"notes": False} for s in local.folders(source, cell.target, {}, 1)]
+            local.simulate(config, sites, journal.Journal(), "process")
+            seconds = time.perf_counter() - start
+            print(f"{cell.set}: {folder.name} took {seconds:.0f} s", flush=True)
+        results = json.loads((folder / "results.json").read_text())
+        usual = defaults()  # an older version's results lack what has come since
+        theirs = usual | results["config"]
+        for key, mine in lasting(config.flat(), [config.method]).items():
+            if theirs[key] != mine:
+                raise RunError(
+                    f"{folder} was run with {key} {theirs[key]!r}, not {mine!r}; choose another "
+                    "--out, or remove that folder."
+                )
+        return results, folder
+
+    def _prepared(self, cell: Cell) -> Path:
+        """The domains as the trainings read them.
+
+        Where nothing is split, the target trains on all examples without labels, and is tested on
+        the same; in `half` every domain is split by a draw that is the same for all trainings.
+        """
+        chosen, out = SETS[cell.set], self.out / cell.set / ("half" if cell.split else "all")
+        if (out / "data").is_dir():
+            return out / "data"
+        part = out / "data.part"
+        shutil.rmtree(part, ignore_errors=True)
+        if not chosen.folder:
+            digits.build(part, seed=0, train=400)
+            part.rename(out / "data")
+            return out / "data"
+        assert self.data is not None
+        files = accuracy.domains(self.data / chosen.folder)
+        part.mkdir(parents=True)
+        for path in files:
+            with np.load(path) as found:
+                both = "x_train" in found
+                x, y = (found[k + "_train"] if both else found[k] for k in "xy")
+                test = (found["x_test"], found["y_test"]) if both else None
+            order = np.random.default_rng(0).permutation(len(y))
+            x, y = chosen.settle(x), y
+            most = order[: chosen.images or None]
+            train, tests = most, most
+            if cell.split:
+                train, tests = np.sort(most[::2]), np.sort(most[1::2])
+                test = None
+            x_test, y_test = (x[tests], y[tests]) if test is None else test
+            held = np.arange(len(y_test))[:1000]
+            arrays = {"x_train": x[train], "y_train": y[train]}
+            np.savez(part / path.name, **arrays, x_test=x_test[held], y_test=y_test[held])
+        part.rename(out / "data")
+        return out / "data"
+
+    def after(self, folder: Path, cell: Cell) -> "After":
+        """What a finished training left at the server and its sites."""
+        return After(folder, self._prepared(cell), cell)
+
+
+class After:
+    """A finished training: atoms, and the sites' points as they saw them."""
+
+    def __init__(self, folder: Path, data: Path, cell: Cell) -> None:
+        state = load("server", "checkpoint").read(folder / f"feddadil-{cell.seed}")
+        assert state is not None
+        atoms = state.kept["atoms"]
+        self.z, self.y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
+        self.folder, self.data, self.cell = folder, data, cell
+        self.model, about = models.load(folder / "model.safetensors")
+        flat = json.loads((folder / "config.json").read_text())
+        config = RunConfig.parse({k: v for k, v in flat.items() if not k.startswith("run.")})
+        config = config.model_copy(
+            update={"run": config.run.model_copy(update={"name": folder.name})}
+        )
+        self.task = config.task("feddadil", cell.seed, about.shape, about.classes, 4)
+
+    def coordinates(self, site: str) -> Tensor:
+        pattern = f"*.{self.task.rounds}.coordinates.safetensors"
+        (path,) = (self.folder / "sites" / site).glob(pattern)
+        return load_file(path)["alpha"]
+
+    def scores(self, target: str) -> dict[str, float]:
+        """Accuracy of the heads, as the target fits and tests them after the last round."""
+        o, alpha = self.task.options, self.coordinates(target)
+        _, _, tests, labels = self.points(target)
+        b = transport.barycenter(self.z, self.y, alpha, most=o.fixed_points, entropy=o.entropy)
+        W, bias = feddadil.fit_heads(b.z[None], b.y[None], o.head_decay)
+        heads = feddadil.fit_heads(self.z, self.y, o.head_decay)
+        p = {
+            "FedAvg head": models.predict(self.model, self.tests(target)),
+            "FedDaDiL-R": feddadil.ensemble(tests, W, bias, alpha.new_ones(1)),
+            "FedDaDiL-E": feddadil.ensemble(tests, *heads, alpha),
+        }
+        return {row: float((q.argmax(dim=1) == labels).float().mean()) for row, q in p.items()}
+
+    def tests(self, name: str) -> Tensor:
+        """A domain's test inputs, as they are kept."""
+        test = self._load(name)[1]
+        return test.x
+
+    def _load(self, name: str) -> tuple[data.Labelled, data.Labelled]:
+        path = next(p for p in self.data.iterdir() if name in (p.stem, p.name))
+        shape = self.task.dims
+        channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
+        train = data.load_source(path, channels=channels, size=size)
+        test = data.load_evaluation(path, channels=channels, size=size)
+        assert test is not None
+        return train, test
+
+    def sites(self) -> list[str]:
+        return sorted(p.stem if p.suffix else p.name for p in self.data.iterdir())
+
+    def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Training and test points of a domain, in its own scaling, with their labels."""
+        train, test = self._load(name)
+        site = load("clients", "site").Site(
+            {"role": "source", "name": name, "data": "", "device": "cpu"}
+        )
+        made = load("clients", "dictionary").Dictionary(site, self.task, self.model, train)
+        return made.points, train.y, made.scaling(made.encoded(test.x)), test.y
