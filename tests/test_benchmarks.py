@@ -41,7 +41,7 @@ SMALL: dict[str, list[tuple[str, ...]]] = {
     "exchange": [(*EXCHANGE, "--skip-flower")],
     "feddadil": [("--batch", "60", "--width", "64", "--repeats", "2")],
     "memory": [("--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")],
-    "overhead": [("--images", "100", "--rounds", "1", "--repeats", "1")],
+    "overhead": [("--images", "400", "--rounds", "2", "--repeats", "3")],
     "rounds": [
         ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
     ],
