@@ -266,6 +266,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     for name in sets:
         cells(args, name)
+    known = {target for name in sets for target in SETS[name].targets}
+    if odd := sorted(asked - known):
+        parser.error(f"no target {odd[0]}: {', '.join(sets)} can have {', '.join(sorted(known))}")
     if not args.data and any(SETS[name].folder for name in sets):
         parser.error(f"{' and '.join(n for n in sets if SETS[n].folder)} needs --data")
     torch.set_num_threads(1)
