@@ -232,13 +232,14 @@ def test_without_a_scale_the_first_round_finds_it(
     assert not [e for e in events if e["event"] == "trouble"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "overlap"),
     [
         ("fdann", True),
-        pytest.param("fdan", False, marks=pytest.mark.slow),
-        pytest.param("fwdgrl", False, marks=pytest.mark.slow),
-        pytest.param("fdan", True, marks=pytest.mark.slow),
+        ("fdan", False),
+        ("fwdgrl", False),
+        ("fdan", True),
     ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
@@ -317,6 +318,7 @@ def test_a_target_with_few_images_does_not_tell_their_distances(
     assert failed == {"town": Code.CONFIG.public}
 
 
+@pytest.mark.slow
 def test_a_sites_own_noise_is_added_whatever_the_run_says(
     domains: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -332,6 +334,7 @@ def test_a_sites_own_noise_is_added_whatever_the_run_says(
     assert [entry["gradient-examples"] for entry in rounds] == [min(EXAMPLES.values())] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gradient_that_leaves_is_over_an_image_twice(
     domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -184,6 +184,7 @@ def test_what_is_not_sent_is_not_attacked() -> None:
     ]  # the clip is far away
 
 
+@pytest.mark.slow
 def test_a_clip_alone_takes_nothing_and_noise_does() -> None:
     bare = replace(SMALL, min_examples=1)
     for settings in (bare, replace(bare, clip=1e-3)):
@@ -346,6 +347,7 @@ def run(*words: object) -> Any:
     return CliRunner().invoke(app, ["audit", "gradients", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_the_command_and_the_report(finished: Path) -> None:
     data = finished.parent / "clinic.npz"
     words = [finished, "--data", data, "--trials", 1, "--min-examples", 8, "--sizes", "6"]

@@ -343,6 +343,7 @@ def test_what_was_drawn_is_not_taken_for_another_draw(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_the_rotated_digits_of_another_size_are_others(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

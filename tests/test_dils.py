@@ -205,6 +205,7 @@ def test_the_targets_model_stays_there_unless_it_is_asked_for(
     assert ("from target model" in sent) == share
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sends_in_the_precision_it_sent_before(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -267,6 +269,7 @@ def test_rounds_of_other_lengths_are_refused(
     ]
 
 
+@pytest.mark.slow
 def test_several_sources_need_a_name(tmp_path: Path) -> None:
     nodes = make_domains(tmp_path)
     with pytest.raises(ConfigError, match=r"3 sources have joined.*anna, bert, carl"):

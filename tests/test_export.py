@@ -22,12 +22,12 @@ MLP = ModelConfig(name="mlp", sizes="4")
 slow = pytest.mark.slow
 FAMILIES: list[Any] = [
     pytest.param(MLP, (5,), id="vectors"),
-    pytest.param(MLP, (1, 4, 4), id="mlp", marks=slow),
+    pytest.param(MLP, (1, 4, 4), id="mlp"),
     pytest.param(ModelConfig(name="digit-cnn"), (1, 8, 8), id="digit-cnn"),
-    pytest.param(ModelConfig(name="lenet"), (3, 16, 20), id="lenet", marks=slow),
-    pytest.param(ModelConfig(name="resnet18"), (3, 32, 32), id="resnet18", marks=slow),
-    pytest.param(ModelConfig(name="resnet18"), (1, 20, 30), id="resnet18-gray", marks=slow),
-    pytest.param(ModelConfig(name="alexnet"), (3, 63, 70), id="alexnet", marks=slow),
+    pytest.param(ModelConfig(name="lenet"), (3, 16, 20), id="lenet"),
+    pytest.param(ModelConfig(name="resnet18"), (3, 32, 32), id="resnet18"),
+    pytest.param(ModelConfig(name="resnet18"), (1, 20, 30), id="resnet18-gray"),
+    pytest.param(ModelConfig(name="alexnet"), (3, 63, 70), id="alexnet"),
 ]
 
 
@@ -78,6 +78,7 @@ def check(read: Callable[..., Any], path: Path, source: Path, config: ModelConfi
     assert about["range"] == ([0, 1] if len(meta.shape) == 3 else None)
 
 
+@slow
 @pytest.mark.parametrize(("config", "shape"), FAMILIES)
 def test_torch_gives_the_models_answers(
     tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
@@ -219,6 +220,7 @@ def test_a_runs_trainings_can_be_chosen(
     assert asked[0].read_bytes() == saved(run / "expected.safetensors", seed=seed).read_bytes()
 
 
+@slow
 def test_where_files_go(run: Path, tmp_path: Path) -> None:
     fedda(run, "--torch", "--seed", 5)
     check(run_torch, run / "kd3a-5" / "model.pt2", run / "kd3a-5" / "model.safetensors", MLP)

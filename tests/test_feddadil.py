@@ -195,6 +195,7 @@ def test_a_reply_with_coordinates_in_it_is_refused(
         bench.notices.clear()
 
 
+@pytest.mark.slow
 def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> None:
     """A run whose sites are restarted after every round has the bits of one whose are not."""
 
@@ -309,6 +310,7 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
     assert len(came(bench, "bert")) == 1 and len(came(bench, "anna")) == 2
 
 
+@pytest.mark.slow
 def test_a_shared_rate_would_send_coordinates_to_a_vertex(domains: list[Node]) -> None:
     def smallest(rate: float) -> float:
         resident.cache_clear()
@@ -450,6 +452,7 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 # ---- heads, results, prediction ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_heads_are_tested_every_round_and_predict_as_they_did(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -479,6 +482,7 @@ def test_heads_are_tested_every_round_and_predict_as_they_did(
     assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -> None:
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)

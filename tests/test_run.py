@@ -92,6 +92,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert timeless(resumed) == timeless(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["in memory", "on disk"])
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(
     domains: list[Node], tmp_path: Path, kept: str
@@ -337,6 +338,7 @@ def twice(request: Message, reply: Message) -> list[Message]:
     return [reply, reply]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "kd3a"])
 @pytest.mark.parametrize(
     ("script", "what", "rounds"),
