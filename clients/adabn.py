@@ -11,7 +11,6 @@ from torch import nn
 from fedda import models
 from fedda.algorithms import adabn
 from fedda.data import Unlabelled
-from fedda.errors import ConfigError
 from fedda.models import batchnorms, inputs_of
 from fedda.train import batches
 from fedda.wire import Role
@@ -39,12 +38,7 @@ class Target(Client):
             ConfigError: the model has no BatchNorm, or the site too few images.
         """
         adabn.check_batchnorm(self.model.state_dict(), request.task.model.name)
-        least = max(self.site.min_images, 2)
-        if len(self.data) < least:
-            raise ConfigError(
-                f"This site has {len(self.data)} images, but statistics may leave it only over "
-                f"{least} or more; add images, or lower --min-images."
-            )
+        self.check_enough("statistics may leave it only over")
         seen: dict[nn.Module, adabn.Moments] = {}
         layers = list(batchnorms(self.model).values())
         draws = self.generator(request, "statistics")

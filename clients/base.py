@@ -243,21 +243,25 @@ class Client(NumPyClient):
             ConfigError: this site has fewer images than it trains on.
         """
         assert request.exchange is not None
-        self.check_enough()
+        self.check_enough("it trains on")
         seed = seed_for(request.task.seed, self.site.name)
         size, p = request.task.train.batch_size, request.exchange.lazy.p
         yield from windows(len(self.data), size, p, seed, first, count)
 
-    def check_enough(self) -> None:
+    def check_enough(self, what: str) -> None:
         """See that this site has as many images as anything that leaves must be made of.
+
+        Args:
+            what: is made of them, as a clause that a number follows.
 
         Raises:
             ConfigError: it has fewer.
         """
-        if len(self.data) < max(self.site.min_images, 2):
+        least = max(self.site.min_images, 2)
+        if len(self.data) < least:
             raise ConfigError(
-                f"This site has {len(self.data)} images, but trains on {self.site.min_images} or "
-                "more; add images, or lower --min-images."
+                f"This site has {len(self.data)} images, but {what} {least} or more; "
+                "add images, or lower --min-images."
             )
 
     @contextmanager

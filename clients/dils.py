@@ -54,7 +54,7 @@ class Pair(Client):
                 copy.restore(kept, device)
                 if encoder:
                     encoder.load_state_dict(kept.get_optimizer("encoder-optimizer"))
-            if copy.sync.steps != adapted * count:  # else windows of images and of sums fall apart
+            if copy.sync.steps != adapted * count:  # then it counts on other sums
                 raise WireError(
                     f"The request is for steps {adapted * count + 1} and following, but this site "
                     f"has taken {copy.sync.steps}."

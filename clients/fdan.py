@@ -78,7 +78,7 @@ class Target(Member, fdann.Target):
     @torch.no_grad()
     def measure(self, request: Request) -> Numbers:
         """The median distance of some of its features, the same for every batch size."""
-        self.check_enough()
+        self.check_enough("a median of distances leaves it only over")
         draws = self.generator(request, "scale")
         indices = torch.randperm(len(self.data), generator=draws)[: fourier.PAIRED]
         with evaluating(self.model):

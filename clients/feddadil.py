@@ -51,11 +51,7 @@ class _Learner(Client):
         torch.manual_seed(seed_for(request.task.seed, self.site.name, request.round))
 
     def _made(self, request: Request) -> Dictionary:
-        if len(self.data) < self.site.min_images:
-            raise ConfigError(
-                f"This site has {len(self.data)} examples, but atoms may leave it only after "
-                f"steps on {self.site.min_images} or more; add examples, or lower --min-images."
-            )
+        self.check_enough("atoms may leave it only after steps on")
         return Dictionary(self.site, request.task, self.model, self.data)
 
     @property

@@ -1,12 +1,12 @@
 """What crosses the wire in each method, as a table read from the contracts that the code checks."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from fedda.config import method_module, methods
 from fedda.wire import EVALUATION, Contract, Kind, Role, Rule
 
-ROLES: tuple[Role, ...] = ("source", "target")
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Crossing(NamedTuple):

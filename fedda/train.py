@@ -71,16 +71,14 @@ def windows(n: int, batch_size: int, p: int, seed: int, first: int, count: int) 
     groups = max(n // size, 1)
     order = torch.randperm(n, generator=generator(seed, "windows", groups))
     members = order.repeat(-(-size // n))[: max(n, size)].tensor_split(groups)
-    last, batches_ = -1, ()
-    for step in range(first, first + count):
-        window, within = divmod(step, p)
-        if window != last:
-            epoch, turn = divmod(window, groups)
-            turns = torch.randperm(groups, generator=generator(seed, "epoch", epoch))
-            images = members[turns[turn]]
-            draw = torch.randperm(len(images), generator=generator(seed, "window", window))
-            last, batches_ = window, images[draw].tensor_split(p)
-        yield batches_[within]
+    stop = first + count
+    for window in range(first // p, -(-stop // p)):
+        epoch, turn = divmod(window, groups)
+        turns = torch.randperm(groups, generator=generator(seed, "epoch", epoch))
+        images = members[turns[turn]]
+        draw = torch.randperm(len(images), generator=generator(seed, "window", window))
+        begin = window * p
+        yield from images[draw].tensor_split(p)[max(first - begin, 0) : stop - begin]
 
 
 def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 # What each is run with here; HERE is a folder of this file's own.
 ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
 ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
-LAZY = ("--table", "lazy", "--images", "256", "--delay", "0", "--repeats", "1")
+LAZY = ("--table", "lazy", "--images", "256", "--delay", "30", "--repeats", "1")
 LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
 ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
 ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
@@ -40,7 +40,7 @@ SMALL: dict[str, list[tuple[str, ...]]] = {
     "dictionary": [DICTIONARY],
     "exchange": [(*EXCHANGE, "--skip-flower")],
     "feddadil": [("--batch", "60", "--width", "64", "--repeats", "2")],
-    "memory": [("--mb", "20", "--sources", "2", "--kd3a", "2", "--rounds", "1")],
+    "memory": [("--mb", "45", "--sources", "2", "--kd3a", "2", "--rounds", "1")],
     "overhead": [("--images", "400", "--rounds", "2", "--repeats", "3")],
     "rounds": [
         ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
@@ -148,10 +148,10 @@ def test_the_exchange_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_memory_in_small(here: Path) -> None:
     found = measured("memory", here)
-    # Sums in float64 and a reply; the models of two sources and the target, and their mean. What
-    # threads and connections take, some 40 MB, is two models of this size.
-    assert 2 < found["models_above_idle_2"] < 6.5
-    assert 2 < found["kd3a_models_above_idle_2"] < 7.5
+    # Sums in float64 and a reply; the models of two sources and the target, and their mean. Of
+    # models smaller than these, what threads and connections take would be several.
+    assert 2 < found["models_above_idle_2"] < 5
+    assert 2 < found["kd3a_models_above_idle_2"] < 6
 
 
 @pytest.mark.slow
@@ -190,12 +190,14 @@ def test_the_adversarial_methods_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_lazy_synchronisation_in_small(here: Path) -> None:
-    """Every fourth step exchanged sends a quarter."""
+    """Every fourth step exchanged sends a quarter; a delay is felt where every step is."""
     found = measured("adversarial", here, LAZY)["lazy"]
     rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
     near, often = rows[4, 64, 0], rows[1, 64, 0]
     assert often["gradient_mb"] == pytest.approx(4 * near["gradient_mb"], rel=0.1)
     assert near["gradient_mb"] > 0
+    assert rows[1, 64, 30]["round_s"] > rows[4, 64, 30]["round_s"] + 0.5
+    assert rows[4, 64, 30]["accuracy"] == near["accuracy"]
 
 
 @pytest.mark.parametrize("name", ["digits", "amazon", "office"])

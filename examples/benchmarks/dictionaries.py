@@ -158,7 +158,7 @@ class Bench:
                 x, y = (found[k + "_train"] if both else found[k] for k in "xy")
                 test = (found["x_test"], found["y_test"]) if both else None
             order = np.random.default_rng(0).permutation(len(y))
-            x, y = chosen.settle(x), y
+            x = chosen.settle(x)
             most = order[: chosen.images or None]
             train, tests = most, most
             if cell.split:

@@ -14,6 +14,7 @@ from rich.text import Text
 from fedda.cli.exits import clear_exit
 from fedda.cli.predict import MODEL, model_file
 from fedda.errors import ConfigError, ModelError, RunError
+from fedda.files import replacing
 from fedda.folders import load as load_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -203,9 +204,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, about: dict[str, Any]) -> Path:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(about, indent=1))
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(about, indent=1))
     return path
 
 
