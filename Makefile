@@ -5,7 +5,11 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Slow tests at once. Many wait for processes of their own, so one more than cores; 3 GB each.
+SLOW ?= 3
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+# What pip would do on one core. A few files of some packages are no Python, or not this one's.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint proto clean
@@ -18,7 +22,7 @@ demo: $(VENV)/.installed ## install fedda and run a federation of four sites on 
 
 test: $(VENV)/.installed-dev ## install what the tests need and run them, the fast ones first
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(SLOW) --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev ## style, format and types
 	$(BIN)/ruff check
@@ -42,9 +46,11 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing fedda into $(VENV); the first time this downloads PyTorch and takes a few minutes"
 	$(PIP) --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing fedda and its test tools into $(VENV); the first time this takes a few minutes"
 	$(PIP) --editable '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed

@@ -3,8 +3,6 @@
 Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779, algorithm 1.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
@@ -13,10 +11,10 @@ from fedda.algorithms import adabn
 from fedda.data import Unlabelled
 from fedda.models import batchnorms, inputs_of
 from fedda.train import batches
-from fedda.wire import Role
 
 from . import fedavg
-from .base import Client, Numbers, Request
+from .base import Client
+from .site.request import Numbers
 
 Source = fedavg.Source
 
@@ -24,11 +22,10 @@ Source = fedavg.Source
 class Target(Client):
     """Replaces the running statistics, changes no parameter."""
 
-    role: ClassVar[Role] = "target"
     data: Unlabelled
 
     @torch.no_grad()
-    def train(self, request: Request) -> Numbers:
+    def estimate(self) -> Numbers:
         """Algorithm 1: forward passes over all images, in an order drawn anew each round.
 
         A layer's inputs depend on the statistics before it, so each batch is normalised by its
@@ -37,14 +34,14 @@ class Target(Client):
         Raises:
             ConfigError: the model has no BatchNorm, or the site too few images.
         """
-        adabn.check_batchnorm(self.model.state_dict(), request.task.model.name)
+        adabn.check_batchnorm(self.model.state_dict(), self.task.model.name)
         self.check_enough("statistics may leave it only over")
         seen: dict[nn.Module, adabn.Moments] = {}
         layers = list(batchnorms(self.model).values())
-        draws = self.generator(request, "statistics")
+        draws = self.generator("statistics")
         order, steps = torch.randperm(len(self.data), generator=draws), 0
         with models.batch_statistics(self.model), inputs_of(layers) as entering:
-            for indices in batches([order], request.task.train.batch_size):
+            for indices in batches([order], self.task.train.batch_size):
                 self.model(self.inputs(indices))
                 for layer in layers:
                     found = adabn.moments(entering[layer])

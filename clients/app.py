@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from . import bridge
+from .node import bridge
 
 
 def make_app(sites: Sequence[Mapping[str, Any]] = ()) -> ClientApp:

@@ -11,68 +11,73 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import wire
-from fedda.adversary import HALVES, Discriminator, Loss, accuracy, discriminator_loss, reversed_loss
+from fedda.adversarial.discriminators import (
+    HALVES,
+    Loss,
+    accuracy,
+    discriminator_loss,
+    reversed_loss,
+)
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import WireError
 from fedda.exchange import Group, Stream
 from fedda.train import seed_for
-from fedda.travelling import pick_up, put_down
-from fedda.wire import Kind, Packed, Role
+from fedda.wire import Packed
 
-from .adversarial import Copy
-from .base import Client, Numbers, Request
+from . import fedavg
+from .site.exchanging import Summing
+from .site.request import Numbers
+from .site.shared_discriminator import Copy
 
-Found = dict[str, Any]  # numbers of one step; tensors stay on the device until the round is over
+StepNumbers = dict[str, Any]  # of one step; tensors stay on the device until the round is over
 
 
-class Member(Client):
-    """What both roles do in a round of a whole number of windows."""
+class Member(Summing):
+    """What both parts do in a round of a whole number of windows."""
 
     loss: ClassVar[Loss] = "grl"
+    shared: ClassVar[str] = "discriminator"  # the array, and behind a / the source of a pair
 
-    def train(self, request: Request) -> Numbers:
+    def align(self) -> Numbers:
         """Cross entropy, if any, + lambda times what moves the encoder against the others."""
-        task, count = request.task, request.steps
-        per_step = self.critic_steps(request)
-        optimizer = self.optimizer(request)
-        totals: Found = {}
-        with self.stream(request) as stream:
-            images = self.windows(request, count * per_step)
-            self.join(request, stream)
+        task, count = self.task, self.request.steps
+        per_step = self.critic_steps()
+        optimizer = self.optimizer()
+        totals: StepNumbers = {}
+        with self.stream() as stream:
+            images = self.whole_windows(count * per_step)
+            self.join(stream)
             for i in range(count):
-                q = (request.round - 1 + i / count) / task.rounds
+                q = (self.request.round - 1 + i / count) / task.rounds
                 self.lead(islice(images, per_step - 1))
                 indices = next(images)
-                z = self.model.features(self.inputs(indices))
-                pull, found = self.align(z, len(indices))
-                loss = task.options.reversal.at(q) * pull
-                if self.role == "source":
-                    found["loss"] = self.classify(z, indices)
-                    loss = loss + found["loss"]
+                z = self.features(indices)
+                pull, numbers = self.step(z, len(indices))
+                loss = self.options.reversal.at(q) * pull
+                if (labelled := self.classify(z, indices)) is not None:
+                    numbers["loss"] = labelled
+                    loss = loss + labelled
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                totals = {n: totals.get(n, 0.0) + _value(v) for n, v in found.items()}
+                totals = {n: totals.get(n, 0.0) + _value(v) for n, v in numbers.items()}
             self.leave()
-        self.workspace.keep(optimizer, task, request.round)
         return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
 
-    def windows(self, request: Request, count: int) -> Iterator[Tensor]:
+    def whole_windows(self, count: int) -> Iterator[Tensor]:
         """The round's batches, one for each step of the discriminators.
 
         Raises:
             WireError: they are no whole windows; then sums would not be over a window's images.
         """
-        assert request.exchange is not None
-        if count % request.exchange.lazy.p:
+        if count % self.exchange.lazy.p:
             raise WireError(
                 f"The request is for {count} steps, which are no whole windows of "
-                f"{request.exchange.lazy.p} (exchange.p)."
+                f"{self.exchange.lazy.p} (exchange.p)."
             )
-        return self.step_batches(request, (request.round - 1) * count, count)
+        return self.windows((self.request.round - 1) * count, count)
 
-    def critic_steps(self, request: Request) -> int:
+    def critic_steps(self) -> int:
         """Steps that the discriminators make in one of the model's, the common one among them."""
         return 1
 
@@ -80,38 +85,35 @@ class Member(Client):
         """The steps that the discriminators make before the common one, on images of their own."""
         for indices in images:
             with torch.no_grad():
-                z = self.model.features(self.inputs(indices))
+                z = self.features(indices)
             self.discriminate(z, len(indices))
 
-    def classify(self, z: Tensor, indices: Tensor) -> Tensor:
-        """Cross entropy on the site's labels -> scalar."""
-        assert isinstance(self.data, Labelled)
-        return F.cross_entropy(self.model.head(z), self.data.y[indices].to(self.site.device))
+    def classify(self, z: Tensor, indices: Tensor) -> Tensor | None:
+        """Cross entropy on the site's labels -> scalar; None where there are none."""
+        return None
 
-    def join(self, request: Request, stream: Stream) -> None:
+    def join(self, stream: Stream) -> None:
         """Take up the discriminators, or in the first round make those that all others make."""
-        assert request.exchange is not None
-        self.request, self.half = request, HALVES[self.loss, self.role]
-        network = request.task.options.discriminator
-        self.copies: dict[str, Copy] = {}
+        self.half = HALVES[self.loss, self.side]
+        self.copies: dict[str, Any] = {}
         self.part_of: dict[str, float] = {}
-        for group in request.exchange.invitation.groups:
-            seed = seed_for(request.task.seed, group.name)
-            DI = Discriminator(self.model.width, network.hidden, seed).to(self.site.device)
-            lazy = self.lazy(stream, group.name, request.exchange.lazy)
-            copy = Copy(DI, network, lazy)
-            found = request.arrays.get(array_of("discriminator", group))
-            if found is not None:
-                state = {n: torch.tensor(a) for n, a in found.unpack().items()}
-                copy.sync.begin(pick_up(DI, copy.optimizer, state).to(self.site.device))
-            self.copies[array_of("discriminator", group)] = copy
-            self.part_of[array_of("discriminator", group)] = self.weight(group)
+        for group in self.exchange.invitation.groups:
+            name = array_of(self.shared, group)
+            self.copies[name] = self.take_up(stream, group, self.request.arrays.get(name))
+            # Of the mean over a group's sources each is a part; the target is all of its side.
+            sources = len(group.members) - 1
+            self.part_of[name] = 1 / sources if self.side == "source" else 1.0
 
-    def weight(self, group: Group) -> float:
-        """A source's part in the mean over the group's sources; the target is all of its side."""
-        return 1 / (len(group.members) - 1) if self.role == "source" else 1.0
+    def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Any:
+        """This site's copy of one group's discriminator, as it came or as all begin with it."""
+        seed, network = seed_for(self.task.seed, group.name), self.options.discriminator
+        sync = self.lazy(stream, group.name)
+        copy = Copy.make(self.model.width, network, seed, sync, self.device)
+        if came is not None:
+            copy.pick_up(came)
+        return copy
 
-    def align(self, z: Tensor, n: int) -> tuple[Tensor, Found]:
+    def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
         """One step of the discriminators -> what moves the encoder against them, and numbers.
 
         The scalar's gradient is the encoder's; its value means nothing. Gradients of both kinds are
@@ -121,24 +123,34 @@ class Member(Client):
         return pull, self.discriminate(z, n)
 
     def against(self, z: Tensor) -> Tensor:
-        """The reversal layer, in mean over the discriminators -> scalar."""
+        """The reversal layer, over all discriminators -> scalar."""
         fixed = z.detach().requires_grad_()
-        losses = [reversed_loss(self.half, copy.DI, fixed) for copy in self.copies.values()]
-        (g,) = torch.autograd.grad(torch.stack(losses).mean(), fixed)
+        losses = {n: reversed_loss(self.half, c.DI, fixed) for n, c in self.copies.items()}
+        (g,) = torch.autograd.grad(self.combined(losses), fixed)
         return (z * g).sum()
 
-    def discriminate(self, z: Tensor, n: int) -> Found:
-        """One step of every discriminator."""
-        found: Found = {}
+    def combined(self, losses: dict[str, Tensor]) -> Tensor:
+        """One loss of those against each discriminator, by its array's name: their mean."""
+        return torch.stack(list(losses.values())).mean()
+
+    def discriminate(self, z: Tensor, n: int) -> StepNumbers:
+        """One step of every discriminator -> what the site reports of it."""
+        each: dict[str, StepNumbers] = {}
         for name, copy in self.copies.items():
             L_DI = self.own(copy, z)
-            told: Found = {"discriminator-loss": L_DI.detach()}
+            each[name] = {"discriminator-loss": L_DI.detach()}
             if not self.half.critic:
                 with torch.no_grad():
-                    told["discriminator-accuracy"] = accuracy(copy.DI(z), self.role)
-            found = {k: found.get(k, 0.0) + v / len(self.copies) for k, v in told.items()}
+                    each[name]["discriminator-accuracy"] = accuracy(copy.DI(z), self.side)
             copy.step(self.part_of[name] * L_DI, n)
-        return found
+        return self.reported(each)
+
+    def reported(self, each: dict[str, StepNumbers]) -> StepNumbers:
+        """What becomes of every discriminator's numbers, by its array's name: their means."""
+        numbers: StepNumbers = {}
+        for of_copy in each.values():
+            numbers = {k: numbers.get(k, 0.0) + v / len(each) for k, v in of_copy.items()}
+        return numbers
 
     def own(self, copy: Copy, z: Tensor) -> Tensor:
         """This site's half of a discriminator's loss -> scalar."""
@@ -150,32 +162,23 @@ class Member(Client):
             copy.sync.settle()
 
 
-class Source(Member):
+class Source(Member, fedavg.Source):
     """Has labels."""
 
-    role: ClassVar[Role] = "source"
     data: Labelled
+
+    def classify(self, z: Tensor, indices: Tensor) -> Tensor:
+        return F.cross_entropy(self.model.head(z), self.labels(indices))
 
 
 class Target(Member):
     """Its encoder is moved by the reversed gradient alone, its classifier by nothing."""
 
-    role: ClassVar[Role] = "target"
     data: Unlabelled
 
-    def outgoing(self, request: Request) -> dict[str, Packed]:
-        """The model, and the discriminators for all."""
-        return super().outgoing(request) | self.luggage()
-
-    def luggage(self) -> dict[str, Packed]:
-        """The discriminators, always in full precision."""
-        found = {}
-        for name, copy in self.copies.items():
-            g_sync = copy.sync.latest
-            assert g_sync is not None  # a round has a window or more
-            state = put_down(copy.DI, copy.optimizer, g_sync)
-            found[name] = wire.pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
-        return found
+    def outgoing(self) -> dict[str, Packed]:
+        """The model, and the discriminators for all, always in full precision."""
+        return super().outgoing() | {name: copy.packed() for name, copy in self.copies.items()}
 
 
 def array_of(name: str, group: Group) -> str:

@@ -3,42 +3,40 @@
 McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1, ClientUpdate.
 """
 
-from typing import ClassVar
-
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedda.data import Labelled
-from fedda.wire import Role
 
-from .base import Client, Numbers, Request
+from .base import Client
+from .site.request import Numbers
 
 
 class Source(Client):
     """Cross entropy on the site's own images."""
 
-    role: ClassVar[Role] = "source"
     data: Labelled
 
-    def train(self, request: Request) -> Numbers:
-        optimizer = self.optimizer(request)
+    def train(self) -> Numbers:
+        optimizer = self.optimizer()
         total, steps = 0.0, 0
-        for indices in self.batches(request):
-            y = self.data.y[indices].to(self.site.device)
-            loss = F.cross_entropy(self.model(self.inputs(indices)), y) + self.penalty(request)
+        for indices in self.batches():
+            loss = F.cross_entropy(self.model(self.inputs(indices)), self.labels(indices))
+            loss = loss + self.penalty()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total, steps = total + loss.detach(), steps + 1  # summed on the device: no stall
-        self.workspace.keep(optimizer, request.task, request.round)
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
-    def penalty(self, request: Request) -> Tensor | float:
+    def labels(self, indices: Tensor) -> Tensor:
+        """The labels of images, on the site's device -> (N,)."""
+        return self.data.y[indices].to(self.device)
+
+    def penalty(self) -> Tensor | float:
         """What a method adds to the loss; nothing in FedAvg."""
         return 0.0
 
 
 class Target(Client):
     """Tests the model; has nothing to train on."""
-
-    role: ClassVar[Role] = "target"

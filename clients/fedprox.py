@@ -8,7 +8,7 @@ from torch import Tensor
 from fedda.algorithms.fedprox import proximal
 
 from . import fedavg
-from .base import Numbers, Request
+from .site.request import Numbers
 
 Target = fedavg.Target
 
@@ -16,9 +16,9 @@ Target = fedavg.Target
 class Source(fedavg.Source):
     """Cross entropy + mu/2 |w - w_t|^2."""
 
-    def train(self, request: Request) -> Numbers:
+    def train(self) -> Numbers:
         self.anchor = [w.detach().clone() for w in self.model.parameters()]
-        return super().train(request)
+        return super().train()
 
-    def penalty(self, request: Request) -> Tensor:
-        return proximal(list(self.model.parameters()), self.anchor, request.task.options.mu)
+    def penalty(self) -> Tensor:
+        return proximal(list(self.model.parameters()), self.anchor, self.options.mu)

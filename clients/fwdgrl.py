@@ -7,41 +7,39 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedda.adversary import Loss, discriminator_loss
+from fedda.adversarial.discriminators import Loss, discriminator_loss
 from fedda.exchange import Stream
 
 from . import fdann
-from .adversarial import Copy
-from .base import Request
-from .fdann import Found
+from .fdann import StepNumbers
+from .site.shared_discriminator import Copy
 
 
 class Member(fdann.Member):
-    """What both roles do otherwise than in f-DANN."""
+    """What both parts do otherwise than in f-DANN."""
 
     loss: ClassVar[Loss] = "wassda"
 
-    def critic_steps(self, request: Request) -> int:
+    def critic_steps(self) -> int:
         """Shen et al. take all of a step's critic steps on one batch.
 
         Here each has a batch of its own: a gradient must be summed over many examples before it may
         leave, and the same batch over again would add none.
         """
-        return request.task.options.critic_steps
+        return self.options.critic_steps
 
-    def join(self, request: Request, stream: Stream) -> None:
+    def join(self, stream: Stream) -> None:
         """As in f-DANN, with draws for the penalty's points."""
-        super().join(request, stream)
-        self.points = self.generator(request, "penalty")
+        super().join(stream)
+        self.points = self.generator("penalty")
 
-    def align(self, z: Tensor, n: int) -> tuple[Tensor, Found]:
+    def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
         """The encoder is moved against what the critic has become."""
-        found = self.discriminate(z, n)
-        return self.against(z), found
+        numbers = self.discriminate(z, n)
+        return self.against(z), numbers
 
     def own(self, copy: Copy, z: Tensor) -> Tensor:
-        gamma = self.request.task.options.penalty
-        return discriminator_loss(self.half, copy.DI, z, gamma, self.points)
+        return discriminator_loss(self.half, copy.DI, z, self.options.penalty, self.points)
 
 
 class Source(Member, fdann.Source):

@@ -4,22 +4,24 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedda import gap, models
+from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
+from fedda.maths import gap
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.train import batches, learning_rate, make_optimizer, seed_for
-from fedda.wire import Packed, Role
+from fedda.train import batches, seed_for
+from fedda.wire import Packed
 
 from . import fedavg
-from .base import Client, Numbers, Request
+from .base import Client
+from .site.request import Numbers
 
 Source = fedavg.Source
 
@@ -31,22 +33,19 @@ CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not it
 class Target(Client):
     """Votes, distils, and says what each source added to the vote."""
 
-    role: ClassVar[Role] = "target"
     data: Unlabelled
 
-    def train(self, request: Request) -> Numbers:
-        """Lines 7 to 11; a second request of the same round is line 16."""
-        if request.numbers.get("stage") == 2:
-            return self.match_moments(request)
-        options, g = request.task.options, request.task.options.gate
+    def distil(self) -> Numbers:
+        """Lines 7 to 11."""
+        request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
         teachers = {
             name.removeprefix("teacher/"): packed
             for name, packed in request.arrays.items()
             if name.startswith("teacher/")
         }
-        images = torch.cat(self.shares(request)).unique()  # sorted: a round may use part of them
-        p, about, moments = self.teach(request, teachers, images)  # (N, K, C)
+        images = torch.cat(self.shares()).unique()  # sorted: a round may use part of them
+        p, about, moments = self.teach(teachers, images)  # (N, K, C)
 
         consensus, focus = [], torch.zeros(len(teachers), dtype=torch.float64)
         for part in p.split(CHUNK):
@@ -56,47 +55,47 @@ class Target(Client):
         vote, weight = (torch.cat([getattr(c, k) for c in consensus]) for k in ("p", "n"))
         kept = torch.cat([c.kept for c in consensus]).float().mean()
 
-        numbers = self.distil(request, images, vote, weight)
+        numbers = self.follow(images, vote, weight)
         numbers["kept"] = float(kept)
         if options.weighting == "focus":
             about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
         if options.teacher_batchnorm == "updated":
-            self.mix_statistics(request, numbers | about, moments)
+            self.mix_statistics(numbers | about, moments)
         return numbers | about
 
     @torch.no_grad()
     def teach(
-        self, request: Request, teachers: dict[str, Packed], images: Tensor
+        self, teachers: dict[str, Packed], images: Tensor
     ) -> tuple[Tensor, Numbers, dict[str, Moments]]:
         """Every teacher's probabilities (N, K, C), what other weightings need, its statistics.
 
         One teacher at a time is on the device, however many there are.
         """
-        weighting = request.task.options.weighting
-        before = self._gap(self.model, images, request) if weighting == "gap" else None
-        teacher = self.workspace.second()
-        p = torch.empty(len(images), len(teachers), request.task.classes)
+        weighting = self.options.weighting
+        before = self._gap(self.model, images) if weighting == "gap" else None
+        teacher = self.workspace.hold("teacher", self.workspace.blank)
+        p = torch.empty(len(images), len(teachers), self.task.classes)
         about: Numbers = {}
         moments: dict[str, Moments] = {}
         for k, (name, packed) in enumerate(teachers.items()):
             models.load_arrays(teacher, packed.unpack())
             if before is not None:
-                after = self._gap(teacher, images, request)
+                after = self._gap(teacher, images)
                 # Per image: a softmax of sums over thousands would choose a single source.
                 about[f"gain/{name}"] = float(gap.gap_gain(before, after)) / len(images)
             elif weighting == "h-divergence":
                 about[f"distance/{name}"] = self._distance(teacher, images)
-            p[:, k] = self._probabilities(teacher, images, request)
+            p[:, k] = self._probabilities(teacher, images)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
         return p, about, moments
 
-    def distil(self, request: Request, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
+    def follow(self, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
-        options, draws = request.task.options, self.generator(request, "mixup")
+        options, draws = self.options, self.generator("mixup")
         beta = np.random.default_rng(draws.initial_seed())
-        optimizer = self.optimizer(request)
-        total, steps, device = 0.0, 0, self.site.device
-        for indices in self.batches(request):
+        optimizer = self.optimizer()
+        total, steps, device = 0.0, 0, self.device
+        for indices in self.batches():
             row = torch.searchsorted(images, indices)
             x, p_i, n_i = self.inputs(indices), p[row].to(device), n[row].to(device)
             if options.mixup:
@@ -108,24 +107,21 @@ class Target(Client):
             loss.backward()
             optimizer.step()
             total, steps = total + loss.detach(), steps + 1
-        self.workspace.keep(optimizer, request.task, request.round)
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
     @torch.no_grad()
-    def mix_statistics(
-        self, request: Request, numbers: Numbers, moments: dict[str, Moments]
-    ) -> None:
+    def mix_statistics(self, numbers: Numbers, moments: dict[str, Moments]) -> None:
         """Line 13 for BatchNorm's statistics alone, as the server does it for all else.
 
         The teachers' statistics have moved here, where they voted. Mixed they fit into the model
         that goes back anyway; each by itself would take one more model per source.
         """
-        told = {what: _by_site(request.numbers, what) for what in ("examples", "past")}
-        options, own = request.task.options, self.site.name
-        alpha = kd3a.site_weights(options, told["examples"], own, numbers, told["past"])
+        examples, past = (_by_site(self.request.numbers, what) for what in ("examples", "past"))
+        own = self.site.name
+        alpha = kd3a.site_weights(self.options, examples, own, numbers, past)
         everyone = {own: _statistics(self.model), **moments}
         weights = torch.tensor([alpha[name] for name in everyone], dtype=torch.float64)
-        form = "linear" if options.batchnorm == "linear" else "moments"
+        form = "linear" if self.options.batchnorm == "linear" else "moments"
         for layer, *of_sites in zip(
             batchnorms(self.model).values(), *everyone.values(), strict=True
         ):
@@ -134,7 +130,7 @@ class Target(Client):
             layer.running_mean.copy_(mu)  # type: ignore[union-attr]
             layer.running_var.copy_(var)  # type: ignore[union-attr]
 
-    def match_moments(self, request: Request) -> Numbers:
+    def match_moments(self) -> Numbers:
         """Line 16, eq. 12: train the mean so that its features match the sites' moments.
 
         sum_k alpha_k |mu - mu_k|^2 is |mu - sum_k alpha_k mu_k|^2 and a constant, and the mean
@@ -146,12 +142,11 @@ class Target(Client):
         wanted = _statistics(self.model)
         mu = [mean[None] for mean, _ in wanted]
         second = [(var + mean**2)[None] for mean, var in wanted]
-        one = torch.ones(1, device=self.site.device)
+        one = torch.ones(1, device=self.device)
         # Always a fresh optimizer: momentum that is carried over is the distillation's.
-        rate = learning_rate(request.task.train, request.round, request.task.rounds)
-        optimizer = make_optimizer(self.model, request.task.train, rate)
+        optimizer = self.optimizer(carried=False)
         total, steps = 0.0, 0
-        for indices in self.batches(request):
+        for indices in self.batches():
             with inputs_of(layers) as seen:
                 self.model(self.inputs(indices))
                 mu_T, second_T = zip(*(_moments(seen[layer]) for layer in layers), strict=True)
@@ -164,28 +159,28 @@ class Target(Client):
             layer.running_mean, layer.running_var = mean, var
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
-    def _probabilities(self, model: Model, images: Tensor, request: Request) -> Tensor:
+    def _probabilities(self, model: Model, images: Tensor) -> Tensor:
         """One teacher's class probabilities, with the statistics the options ask for -> (N, C)."""
         x = self.data.x
-        if request.task.options.teacher_batchnorm == "running":
+        if self.options.teacher_batchnorm == "running":
             return torch.cat([models.predict(model, x[part]) for part in images.split(256)])
         # In an order of its own, for a file may hold class after class, and the statistics of a
         # batch of one class say little. A last batch of one image has none: it joins another.
-        order = torch.randperm(len(images), generator=self.generator(request, "vote"))
-        parts = batches([images[order]], request.task.train.batch_size)
-        if request.task.options.teacher_batchnorm == "updated":
+        order = torch.randperm(len(images), generator=self.generator("vote"))
+        parts = batches([images[order]], self.task.train.batch_size)
+        if self.options.teacher_batchnorm == "updated":
             p = torch.cat([_moving(model, self.inputs(part)) for part in parts])
         else:
             with models.batch_statistics(model):
                 p = torch.cat([models.predict(model, x[part], len(part)) for part in parts])
         return p[order.argsort()]
 
-    def _gap(self, model: Model, images: Tensor, request: Request) -> Tensor:
+    def _gap(self, model: Model, images: Tensor) -> Tensor:
         """FADA's eq. 3 of the target's features under a model; the same seed for all models."""
         with evaluating(model):
             z = torch.cat([model.features(self.inputs(part)) for part in images.split(256)])
-        seed = seed_for(request.task.seed, self.site.name, request.round, "clusters") % 2**32
-        return gap.gap_statistic(z, gap.clusters(z, request.task.classes, seed))
+        seed = seed_for(self.task.seed, self.site.name, self.request.round, "clusters") % 2**32
+        return gap.gap_statistic(z, gap.clusters(z, self.task.classes, seed))
 
     def _distance(self, teacher: Model, images: Tensor) -> float:
         """Eq. 11 between a source's BatchNorm statistics and the target's, per channel.

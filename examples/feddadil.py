@@ -14,10 +14,11 @@ import shutil
 from pathlib import Path
 
 from fedda import page
-from fedda.config import Flat, RunConfig
+from fedda.config import Flat
 from fedda.data import digits
-from fedda.folders import load
-from fedda.results import begun
+from fedda.halves import load
+from fedda.results.read import begun
+from fedda.settings import RunConfig
 
 OUT = Path("runs/feddadil-example")
 TARGET = "fonts"
@@ -58,7 +59,7 @@ def main() -> None:
     digits.build(out / "digits", seed=0)
     own = {"rounds": args.rounds, "run.name": run.name, "run.dir": str(out)}
     config = RunConfig.parse({**SETTINGS, **own})
-    local, journal = load("server", "local"), load("server", "journal")
+    local, journal = load("server", "simulation"), load("server", "journal")
     sites = local.folders(out / "digits", TARGET, {})
     results = local.simulate(config, sites, journal.Journal(), "process")
     shown = page.write(results, run / "report.html", run)

@@ -1,28 +1,23 @@
-"""What a run may be told: typed, frozen, flat on the wire.
+"""What can be set: typed, frozen, flat on the wire.
 
 Flower's run configuration is a flat table of text and numbers with dotted keys, so every setting
-here is a leaf reached by a dotted kebab-case key: `train.lr-end`, `kd3a.gate.low`. The defaults
-stand once more in pyproject.toml, where Flower reads them; a test compares the two.
-
-    RunConfig   everything an operator decides; stays on the server
-    Task        the part of it that a site is told with each message
+is a leaf reached by a dotted kebab-case key: `train.lr-end`, `kd3a.gate.low`. Here are the sections
+that all methods share; a method's own is its `Config`, and `fedda.settings` puts them together.
 """
 
-import difflib
-import pkgutil
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedda import algorithms
 from fedda.errors import ConfigError
-from fedda.wire import Manifest
 
 Scalar = bool | int | float | str
 Flat = dict[str, Scalar]
 S = TypeVar("S", bound=BaseModel)
+
+# Networks that fedda brings; other packages may add some (`fedda.plugins`).
+NETWORKS = ("digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet")
 
 
 class Section(BaseModel):
@@ -40,10 +35,6 @@ class Section(BaseModel):
         """Every setting under its dotted key."""
         return flatten(self.model_dump(by_alias=True))
 
-    def told(self) -> Self:
-        """What of it a site is told: all, unless a section keeps something at the server."""
-        return self
-
 
 class InputConfig(Section):
     """The shape all sites' images are brought to; 0 keeps what the sites have."""
@@ -59,9 +50,11 @@ class InputConfig(Section):
 class ModelConfig(Section):
     """Which network, and where its weights come from."""
 
-    name: Literal[
-        "digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet"
-    ] = Field(default="digit-cnn", description="architecture")
+    name: str = Field(
+        default="digit-cnn",
+        pattern=r"^[\w.:-]{1,100}$",
+        description=f"architecture: {', '.join(NETWORKS)}, or one that an installed package adds",
+    )
     sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
     weights: str = Field(
         default="none", description="none, a torchvision name, or a local weights file"
@@ -197,6 +190,15 @@ class RunSection(Section):
     seeds: str = Field(
         default="0", pattern=r"^\d+(,\d+)*$", description="one training per seed: 0,1,2"
     )
+    start_from: str = Field(
+        default="",
+        description="a finished run's folder, or a model file, whose model to start from; phases "
+        "that only prepare a model are left out",
+    )
+    target: str = Field(
+        default="",
+        description="name of the target to adapt to; empty: each that has joined, in turn",
+    )
     baseline: str = Field(
         default="", description="a method to run beside it on the same seeds: fedavg"
     )
@@ -229,240 +231,6 @@ def is_site_name(name: str) -> bool:
     """Whether a name can be a part of array names, file names and one-line messages."""
     plain = name.isprintable() and "/" not in name and not name.startswith(".")
     return plain and 1 <= len(name) <= 64
-
-
-def methods() -> list[str]:
-    """Names of the methods that are there: one module each in fedda/algorithms."""
-    return sorted(m.name for m in pkgutil.iter_modules(algorithms.__path__))
-
-
-def method_module(method: str) -> Any:
-    """The pure maths, `Config`, `CONTRACT` and `PRESETS` of one method."""
-    if method not in methods():
-        raise ConfigError(f"There is no method '{method}'; choose one of {', '.join(methods())}.")
-    return import_module(f"fedda.algorithms.{method}")
-
-
-def layouts(
-    method: str, options: Any, model: Manifest, tested: bool = False
-) -> Mapping[str, Manifest]:
-    """What else a method sends or sums gradients of, by name, given the run's model.
-
-    Args:
-        method: its name.
-        options: its settings.
-        model: the run's.
-        tested: in evaluation requests, not in training.
-    """
-    hook = "tested_layouts" if tested else "layouts"
-    found = getattr(method_module(method), hook, None)
-    return {} if found is None else found(options, model)
-
-
-class Task(Section):
-    """What a site is told: enough to do its part of any round, nothing about the server."""
-
-    run: str = Field(default="run", pattern=r"^[\w.-]+$")
-    method: str = "kd3a"
-    seed: int = Field(default=0, ge=0)
-    rounds: int = Field(default=20, ge=1)
-    shape: str = Field(
-        default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
-    )
-    class_names: str = Field(default="", description="one line per class, in the labels' order")
-    sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")
-    model: ModelConfig = ModelConfig()
-    train: TrainConfig = TrainConfig()
-    wire: WireConfig = WireConfig()
-    options: Any = None
-
-    @property
-    def training(self) -> str:
-        """What a site calls its own files of this training; it may serve several runs at once."""
-        return f"{self.run}.{self.method}-{self.seed}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Class names in the order of the labels."""
-        return tuple(self.class_names.split("\n")) if self.class_names else ()
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return len(self.names)
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The shape of one input: (channels, height, width) or (d,)."""
-        return tuple(int(n) for n in self.shape.split(","))
-
-    @classmethod
-    def parse(cls, flat: Mapping[str, Any]) -> Self:
-        """Read what `flat` wrote.
-
-        Raises:
-            ConfigError: a key is unknown or a value out of range.
-        """
-        tree = unflatten(flat)
-        options = method_module(str(tree.get("method", ""))).Config
-        tree["options"] = validate(options, tree.get("options", {}))
-        return validate(cls, tree)
-
-
-class RunConfig(Section):
-    """Everything an operator decides about a run."""
-
-    method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
-    rounds: int = Field(default=20, ge=1, description="communication rounds")
-    sources_per_round: int = Field(
-        default=0, ge=0, description="so many sources, drawn anew each round; 0: all"
-    )
-    run: RunSection = RunSection()
-    input: InputConfig = InputConfig()
-    model: ModelConfig = ModelConfig()
-    train: TrainConfig = TrainConfig()
-    wire: WireConfig = WireConfig()
-    wait: WaitConfig = WaitConfig()
-    guard: GuardConfig = GuardConfig()
-    exchange: ExchangeConfig = ExchangeConfig()
-    track: TrackSection = TrackSection()
-    options: dict[str, Any] = Field(default_factory=dict, exclude=True)
-
-    @classmethod
-    def parse(cls, flat: Mapping[str, Any]) -> Self:
-        """Check a flat table and fill in the defaults.
-
-        Raises:
-            ConfigError: a key is unknown, or a value has the wrong type or range.
-        """
-        tree = unflatten(flat)
-        if "options" in tree:  # what the methods' own sections are kept in, and no setting
-            raise ConfigError("There is no setting 'options'; see fedda settings.")
-        options = {m: validate(method_module(m).Config, tree.pop(m, {}), m) for m in methods()}
-        config = validate(cls, tree).model_copy(update={"options": options})
-        for method in config.trainings:
-            method_module(method)
-        config.check()
-        return config
-
-    def check(self) -> None:
-        """Settings that contradict themselves or each other.
-
-        Raises:
-            ConfigError: naming them.
-        """
-        if len(set(self.seeds)) < len(self.seeds):  # no second training, and a spread of 0
-            raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
-        if 0 < self.sources_per_round < self.wait.min_sources:
-            raise ConfigError(
-                f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
-                f"{self.wait.min_sources}; lower the one or raise the other."
-            )
-        few, lazy = self.exchange.min_examples, self.exchange
-        if few < FEATURES_HIDE and not lazy.expose_features:
-            raise ConfigError(
-                f"exchange.min-examples is {few}, but from a gradient over fewer than "
-                f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
-                "shows it); raise it, or accept that with exchange.expose-features=true."
-            )
-        batch, p = self.train.batch_size, self.summing.p
-        if batch * p < few and any(method_module(m).CONTRACT.gradients for m in self.trainings):
-            raise ConfigError(
-                f"exchange.p is {p} and train.batch-size {batch}, so a gradient is over "
-                f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
-                f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
-            )
-
-    @property
-    def summing(self) -> ExchangeConfig:
-        """How gradients are summed, with p as it is where it was left open."""
-        p = self.exchange.p or steps_per_window(self.exchange.min_examples, self.train.batch_size)
-        return self.exchange.model_copy(update={"p": p})
-
-    @property
-    def seeds(self) -> list[int]:
-        return [int(s) for s in self.run.seeds.split(",")]
-
-    @property
-    def trainings(self) -> list[str]:
-        """The methods to train, the baseline first."""
-        baseline = [self.run.baseline] if self.run.baseline not in ("", self.method) else []
-        return [*baseline, self.method]
-
-    def task(
-        self, method: str, seed: int, shape: tuple[int, ...], classes: Sequence[str], sites: int
-    ) -> Task:
-        """What sites are told for one training with the sites that joined."""
-        return Task(
-            run=self.run.name,
-            method=method,
-            seed=seed,
-            rounds=self.rounds,
-            shape=",".join(map(str, shape)),
-            class_names="\n".join(classes),
-            sites=sites,
-            model=self.model,
-            train=self.train,
-            wire=self.wire,
-            options=self.options[method].told(),
-        )
-
-    def flat(self) -> Flat:
-        """Every setting under its dotted key, the methods' own sections included."""
-        own = flatten(self.model_dump(by_alias=True))
-        return own | flatten({m: o.model_dump(by_alias=True) for m, o in self.options.items()})
-
-
-def defaults() -> Flat:
-    """Every key there is, with its default: the table `[tool.flwr.app.config]` repeats."""
-    return RunConfig.parse({}).flat()
-
-
-# Where results go and how long the server waits: they change no result.
-_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
-_FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
-
-
-def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:
-    """The settings on which the results of these methods depend."""
-    others = tuple(f"{method}." for method in methods() if method not in trained)
-    return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
-
-
-def overrides(method: str, pairs: list[str]) -> Flat:
-    """Read `key=value` texts; a method's own keys may leave out its name -> dotted keys.
-
-    Raises:
-        ConfigError: a text has no `=`, or the key does not exist (the nearest ones are named).
-    """
-    known, found = defaults(), {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"'{pair}' is not a setting; write it as key=value.")
-        full = next((k for k in (key, f"{method}.{key}") if k in known), None)
-        if full is None:
-            short = [k.removeprefix(f"{method}.") for k in known]
-            near = difflib.get_close_matches(key, short, n=3, cutoff=0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
-            raise ConfigError(f"There is no setting '{key}'{hint}")
-        found[full] = _read(full, text, known[full])
-    return found
-
-
-def _read(key: str, text: str, like: Scalar) -> Scalar:
-    """Text as the type of the key's default."""
-    if isinstance(like, bool):
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{key} is '{text}', but must be true or false.")
-        return text.lower() == "true"
-    if isinstance(like, int | float):
-        try:
-            return type(like)(text)
-        except ValueError:
-            kind = "a whole number" if isinstance(like, int) else "a number"
-            raise ConfigError(f"{key} is '{text}', but must be {kind}.") from None
-    return text
 
 
 def validate(section: type[S], tree: Any, prefix: str = "") -> S:

@@ -1,4 +1,4 @@
-"""What can go wrong, and what may be said about it.
+"""The errors of fedda, and what a site may tell others about them.
 
     FeddaError
     ├── ConfigError     a setting is unknown, has the wrong type or contradicts another
@@ -10,19 +10,19 @@
     ├── QuorumError     too few sites answered
     ├── KeyFileError    a key or certificate is missing, expired or not registered
     ├── ExchangeError   the exchange of gradients was refused, or ended early
-    ├── LostError       a site no longer has what only it had of a training
+    ├── LostError       a site lost its own state of a training, which nobody else has
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
-names or data, so they stay at the site: across the wire goes only the error's `Code` with our own
-wording, `Code.public`.
+names or data, so they stay at the site. Only the error's `Code` crosses the wire, and the server
+puts it into words by `Code.public`.
 """
 
 from enum import IntEnum
 
 
 class Code(IntEnum):
-    """All that a site says about a failure to anyone else; the numbers are Flower's error codes."""
+    """All that a site tells others about a failure; the numbers travel as Flower's error codes."""
 
     INTERNAL = 1000
     CONFIG = 1001
@@ -37,7 +37,7 @@ class Code(IntEnum):
 
     @property
     def public(self) -> str:
-        """One sentence for the operator, the same whatever the site's data are."""
+        """A fixed sentence for the operator, which contains nothing of the site's data."""
         return _PUBLIC[self]
 
 
@@ -51,13 +51,13 @@ _PUBLIC = {
     Code.MEMORY: "the site ran out of memory",
     Code.NOT_FINITE: "the site's training gave values that are not finite",
     Code.EXCHANGE: "the exchange of gradients ended early; the full text is in the site's own log",
-    Code.LOST: "the site lost what only it had of this training; restart its client with the "
-    "--state-dir of before, or begin the run anew",
+    Code.LOST: "the site lost its own state of this training; restart its client with the same "
+    "--state-dir as before, or begin the run anew",
 }
 
 
 def public(code: int) -> str:
-    """What an error code says in our own words, whatever text came with it."""
+    """The fixed sentence for an error code; any text that came with the code is ignored."""
     try:
         return Code(code).public
     except ValueError:
@@ -65,13 +65,13 @@ def public(code: int) -> str:
 
 
 class FeddaError(Exception):
-    """Base of every error that a user of fedda can cause and mend."""
+    """Base of all errors that a user of fedda can cause and correct."""
 
     code = Code.INTERNAL
 
 
 def code_of(error: BaseException) -> Code:
-    """The code that stands for any exception, ours or not."""
+    """The code for an exception, one of fedda's or any other."""
     if isinstance(error, FeddaError):
         return error.code
     # torch reports a full GPU with its own error, which derives from RuntimeError.

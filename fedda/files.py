@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files so that they exist complete or not at all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,8 +7,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, that takes its place once it is whole."""
-    part = part_of(path)
+    """A partial file to write, which replaces `path` once the `with` block ends without error."""
+    part = partial_path(path)
     try:
         yield part
         part.replace(path)
@@ -17,6 +17,6 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def part_of(path: Path) -> Path:
-    """Where a file is until it is whole; only a crash leaves it there."""
+def partial_path(path: Path) -> Path:
+    """Where a file lies until it is complete; only a crash leaves it there."""
     return path.with_name(f".{path.name}.part")

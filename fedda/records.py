@@ -1,14 +1,14 @@
-"""Packed arrays and numbers <-> Flower's records: the one core module that knows Flower.
+"""Packed arrays and numbers <-> Flower's records: the only core module that uses Flower.
 
 A message holds at most these records, and any other is refused:
 
     arrays      packed arrays by name, one flat Flower array each
     manifests   their layouts, by the same names
-    task        what the site is told of the run          (requests)
+    task        the run's settings                        (requests)
     step        numbers of this round                     (requests)
-    exchange    a ticket to the exchange of gradients     (requests)
+    exchange    an invitation to the exchange             (requests)
     metrics     numbers that the contract lists           (replies)
-    offer       what a site brings                        (replies to a query)
+    offer       name, role and data of a site             (replies to a query)
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ RECORDS = ("arrays", "manifests", "task", "step", "exchange", "metrics", "offer"
 
 
 def write(arrays: Mapping[str, Packed] | None = None, **tables: Mapping[str, Any]) -> RecordDict:
-    """Records of one message; the packed buffers are shared, not copied."""
+    """The records of one message; they share the packed buffers and copy none."""
     content: dict[str, ArrayRecord | ConfigRecord | MetricRecord] = {}
     if arrays:
         content["arrays"] = to_arrays(arrays)
@@ -49,9 +49,9 @@ def read(content: RecordDict) -> tuple[dict[str, Packed], dict[str, Numbers]]:
     for name, record in content.items():
         if name not in RECORDS:
             raise WireError(f"The message holds a record '{name}', which is not in the contract.")
-        wanted = {"arrays": ArrayRecord, "metrics": MetricRecord}.get(name, ConfigRecord)
-        if not isinstance(record, wanted):
-            raise WireError(f"The message's record '{name}' is not a {wanted.__name__}.")
+        needed = {"arrays": ArrayRecord, "metrics": MetricRecord}.get(name, ConfigRecord)
+        if not isinstance(record, needed):
+            raise WireError(f"The message's record '{name}' is not a {needed.__name__}.")
         if name not in ("arrays", "manifests"):
             tables[name] = dict(record)
     manifests = content.get("manifests", ConfigRecord())
@@ -62,15 +62,15 @@ def read(content: RecordDict) -> tuple[dict[str, Packed], dict[str, Numbers]]:
 def to_arrays(arrays: Mapping[str, Packed]) -> ArrayRecord:
     """Packed arrays as Flower arrays."""
     return ArrayRecord(
-        {n: Array("uint8", (len(p.buffer),), STYPE, p.buffer) for n, p in arrays.items()}
+        {n: Array("uint8", (len(p.buffer),), STYPE, bytes(p.buffer)) for n, p in arrays.items()}
     )
 
 
 def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, Packed]:
     """Flower arrays with their layouts' texts -> packed arrays, without copying."""
     if set(arrays) != set(manifests):
-        odd = sorted(set(arrays) ^ set(manifests))
-        raise WireError(f"Arrays and manifests do not match at {', '.join(odd[:3])}.")
+        unmatched = sorted(set(arrays) ^ set(manifests))
+        raise WireError(f"Arrays and manifests do not match at {', '.join(unmatched[:3])}.")
     packed = {}
     for name, array in arrays.items():
         if array.stype != STYPE:
@@ -80,17 +80,17 @@ def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, 
 
 
 def size(content: RecordDict) -> dict[str, int]:
-    """Bytes of a message as sent, by kind; what is not an array counts as `scalars`.
+    """Bytes of a message as sent, by kind of array; all other records count as `scalars`.
 
     Arrays of a message that `read` refuses count as `unreadable`.
     """
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     try:
         for packed in read(content)[0].values():
-            found[str(packed.manifest.kind)] += len(packed.buffer)
+            sizes[str(packed.manifest.kind)] += len(packed.buffer)
     except WireError:
         arrays = (a for record in content.array_records.values() for a in record.values())
-        found["unreadable"] = sum(len(a.data) for a in arrays)
+        sizes["unreadable"] = sum(len(a.data) for a in arrays)
     rest = (r for r in content.values() if not isinstance(r, ArrayRecord))
-    found["scalars"] = sum(len(record.deflate()) for record in rest)
-    return dict(found)
+    sizes["scalars"] = sum(len(record.deflate()) for record in rest)
+    return dict(sizes)

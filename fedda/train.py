@@ -1,21 +1,18 @@
 """Local training: which images a round uses, at what learning rate, from which seed.
 
-Everything is a function of (seed, site, round), so a site that restarts, or another engine, goes
-on exactly where the last one stood.
+Everything is a function of (seed, site, round). So a site that restarts, or runs in another engine,
+goes on exactly where it stopped.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, optim
 
 from fedda.config import TrainConfig
-
-if TYPE_CHECKING:
-    from fedda.models import Model
 
 
 def seed_for(*parts: object) -> int:
@@ -30,10 +27,11 @@ def generator(*parts: object) -> torch.Generator:
 
 
 def round_images(n: int, server_round: int, rounds_per_epoch: float, seed: int) -> list[Tensor]:
-    """Indices of the images one round uses -> one tensor per epoch it touches.
+    """Indices of the images that one round uses -> one tensor per epoch that the round touches.
 
-    All rounds together read the images epoch by epoch, each epoch in a fresh order; round t gets
-    the share from (t-1)/r to t/r epochs, so r = 0.2 is five epochs and r = 100 a hundredth of one.
+    All rounds together read the images epoch by epoch, each epoch in a fresh order. With r rounds
+    per epoch, round t gets the images from (t-1)/r to t/r epochs: five epochs for r = 0.2, and a
+    hundredth of one for r = 100.
     """
     start = math.floor((server_round - 1) * n / rounds_per_epoch + 1e-9)
     stop = math.floor(server_round * n / rounds_per_epoch + 1e-9)
@@ -45,7 +43,7 @@ def round_images(n: int, server_round: int, rounds_per_epoch: float, seed: int) 
 
 
 def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
-    """Mini-batches of indices; a single left-over image joins the batch before it.
+    """Mini-batches of indices; a single image left over joins the batch before it.
 
     BatchNorm cannot learn from one image, so a share of one image or none gives no batch at all.
     """
@@ -61,21 +59,22 @@ def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
 def windows(n: int, batch_size: int, p: int, seed: int, first: int, count: int) -> Iterator[Tensor]:
     """Mini-batches of indices for steps first + 1 to first + count, each of batch_size or more.
 
-    Every p steps are a window, over whose images a sum leaves the site. All n images are divided
-    into as many windows as they fill, once for the training; an epoch takes the windows, and each
-    window its images, in a fresh order. So no image is in a window twice, and two windows are over
-    the same images or have none in common: the difference of two that shared all but a few would
-    be a sum over these few. Only where a window takes more than all n do some come again.
+    Every p steps are a window; a sum over its images leaves the site. The n images are divided into
+    as many sets of p * batch_size or more as they fill, once for the whole training. Each window
+    uses one set; each epoch takes the sets, and each window its images, in a fresh order. So no
+    image is in a window twice, and two windows have all images in common or none: if two windows
+    shared all but a few images, their difference would reveal a sum over these few. Images repeat
+    within a window only if a window needs more than all n.
     """
     size = p * batch_size
-    groups = max(n // size, 1)
-    order = torch.randperm(n, generator=generator(seed, "windows", groups))
-    members = order.repeat(-(-size // n))[: max(n, size)].tensor_split(groups)
+    number = max(n // size, 1)
+    order = torch.randperm(n, generator=generator(seed, "windows", number))
+    sets = order.repeat(-(-size // n))[: max(n, size)].tensor_split(number)
     stop = first + count
     for window in range(first // p, -(-stop // p)):
-        epoch, turn = divmod(window, groups)
-        turns = torch.randperm(groups, generator=generator(seed, "epoch", epoch))
-        images = members[turns[turn]]
+        epoch, place = divmod(window, number)
+        places = torch.randperm(number, generator=generator(seed, "epoch", epoch))
+        images = sets[places[place]]
         draw = torch.randperm(len(images), generator=generator(seed, "window", window))
         begin = window * p
         yield from images[draw].tensor_split(p)[max(first - begin, 0) : stop - begin]
@@ -92,9 +91,16 @@ def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:
     return config.lr_end + (config.lr - config.lr_end) * share
 
 
-def make_optimizer(model: "Model", config: TrainConfig, rate: float) -> optim.Optimizer:
-    """The configured optimizer; a pretrained model's new layers learn ten times as fast."""
-    groups = model.groups(rate)
+def make_optimizer(parameters: Iterable[Any], config: TrainConfig, rate: float) -> optim.Optimizer:
+    """The configured optimizer.
+
+    Args:
+        parameters: to train, or groups of parameters with their own rates (`Model.groups`).
+        config: which optimizer, and its settings.
+        rate: learning rate.
+    """
     if config.optimizer == "adam":
-        return optim.Adam(groups, lr=rate, weight_decay=config.weight_decay)
-    return optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        return optim.Adam(parameters, lr=rate, weight_decay=config.weight_decay)
+    return optim.SGD(
+        parameters, lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
+    )

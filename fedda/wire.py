@@ -4,7 +4,7 @@
     Manifest   what lies in a packed array: kind, and per entry its name, dtype and shape
     Packed     one flat array of bytes with its manifest
     Rule       the arrays and numbers one direction may carry; everything else is refused
-    Contract   the rules of one method, per role and direction
+    Part       what a site does in one hop of a round: the rules of its request and its reply
 
 Each array of a Flower message is stored and fetched apart, so a model travels as one flat array:
 45 MB take seconds as one array and most of a minute as three hundred.
@@ -119,7 +119,7 @@ class Packed:
     """A manifest and its bytes; messages to many sites share the one buffer."""
 
     manifest: Manifest
-    buffer: bytes
+    buffer: bytes | memoryview
 
     def __post_init__(self) -> None:
         if len(self.buffer) != self.manifest.nbytes:
@@ -258,24 +258,27 @@ def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Contract:
-    """What a method's training requests carry into each role, and what its replies carry out.
+class Part:
+    """What a site does in one hop of a round: what it may be sent, and what it may send back.
 
-    That every request says its round goes without saying. `gradients` names the groups of the
-    exchange in which a role may sum flat gradients, as patterns.
+    That every request says its round, phase, hop and part goes without saying.
+
+    Attributes:
+        enters: arrays and numbers of the request.
+        leaves: arrays and numbers of the reply.
+        gradients: groups of the exchange in which the site may sum flat gradients, as patterns.
+        labels: whether the part takes a site that has labels.
     """
 
-    enters: Mapping[Role, Rule]
-    leaves: Mapping[Role, Rule]
-    gradients: Mapping[Role, frozenset[str]] = field(default_factory=dict)
+    enters: Rule = field(default_factory=Rule)
+    leaves: Rule = field(default_factory=Rule)
+    gradients: frozenset[str] = frozenset()
+    labels: bool = False
 
-    def check_groups(
-        self, role: Role, groups: Mapping[str, int], layouts: Mapping[str, Manifest]
-    ) -> None:
-        """See that gradients of these sizes may leave a role.
+    def check_groups(self, groups: Mapping[str, int], layouts: Mapping[str, Manifest]) -> None:
+        """See that gradients of these sizes may leave a site.
 
         Args:
-            role: of the site.
             groups: number of values by the group's name, as the site is asked for them.
             layouts: of what the gradients are of, by name; a group is named after one, with
                 `/SITE` behind it if there are several.
@@ -284,8 +287,8 @@ class Contract:
             WireError: naming the group.
         """
         for name, size in groups.items():
-            if not any(fnmatchcase(name, p) for p in self.gradients.get(role, ())):
-                raise WireError(f"The contract has no gradient '{name}' that leaves a {role}.")
+            if not any(fnmatchcase(name, p) for p in self.gradients):
+                raise WireError(f"The contract has no gradient '{name}' that leaves this part.")
             wanted = sum(entry.size for entry in layouts[name.split("/")[0]].entries)
             if size != wanted:
                 raise WireError(f"'{name}' has {wanted} values, but {size} are asked for.")
@@ -294,9 +297,7 @@ class Contract:
 MODEL = {"model": Kind.MODEL}
 
 # Every method's model is tested the same way, by the target alone.
-EVALUATION = Contract(
-    enters={"target": Rule(MODEL)},
-    leaves={
-        "target": Rule(numbers=frozenset({"accuracy", "loss", "tested", "infomax", "seconds"}))
-    },
+TEST = Part(
+    enters=Rule(MODEL),
+    leaves=Rule(numbers=frozenset({"accuracy", "loss", "tested", "infomax", "seconds"})),
 )

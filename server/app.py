@@ -6,13 +6,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedda.config import RunConfig
 from fedda.errors import FeddaError
-from fedda.spawn import SERVER_PID, watch_parent
+from fedda.ops.spawn import SERVER_PID, watch_parent
+from fedda.settings import RunConfig
 
 from . import run
 from .journal import Journal
-from .lean import lean
+from .superlink.lean_grid import lean
 
 JOURNAL = "journal.jsonl"
 
@@ -23,8 +23,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what `fedda run` or `flwr run` asked for; an error ends the Flower run as failed."""
     if superlink := os.environ.get(SERVER_PID):
-        # Flower asks a ServerApp to end when its SuperLink died, but what it does then can wait
-        # for ever for the dead server, and a program that stays holds the run's folder.
+        # Flower asks a ServerApp to end when its SuperLink dies, but that can wait for ever for the
+        # dead server, and a ServerApp that does not end keeps the run's folder locked.
         watch_parent(int(superlink), ask=False)
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run.execute(config, lean(grid), journal)
     except run.GoingOnError:
-        raise  # the journal belongs to the run that goes on
+        raise  # the journal belongs to the other process, which runs it
     except FeddaError as error:
         journal.write("failed", error=type(error).__name__, text=str(error))
         raise

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,26 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedda.errors import RunError
+from fedda.errors import RunError, WireError
 from fedda.files import replacing
-from fedda.wire import Arrays
+from fedda.wire import Arrays, Manifest, Packed, pack
 
+UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
+UNREADABLE += (WireError,)
 ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
 
 
 @dataclass
 class State:
-    """Everything a training needs to go on after its last finished round."""
+    """Everything a training needs to go on after its last finished round.
+
+    What the strategy remembers is in `arrays`, each of a kind of its own, and in `numbers`.
+    """
 
     round: int
     model: Arrays
-    kept: dict[str, Arrays] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Packed] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[list] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
@@ -45,10 +51,12 @@ def write(folder: Path, state: State) -> None:
         RunError: the disk is full or cannot be written.
     """
     flat = {f"model/{n}": a for n, a in state.model.items()}
-    for site, arrays in state.kept.items():
-        flat |= {f"kept/{site}/{n}": a for n, a in arrays.items()}
+    for name, packed in state.arrays.items():
+        flat |= {f"memory/{name}/{n}": a for n, a in packed.raw().items()}
     data = save({n: np.asarray(a, order="C") for n, a in flat.items()})
-    facts = {k: v for k, v in asdict(_without_arrays(state)).items() if k not in ("model", "kept")}
+    held = replace_fields(state, model={}, arrays={})
+    facts = {k: v for k, v in asdict(held).items() if k not in ("model", "arrays")}
+    facts["layouts"] = {name: packed.manifest.text for name, packed in state.arrays.items()}
     facts["digest"] = hashlib.sha256(data).hexdigest()
     # The arrays go under a name of their own round first; the facts, replaced last, name them.
     facts["arrays"] = f"{state.round}.{ARRAYS}"
@@ -82,16 +90,24 @@ def read(folder: Path) -> State | None:
             raise ValueError("the digest does not match")
         flat = load(data)
         model: Arrays = {}
-        kept: dict[str, Arrays] = {}
         for name in facts.pop("order"):
             part, rest = name.split("/", 1)
             if part == "model":
                 model[rest] = flat[name]
-            else:
-                site, rest = rest.split("/", 1)
-                kept.setdefault(site, {})[rest] = flat[name]
-        return State(model=model, kept=kept, **facts)
-    except (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError) as error:
+        arrays = {
+            name: _packed(Manifest.parse(text), flat, f"memory/{name}/")
+            for name, text in facts.pop("layouts").items()
+        }
+        return State(model=model, arrays=arrays, **facts)
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        SafetensorError,
+        WireError,
+    ) as error:
         raise RunError(
             f"The checkpoint in {folder} cannot be read ({error}); delete the folder to train "
             "afresh, or restore it."
@@ -106,5 +122,8 @@ def replace(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _without_arrays(state: State) -> State:
-    return State(state.round, {}, {}, state.memory, state.history, state.ledger, state.best)
+def _packed(manifest: Manifest, flat: Arrays, prefix: str) -> Packed:
+    """Entries as they were packed, in the precision in which they were."""
+    raw = {entry.name: flat[prefix + entry.name] for entry in manifest.entries}
+    found = pack(raw, manifest.kind, manifest.floats)
+    return Packed(manifest, found.buffer)

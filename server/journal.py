@@ -1,4 +1,4 @@
-"""What happened in a run, line by line, for people who watch it and for those who come later."""
+"""A run's journal: every event as a line of JSON, in a file and to listeners."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-LONGEST = 600  # characters of a trouble: what a site sends may be quoted, and be of any length
+LONGEST = 600  # characters of a trouble's text, which may quote whatever a site sent
 
 logger = logging.getLogger("fedda.server")
 Event = dict[str, Any]
@@ -15,11 +15,11 @@ Listener = Callable[[Event], None]
 
 
 class Journal:
-    """Appends events to a file of JSON lines and tells whoever listens.
+    """Appends events to a file of JSON lines and calls the listeners.
 
     Args:
         path: the file, or None to keep events in memory only.
-        listeners: called with every event, such as a progress display; one that fails, no more.
+        listeners: called with every event, such as a progress display; one that fails is dropped.
     """
 
     def __init__(self, path: Path | None = None, *listeners: Listener) -> None:
@@ -37,23 +37,23 @@ class Journal:
             if self.path:
                 with self.path.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
-        except OSError as error:  # a full disk must not hide what happened from those who watch
+        except OSError as error:  # a full disk must not hide events from the listeners
             logger.error("%s cannot be written (%s): %s", self.path, error, entry)
         for listener in list(self.listeners):
             try:
                 listener(entry)
             except Exception:  # a display whose terminal is gone must not end the run
-                logger.exception("something that watches the run failed; it is told no more")
+                logger.exception("a listener of the run's journal failed and is not called again")
                 self.listeners.remove(listener)
 
     def trouble(self, what: str, site: str, text: str, **facts: Any) -> None:
-        """Record something that went wrong at or with a site; kept for the results."""
+        """Record something that went wrong at or with a site, and keep it for the results."""
         text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
 
     def past(self, event: str) -> Iterator[Event]:
-        """Events of one kind in the file; a line that a crash cut short is passed over."""
+        """The events of one kind in the file; a line that a crash cut short is passed over."""
         if self.path is None or not self.path.is_file():
             return
         for line in self.path.read_text().splitlines():
@@ -66,5 +66,5 @@ class Journal:
 
 
 def _facts(entry: Event) -> Event:
-    """An event as `Journal.troubles` has it."""
+    """An event without its kind and time, as in `Journal.troubles`."""
     return {k: v for k, v in entry.items() if k not in ("event", "time")}

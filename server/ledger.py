@@ -1,4 +1,4 @@
-"""Bytes by kind, role, direction and round: what really crossed."""
+"""Counts the bytes that crossed the wire, by round, role, direction and kind."""
 
 from collections import Counter
 from typing import Literal
@@ -11,7 +11,7 @@ Direction = Literal["to", "from"]
 
 
 class Ledger:
-    """Counts every message of a training that goes to or comes from a site, as sent."""
+    """Counts the bytes of every message of a training to or from a site, as sent."""
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[int, str, str, str]] = Counter()
@@ -24,14 +24,14 @@ class Ledger:
             self._bytes[server_round, role, direction, kind] += size
 
     def add(self, server_round: int, role: str, direction: Direction, kind: str, size: int) -> None:
-        """Add bytes that crossed beside the messages, in the exchange of gradients."""
+        """Add bytes that crossed outside messages, in the exchange of gradients."""
         if size:
             self._bytes[server_round, role, direction, kind] += size
 
     def round(self, server_round: int) -> dict[str, int]:
         """Bytes of one round, as `direction role kind` -> bytes."""
-        found = {k[1:]: n for k, n in self._bytes.items() if k[0] == server_round}
-        return {f"{way} {role} {kind}": n for (role, way, kind), n in sorted(found.items())}
+        counts = {k[1:]: n for k, n in self._bytes.items() if k[0] == server_round}
+        return {f"{way} {role} {kind}": n for (role, way, kind), n in sorted(counts.items())}
 
     def total(self) -> dict[str, int]:
         """Bytes of all rounds, as `direction role kind` -> bytes."""
@@ -41,9 +41,9 @@ class Ledger:
         return dict(sorted(total.items()))
 
     def state(self) -> list[list]:
-        """For a checkpoint."""
+        """All counts, for a checkpoint."""
         return [[*key, n] for key, n in self._bytes.items()]
 
     def restore(self, state: list[list]) -> None:
-        """From a checkpoint."""
+        """Take over the counts of a checkpoint."""
         self._bytes = Counter({(int(r), a, b, c): n for r, a, b, c, n in state})

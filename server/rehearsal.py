@@ -9,14 +9,13 @@ from typing import cast
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fedda import models
-from fedda.config import RunConfig, method_module
+from fedda import models, plugins
 from fedda.errors import ConfigError
-from fedda.exchange import LocalHost
-from fedda.folders import load_half
+from fedda.exchange import LocalHost, Session
+from fedda.settings import RunConfig
 from fedda.wire import Kind, pack
 
-from .folders import base, roster
+from .strategy_modules import base, roster
 
 NOBODY = cast(Grid, None)  # there is nobody to ask, as everybody counts as there
 
@@ -27,31 +26,36 @@ def rehearse(config: RunConfig, method: str, who: roster.Roster) -> int:
     Raises:
         ConfigError: the method can exchange no gradients with these sites and settings.
     """
-    if not method_module(method).CONTRACT.gradients:
+    if not plugins.method(method).gradients:
         return 0
     task = config.task(method, config.seeds[0], who.shape, who.classes, len(who.nodes))
-    arrays = models.to_arrays(models.blank(task.model, task.dims, task.classes))
-    strategy: base.FedDA = load_half("strategies", method).STRATEGY(
+    stages = [stage for stage in task.stages if stage.phase.gradients]
+    if not stages:
+        first = next(phase for phase in plugins.method(method).phases if phase.gradients)
+        raise ConfigError(
+            f"{method} sums no gradients in its first {config.rounds} rounds, and rounds is "
+            f"{config.rounds}, so nothing would {first.name}; raise it"
+            f"{f', or lower {method}.pretrain' if hasattr(task.options, 'pretrain') else ''}."
+        )
+    extension = models.Extension.of(task.about, task.options)
+    arrays = models.to_arrays(models.blank(task.model, task.dims, task.classes, extension))
+    sessions: list[Session] = []
+    setup = base.Setup(
         task,
-        who,
         pack(arrays, Kind.MODEL).manifest,
         wait=config.wait,
         guard=config.guard,
-        there=lambda grid: {node.id for node in who.nodes},
+        summing=config.summing,
+        online=lambda grid: {node.id for node in who.nodes},
         exchange=LocalHost(),
-        lazy=config.summing,
+        account=sessions.append,
     )
-    first = strategy.skip_to_exchange()
-    if first > config.rounds:
-        raise ConfigError(
-            f"{method} sums no gradients in its first {first - 1} rounds, and rounds is "
-            f"{config.rounds}, so nothing would adapt; raise it"
-            f"{f', or lower {method}.pretrain' if hasattr(task.options, 'pretrain') else ''}."
-        )
+    strategy: base.FedDA = plugins.strategy(method)(setup, who)
     # Every source is invited, though with sources-per-round only a few are in any one round.
-    list(strategy.configure_train(first, strategy.packed(arrays), ConfigRecord(), NOBODY))
-    session = strategy.adjourn()
-    assert session is not None
+    sent = strategy.packed(arrays)
+    list(strategy.configure_train(stages[0].first, sent, ConfigRecord(), NOBODY))
+    strategy.adjourn()
+    (session,) = sessions
     sites = set(session.invitations)
     least = config.exchange.min_examples
     if few := [f"{n.name} has {n.examples}" for n in who.nodes if _is_short(n, sites, least)]:

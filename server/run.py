@@ -5,8 +5,9 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,20 @@ import flwr
 import torch
 from flwr.serverapp import Grid
 
-from fedda import __version__
-from fedda.config import RunConfig, defaults, lasting
+from fedda import __version__, plugins
 from fedda.errors import RunError
-from fedda.folders import load_half
-from fedda.results import begun
+from fedda.models import Meta
+from fedda.results.read import begun
+from fedda.settings import RunConfig, defaults, lasting
 
 from . import checkpoint
-from .folders import roster
+from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
-from .sites import Sites
-from .tracking import Tracking
-from .training import Training
+from .start import MODEL, check_start, start_of
+from .strategy_modules import roster
+from .tracking.curves import Tracking
+from .training import Training, task_for
 
 RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".lock"
 LEAVE = 15.0  # seconds that a run which was stopped may need to end
@@ -48,8 +50,9 @@ def execute(
         slots: how many sites a simulation lets work at the same time; by default any number.
 
     Raises:
-        ConfigError: a tracker is asked for that is not installed, or a method cannot do with
-            these sites what it is there for.
+        ConfigError: a tracker is asked for that is not installed, a method cannot do with these
+            sites what it is there for, or the model to start from does not fit.
+        ModelError: the model to start from cannot be read.
         RosterError: the sites that joined make no run.
         QuorumError: too few sites, for too long.
         RunError: the run's folder holds a run of other settings or one that is going on, or cannot
@@ -71,11 +74,17 @@ def _train(
 ) -> dict[str, Any]:
     sites = Sites(grid, config, journal)
     who = meet(folder, config, sites, journal)
+    aims = who.aims(config.run.target)
+    targets = [aim.target.name for aim in aims]
     journal.write(
-        "roster", sites=[str(n) for n in who.nodes], shape=list(who.shape), classes=who.classes
+        "roster",
+        sites=[str(n) for n in who.nodes],
+        shape=list(who.shape),
+        classes=who.classes,
+        targets=targets,
     )
-    for method in config.trainings:
-        together = rehearse(config, method, who)
+    for method, aim in product(config.trainings, aims):
+        together = rehearse(config, method, aim)
         if together and slots and (found := slots()) < together:
             raise RunError(
                 f"{method} sums gradients of {together} sites that work at the same time, but this "
@@ -83,26 +92,25 @@ def _train(
                 f"one CPU only, or use a machine with {together} CPUs."
             )
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
-    for seed in config.seeds:
-        for method in config.trainings:
-            training = Training(
-                config,
-                method,
-                seed,
-                grid=grid,
-                sites=sites,
-                who=who,
-                folder=folder / f"{method}-{seed}",
-                journal=journal,
-            )
-            found = training.run()
-            tracking.finished(found)
-            trainings[method].append(found)
-            who = training.roster  # a site may have come back under another node id
+    for seed, target, method in product(config.seeds, targets, config.trainings):
+        (aim,) = who.aims(target)
+        training = Training(
+            *(config, method, seed),
+            grid=grid,
+            sites=sites,
+            who=aim,
+            folder=folder,
+            journal=journal,
+        )
+        found = training.run()
+        tracking.finished(found)
+        trainings[method].append(found)
+        who = who.taking(training.roster)  # a site may be back under another node id
     results = summarise(config, who, trainings, journal)
     checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
-    model = Path(trainings[config.method][0]["model"])
-    checkpoint.replace(folder / "model.safetensors", model.read_bytes())
+    if len(targets) == 1:  # else there is a model per target, and no one model of the run
+        model = Path(trainings[config.method][0]["model"])
+        checkpoint.replace(folder / MODEL, model.read_bytes())
     journal.write("done", results=str(folder / RESULTS))
     return results
 
@@ -113,12 +121,15 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     Raises:
         RosterError: the offers make no run, or differ from those the run began with.
         QuorumError: too few sites came.
+        ConfigError, ModelError: there is no starting from the model that the run starts from.
     """
     path = folder / ROSTER
     if config.run.resume and path.is_file():
         known = roster.Roster.parse(path.read_text())
-        return sites.reunite(known, roles_of(config))
-    joined = sites.gather()
+        return sites.reunite(known, parts_left(folder, config, known))
+    start = start_of(config)
+    joined = sites.gather(classes_without_sources(config, start))
+    check_start(config, start, joined)
     who = joined.bounded(config.guard.max_examples)
     for name in (n for n, count in joined.counts.items() if who.counts[n] < count):
         text = f"claims {joined.counts[name]} examples and counts as {who.counts[name]}"
@@ -127,10 +138,28 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     return who
 
 
-def roles_of(config: RunConfig) -> set[str]:
-    """The roles that train in any of the run's methods."""
-    halves = (load_half("strategies", method) for method in config.trainings)
-    return {role for half in halves for role in half.STRATEGY.roles}
+def classes_without_sources(config: RunConfig, start: Meta | None) -> tuple[str, ...]:
+    """The class names of a run in which sources have no part; () if they have one.
+
+    Args:
+        config: the run.
+        start: the model that it starts from, if it starts from one.
+    """
+    parts = {part for method in config.trainings for part in config.parts(method)}
+    return start.classes if start and not OF_SOURCES & parts else ()
+
+
+def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[str, set[str]]:
+    """The parts that are still to be played, by target; one whose trainings are over is left out.
+
+    Sources may have gone home after their phases, and a target after its trainings.
+    """
+    left: dict[str, set[str]] = {}
+    for method, seed, aim in product(config.trainings, config.seeds, known.aims(config.run.target)):
+        state = checkpoint.read(folder / task_for(config, method, seed, aim).label)
+        if parts := config.parts(method, after=state.round if state else 0):
+            left.setdefault(aim.target.name, set()).update(parts)
+    return left
 
 
 @contextmanager
@@ -202,18 +231,12 @@ def summarise(
     trainings: dict[str, list[dict[str, Any]]],
     journal: Journal,
 ) -> dict[str, Any]:
-    """What results.json says; accuracies are means over the seeds, None if nothing was tested."""
-
-    def mean(method: str, key: str, statistic: Any = statistics.fmean) -> float | None:
-        found = [t[key] for t in trainings.get(method, []) if t[key] is not None]
-        return statistic(found) if found else None
-
-    def spread(values: list[float]) -> float:
-        return statistics.stdev(values) if len(values) > 1 else 0.0
-
+    """What results.json says."""
+    targets = list(dict.fromkeys(t["target"] for found in trainings.values() for t in found))
     return {
         "name": config.run.name,
         "method": config.method,
+        "titles": {method: plugins.method(method).title for method in trainings},
         "config": config.flat(),
         "seeds": config.seeds,
         "versions": {
@@ -228,13 +251,47 @@ def summarise(
         ],
         "shape": list(who.shape),
         "classes": list(who.classes),
-        "final_accuracy": mean(config.method, "final_accuracy"),
-        "final_accuracy_std": mean(config.method, "final_accuracy", spread),
-        "selected_accuracy": mean(config.method, "selected_accuracy"),
+        **accuracies(config.method, trainings),
         "selected_by": "highest infomax on the target's unlabelled training images",
-        "fedavg_accuracy": mean("fedavg", "final_accuracy"),
-        "fedavg_accuracy_std": mean("fedavg", "final_accuracy", spread),
+        "targets": {
+            name: accuracies(
+                config.method,
+                {m: [t for t in found if t["target"] == name] for m, found in trainings.items()},
+            )
+            for name in targets
+        },
         "seconds": round(sum(t["seconds"] for found in trainings.values() for t in found), 3),
         "trainings": trainings,
         "events": journal.troubles,
+    }
+
+
+def accuracies(
+    method: str, trainings: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, float | None]:
+    """A method's accuracies and FedAvg's beside it: means over the seeds, None without a test.
+
+    Of several targets an accuracy is the mean over them, and its deviation that of this mean.
+    """
+
+    def values(of: str, key: str) -> list[float]:
+        by_seed: dict[int, list[float]] = {}
+        for training in trainings.get(of, ()):
+            if training[key] is not None:
+                by_seed.setdefault(training["seed"], []).append(training[key])
+        return [statistics.fmean(of_targets) for of_targets in by_seed.values()]
+
+    def mean(found: list[float]) -> float | None:
+        return statistics.fmean(found) if found else None
+
+    def spread(found: list[float]) -> float | None:
+        return (statistics.stdev(found) if len(found) > 1 else 0.0) if found else None
+
+    final, fedavg = values(method, "final_accuracy"), values("fedavg", "final_accuracy")
+    return {
+        "final_accuracy": mean(final),
+        "final_accuracy_std": spread(final),
+        "selected_accuracy": mean(values(method, "selected_accuracy")),
+        "fedavg_accuracy": mean(fedavg),
+        "fedavg_accuracy_std": spread(fedavg),
     }

@@ -12,20 +12,21 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedda import models, records, wire
-from fedda.config import RunConfig, Task
-from fedda.errors import ConfigError, QuorumError
-from fedda.folders import load_half
+from fedda import models, plugins, records, wire
+from fedda.errors import QuorumError
+from fedda.exchange import Session
+from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
 from . import checkpoint
-from .exchange import host
-from .folders import base, roster
+from .attendance import Sites
 from .journal import Journal
-from .lean import LeanGrid
 from .ledger import Ledger
-from .phases import Phases, TimedMail
-from .sites import Sites
+from .start import finished
+from .strategy_modules import base, roster
+from .summing import host
+from .superlink.lean_grid import LeanGrid
+from .timing import Phases, TimedMail
 
 
 class Training:
@@ -43,20 +44,38 @@ class Training:
         folder: Path,
         journal: Journal,
     ) -> None:
+        """Prepare to train.
+
+        Args:
+            config: the run.
+            method: its name.
+            seed: of every random draw.
+            grid: the way to the sites.
+            sites: who is there.
+            who: the sites of this training, with one target.
+            folder: of the run; the training has one of its own below it.
+            journal: told what happens.
+        """
         self.config = config
         self.method = method
         self.seed = seed
         self.grid = grid
         self.sites = sites
         self.roster = who
-        self.folder = folder
         self.journal = journal
         self.ledger = Ledger()
         self.phases = Phases()
         self.mail = TimedMail(grid, self._sent, self._received)
         self.mail.phases = self.phases
         self.round = 0
-        self.task = config.task(method, seed, who.shape, who.classes, len(who.nodes))
+        self.task = task_for(config, method, seed, who)
+        self.folder = folder / self.task.label
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """What events of this training say of it."""
+        target = {"target": self.task.target} if self.task.target else {}
+        return {"method": self.method, "seed": self.seed, **target}
 
     def run(self) -> dict[str, Any]:
         """Train, or go on training -> what results.json says of it.
@@ -72,8 +91,7 @@ class Training:
         strategy = self._strategy(state)
         self.journal.write(
             "training",
-            method=self.method,
-            seed=self.seed,
+            **self._about,
             round=state.round,
             rounds=self.config.rounds,
         )
@@ -84,6 +102,7 @@ class Training:
             start = time.perf_counter()
             self.round = state.round + 1
             self.phases.restart()
+            self._fewest: list[int] = []
             arrays, numbers = self._train_round(strategy, arrays)
             found = self._test(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
@@ -99,39 +118,40 @@ class Training:
             state = checkpoint.State(
                 self.round,
                 self._unpacked(arrays),
-                {name: packed.unpack() for name, packed in strategy.kept.items()},
-                strategy.memory,
+                strategy.memory.arrays,
+                strategy.memory.numbers,
                 [*state.history, entry],
                 self.ledger.state(),
-                self._select({} if strategy.anew else state.best, found),
+                self._select({} if self._tests_otherwise() else state.best, found),
             )
             with self.phases.phase("checkpoint"):
                 checkpoint.write(self.folder, state)
             entry["phases"] = self.phases.seconds()  # the next checkpoint has this one's time too
-            self.journal.write("round", method=self.method, seed=self.seed, **entry)
+            self.journal.write("round", **self._about, **entry)
         return self._finish(state)
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         self._layout = wire.pack(state.model, Kind.MODEL).manifest
-        made: base.FedDA = load_half("strategies", self.method).STRATEGY(
+        setup = base.Setup(
             self.task,
-            self.roster,
             self._layout,
             wait=self.config.wait,
             guard=self.config.guard,
+            summing=self.config.summing,
+            sources_per_round=self.config.sources_per_round,
             mail=self.mail,
             notice=self._notice,
-            sources_per_round=self.config.sources_per_round,
-            there=lambda grid: self.sites.there(),
+            online=lambda grid: self.sites.there(),
             exchange=host(self.grid, self.config.exchange, self._exchanged),
-            lazy=self.config.summing,
+            account=self._account,
         )
+        made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
         if isinstance(self.grid, LeanGrid):
             # A reply may bring what no request has brought yet, such as a discriminator per source.
-            others = sum(layout.nbytes for layout in made.layouts.values())
-            self.grid.expect(self._layout.nbytes + others * len(self.roster.sources))
-        made.memory = dict(state.memory)
-        made.kept = {site: wire.pack(a, Kind.MODEL) for site, a in state.kept.items()}
+            found = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
+            others = max(sum(each.nbytes for each in layouts.values()) for layouts in found)
+            self.grid.expect(self._layout.nbytes + others * max(1, len(self.roster.sources)))
+        made.memory = base.Memory(dict(state.numbers), dict(state.arrays))
         return made
 
     def _unpacked(self, arrays: ArrayRecord) -> Arrays:
@@ -142,14 +162,14 @@ class Training:
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """One round, tried again when too few sites took part."""
         for left in reversed(range(self.config.wait.tries)):
-            memory, kept = dict(strategy.memory), dict(strategy.kept)
+            memory = strategy.memory.copy()
             try:
                 with self.phases.phase("waiting"):
                     strategy.roster = self.roster = self.sites.refresh(self.roster)
                 with self.phases.phase("aggregate"):
                     return self._round_trip(strategy, sent)
             except QuorumError as error:
-                strategy.memory, strategy.kept = memory, kept
+                strategy.memory = memory
                 if not left:
                     raise
                 with self.phases.phase("waiting"):
@@ -159,23 +179,28 @@ class Training:
     def _round_trip(
         self, strategy: base.FedDA, sent: ArrayRecord
     ) -> tuple[ArrayRecord, dict[str, Any]]:
+        strategy.weights = {}  # a round in which nobody is averaged has none
         try:
             requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.train)
             arrays, numbers = strategy.aggregate_train(self.round, replies)
         finally:
-            session = strategy.adjourn()
-            for name, (to, back) in session.traffic().items() if session else ():
-                role = next(n.role for n in self.roster.nodes if n.name == name)
-                self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
-                self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
+            strategy.adjourn()
         assert arrays is not None and numbers is not None
-        fewest = {"gradient-examples": min(session.fewest().values(), default=0)} if session else {}
+        fewest = {"gradient-examples": min(self._fewest)} if self._fewest else {}
         return arrays, dict(numbers) | fewest
+
+    def _account(self, session: Session) -> None:
+        """Count what crossed in a session of the exchange, whenever in the round it ended."""
+        for name, (to, back) in session.traffic().items():
+            role = next(n.role for n in self.roster.nodes if n.name == name)
+            self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
+            self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
+        self._fewest.append(min(session.fewest().values(), default=0))
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
-        needed, sources = strategy.needed(), self.config.wait.min_sources
+        needed, sources = strategy.needed(), strategy.least_sources
         self.roster = self.sites.back(self.roster, needed, sources)
         self.journal.trouble("resumed", "", "enough sites are there again", round=self.round)
 
@@ -190,6 +215,12 @@ class Training:
             found["test_loss"] = found.pop("loss")
         return found
 
+    def _tests_otherwise(self) -> bool:
+        """Whether earlier rounds' infomax no longer compares with this one's."""
+        stages = [stage for stage in self.task.stages if stage.first <= self.round]
+        begins = stages[-1].first == self.round and len(stages) > 1
+        return begins and stages[-1].phase.test.leaves != stages[-2].phase.test.leaves
+
     def _select(self, best: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """The round with the highest infomax so far: chosen without any label."""
         if "infomax" not in found or found["infomax"] <= best.get("infomax", float("-inf")):
@@ -197,14 +228,17 @@ class Training:
         return {k: found[k] for k in ("infomax", "accuracy") if k in found} | {"round": self.round}
 
     def _finish(self, state: checkpoint.State) -> dict[str, Any]:
-        model = models.blank(self.config.model, self.task.dims, self.task.classes)
+        task = self.task
+        model = models.blank(task.model, task.dims, task.classes, self._extension)
         models.load_arrays(model, state.model)
         classes = self.roster.classes
         path = self.folder / "model.safetensors"
-        models.save(path, model, config=self.config.model, shape=self.task.dims, classes=classes)
-        kept = {} if getattr(self.task.options, "share", True) else {"adapted": self._kept()}
+        models.save(path, model, config=task.model, shape=task.dims, classes=classes)
+        stays = task.about.stays(task.options)
+        kept = {"adapted": self._kept()} if stays else {}
         return {
             "seed": self.seed,
+            "target": self.roster.target.name,
             "final_accuracy": state.history[-1].get("accuracy"),
             "selected_accuracy": state.best.get("accuracy"),
             "selected_round": state.best.get("round"),
@@ -223,9 +257,15 @@ class Training:
     def _initial(self) -> Arrays:
         """The model all sites start from; pretrained weights are read here and nowhere else."""
         task = self.task
-        if encoder := getattr(self.config.options[self.method], "encoder", ""):
-            return finished(Path(encoder), task)
-        return models.to_arrays(models.build(task.model, task.dims, task.classes, task.seed))
+        if self.config.run.start_from:
+            return finished(Path(self.config.run.start_from), task)
+        made = models.build(task.model, task.dims, task.classes, task.seed, self._extension)
+        return models.to_arrays(made)
+
+    @property
+    def _extension(self) -> models.Extension | None:
+        """What the method adds to the training's model."""
+        return models.Extension.of(self.task.about, self.task.options)
 
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)
@@ -240,30 +280,16 @@ class Training:
     def _exchanged(self, what: str, site: str, text: str) -> None:
         """Who came and went is in the exchange's log; what went wrong, in the run's."""
         if what in ("refused", "cut", "resumed", "ended"):
-            about: dict[str, Any] = {"round": self.round, "method": self.method, "seed": self.seed}
-            self.journal.trouble(f"exchange {what}", site, text, **about)
+            self.journal.trouble(f"exchange {what}", site, text, round=self.round, **self._about)
 
     def _notice(self, what: str, site: str, text: str) -> None:
         for node in self.roster.nodes:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)
-        self.journal.trouble(what, site, text, round=self.round, method=self.method, seed=self.seed)
+        self.journal.trouble(what, site, text, round=self.round, **self._about)
 
 
-def finished(run: Path, task: Task) -> Arrays:
-    """The model of a finished run, to start another one from.
-
-    Raises:
-        ModelError: it cannot be read.
-        ConfigError: it is of another architecture, or for other data.
-    """
-    model, about = models.load(run / "model.safetensors" if run.is_dir() else run)
-    ours = (task.model.name, task.model.sizes, task.dims, task.names)
-    theirs = (about.config.name, about.config.sizes, about.shape, about.classes)
-    for what, mine, its in zip(("model", "sizes", "shape", "classes"), ours, theirs, strict=True):
-        if mine != its:
-            raise ConfigError(
-                f"The encoder in {run} has {what} {its!r}, but this run has {mine!r}; start from a "
-                "run of the same model and data."
-            )
-    return models.to_arrays(model)
+def task_for(config: RunConfig, method: str, seed: int, who: roster.Roster) -> Task:
+    """What the sites of a training are told of it."""
+    target = who.target.name if who.several else ""
+    return config.task(method, seed, who.shape, who.classes, len(who.nodes), target)

@@ -1,15 +1,20 @@
 """What all strategies share: requests out, checked replies in, the target's test.
 
-A method's strategy says what goes to whom in a round and how the replies become the next model.
-It holds no torch module and touches no disk; what it must remember from round to round is in
-`memory`, plain JSON, and `kept`, packed arrays, so that a run can be stopped and resumed.
-Strategies implement Flower's hooks and so also run under Flower's own `Strategy.start`.
+A method's strategy reads as the paper's round:
+
+    requests()         what goes to whom when a round begins
+    combine(replies)   how the replies become the next model; it may ask further, by `ask`
+    weigh(reply)       how much a reply counts in a mean, where the method has a say in that
+    tested()           what the target is sent to test
+
+It holds no torch module and touches no disk. What it must remember from round to round is in
+`memory`, so that a run can be stopped and resumed. Strategies implement Flower's hooks and so also
+run under Flower's own `Strategy.start`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,246 +23,234 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedda import records
-from fedda.config import ExchangeConfig, GuardConfig, Task, WaitConfig, layouts, method_module
-from fedda.errors import ConfigError, FeddaError, NotFiniteError, QuorumError, WireError, public
-from fedda.exchange import Group, Session
+from fedda.errors import NotFiniteError, QuorumError
+from fedda.exchange import Session
+from fedda.methods import Phase, Stage
 from fedda.train import generator
-from fedda.wire import EVALUATION, Arrays, Contract, Kind, Manifest, Packed, Role, pack, pieces
+from fedda.wire import Arrays, Kind, Manifest, Packed, pack
 
-from .mail import Mail
-from .roster import Node, Roster
+from .sites.mail import Mail
+from .sites.post import Heading, Post
+from .sites.replies import Reply
+from .sites.roster import Node, Roster
+from .sites.sessions import convene
+from .sites.setup import Memory, Setup
 
-if TYPE_CHECKING:
-    from fedda.exchange import Host, LocalHost
-
-Notice = Callable[[str, str, str], None]  # what happened, to which site, in words
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A reply that passed every check."""
-
-    node: Node
-    arrays: Mapping[str, Packed]
-    numbers: Mapping[str, Any]
+Numbers = dict[str, Any]
 
 
 class FedDA(Strategy):
     """Base of the methods' strategies.
 
-    `roles` are those that train in this method; a round cannot do without them.
-
-    Args:
-        task: what the sites are told of the run.
+    Attributes:
         roster: the sites, with the counts that weigh averages.
-        model: the layout of the run's model.
-        wait: deadlines and the quorum.
-        guard: bounds on replies.
-        mail: how messages travel; by default Flower's grid, polled quickly.
-        notice: told of every site that failed or was refused.
-        sources_per_round: so many sources, drawn anew each round from the seed; 0: all.
-        there: the ids of the nodes worth asking; by default those that Flower calls online.
-        exchange: where sessions for gradients are opened, for the methods that sum any.
-        lazy: how gradients are summed.
+        round: the round at hand, from 1.
+        global_model: the model with which it began, in full precision.
+        model: the same in the precision of the wire.
+        memory: what is remembered from round to round.
+        weights: how much each site counted in the last mean, for reports.
     """
 
-    roles: ClassVar[tuple[Role, ...]] = ("source",)
-
-    def __init__(
-        self,
-        task: Task,
-        roster: Roster,
-        model: Manifest,
-        *,
-        wait: WaitConfig | None = None,
-        guard: GuardConfig | None = None,
-        mail: Mail | None = None,
-        notice: Notice = lambda what, site, text: None,
-        sources_per_round: int = 0,
-        there: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids()),
-        exchange: "Host | LocalHost | None" = None,
-        lazy: ExchangeConfig | None = None,
-    ) -> None:
-        self.task = task
+    def __init__(self, setup: Setup, roster: Roster) -> None:
+        self.setup = setup
         self.roster = roster
-        self.layout = model
-        self.wait = wait or WaitConfig()
-        self.guard = guard or GuardConfig()
-        self.mail = mail
-        self.notice = notice
-        self.sources_per_round = sources_per_round
-        self.there = there
-        self.exchange = exchange
-        self.lazy = lazy or ExchangeConfig(p=1)
-        self.session: Session | None = None
-        self.contract: Contract = method_module(task.method).CONTRACT
-        self.layouts = layouts(task.method, task.options, model)
-        self.evaluation: Contract = getattr(method_module(task.method), "EVALUATION", EVALUATION)
-        self.memory: dict[str, Any] = {}
-        self.kept: dict[str, Packed] = {}
+        self.task = setup.task
+        self.options = setup.task.options
+        self.post = Post(setup)
+        self.memory = Memory()
         self.weights: dict[str, float] = {}
-        self._asked: set[str] = set()
+        self.session: Session | None = None
+        self._mail = setup.mail
 
-    # ---- Flower's hooks -------------------------------------------------------------------
+    # ---- what a method writes -------------------------------------------------------------
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The model, to every source that is there."""
-        self._begin(server_round, arrays, grid)
-        return [self.request(n, self.source_arrays(n)) for n in self._present(grid)]
+    def requests(self) -> list[Message]:
+        """The first hop of a round: the model, to every source that is there."""
+        return [self.request(node, {"model": self.model}) for node in self.present()]
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The model, to the target, which tests it on the labelled files it may have."""
-        self._begin(server_round, arrays, grid)
-        target = self.roster.target
-        if target.id not in self.there(grid):
-            self.notice("absent", target.name, "not connected; this round goes untested")
-            return []
-        return [self.request(target, {"model": self.model}, kind="evaluate")]
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
+        """The replies to `requests` -> the next model, and the round's numbers."""
+        raise NotImplementedError
 
-    def source_arrays(self, node: Node) -> dict[str, Packed]:
-        """What a source gets at the start of a round."""
+    def weigh(self, reply: Reply) -> float:
+        """How much a reply counts in a mean, relative to the others and at most 1."""
+        raise NotImplementedError
+
+    def tested(self) -> dict[str, Packed]:
+        """What the target is sent to test: the model."""
         return {"model": self.model}
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """The target's numbers as they are."""
-        for reply in self.accept(replies, contract=self.evaluation):
-            return MetricRecord(dict(reply.numbers))
-        return None
+    def part_of(self, node: Node) -> str:
+        """The part that a site plays in this round."""
+        return node.role
 
-    @property
-    def anew(self) -> bool:
-        """Whether this round's infomax is of another kind of model than the rounds' before it."""
-        return False
+    def examine(self, reply: Reply) -> None:
+        """What a method checks of a reply beside contract and guard: nothing.
 
-    def summary(self) -> None:
-        """Nothing: the server reports what it does."""
+        Raises:
+            WireError: the reply is to be refused.
+        """
 
     def needed(self) -> set[str]:
-        """Names of the sites that no round can do without; a paused run waits for them."""
-        return {self.roster.target.name} if "target" in self.roles else set()
+        """Names of the sites that this round cannot do without; a paused run waits for them."""
+        return {self.roster.target.name} if "target" in self.phase.parts else set()
 
     # ---- what methods are written with ----------------------------------------------------
+
+    @property
+    def stage(self) -> Stage:
+        """The phase of this round and the rounds that it has."""
+        return self.task.stage(self.round)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of this round."""
+        return self.stage.phase
+
+    @property
+    def mail(self) -> Mail:
+        """The way to the sites, once a round has begun."""
+        assert self._mail is not None
+        return self._mail
+
+    @property
+    def least_sources(self) -> int:
+        """How many sources a round of this phase takes at least."""
+        return self.setup.wait.min_sources if "source" in self.phase.parts else 0
+
+    def begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        """Take up a round: its number, its model and the way to the sites."""
+        self.round = server_round
+        self._mail = self._mail or Mail(grid)
+        self._online = self.setup.online(grid)
+        text = Manifest(Kind.MODEL, "float32", self.setup.model.entries).text
+        self.global_model = records.from_arrays(arrays, {"model": text})["model"]
+        self.model = self.as_sent(self.global_model)
+        self.post.checks.begin(self.global_model)
+        self.post.open.clear()
+
+    def is_online(self, node: Node) -> bool:
+        """Whether a site is worth asking."""
+        return node.id in self._online
+
+    def present(self) -> list[Node]:
+        """The sources of this round that are there; waiting for others would cost the deadline.
+
+        Raises:
+            QuorumError: too few are, or the phase needs the target and it is away.
+        """
+        target = self.roster.target
+        if "target" in self.phase.parts and not self.is_online(target):
+            raise QuorumError(f"{target.name} (target) is not connected.")
+        if "source" not in self.phase.parts:
+            return []
+        connected = [n for n in self.roster.sources if self.is_online(n)]
+        for node in self.roster.sources:
+            if node not in connected:
+                self.setup.notice("absent", node.name, "not connected; left out of this round")
+        self.enough(len(connected))
+        if not (most := self.setup.sources_per_round):
+            return connected
+        draws = generator(self.task.seed, "sample", self.round)
+        drawn = torch.randperm(len(connected), generator=draws)[:most]
+        return [connected[i] for i in sorted(drawn.tolist())]
 
     def request(
         self,
         node: Node,
         arrays: Mapping[str, Packed],
         numbers: Mapping[str, float] | None = None,
-        kind: str = "train",
+        hop: str = "",
     ) -> Message:
-        """A message for one site, with a record of its own, valid until the deadline."""
-        self._asked.add(node.name)
-        step = {"round": self.round, **(numbers or {})}
-        tables: dict[str, Mapping[str, Any]] = {"task": self.task.flat(), "step": step}
-        if kind == "train" and self.session and node.name in self.session.invitations:
+        """A message for one site, with a record of its own, valid until the deadline.
+
+        Args:
+            node: the site.
+            arrays: what it is sent.
+            numbers: what it is told; they may differ from site to site.
+            hop: what it is asked for; the phase's first hop if it is left out.
+        """
+        phase, hop, part = self.phase, hop or self.phase.first_hop, self.part_of(node)
+        contract, exchange = phase.part(hop, part), None
+        assert contract is not None, f"{self.task.method} asks no {part} for {hop}"
+        if contract.gradients and self.session and node.name in self.session.invitations:
             invitation = self.session.invitations[node.name]
-            tables["exchange"] = {**self.lazy.lazy.flat(), **invitation.flat()}
-        content = records.write(arrays, **tables)
-        ttl = self.wait.evaluate if kind == "evaluate" else self.wait.train
-        return Message(content, node.id, kind, ttl=ttl, group_id=str(self.round))
+            exchange = {**self.setup.summing.lazy.flat(), **invitation.flat()}
+        heading = Heading(self.round, phase.name, hop, part)
+        layouts = phase.layouts(self.options, self.setup.model)
+        return self.post.write(node, heading, contract, layouts, arrays, numbers, exchange)
+
+    def test_request(self) -> Message:
+        """The message with which the target tests."""
+        phase, node = self.phase, self.roster.target
+        layouts = (phase.test_layouts or phase.layouts)(self.options, self.setup.model)
+        heading = Heading(self.round, phase.name, "test", "target")
+        return self.post.write(node, heading, phase.test, layouts, self.tested())
 
     def ask(
         self,
-        node: Node,
+        nodes: Iterable[Node],
+        hop: str,
         arrays: Mapping[str, Packed],
         needs: Iterable[str] = (),
         **numbers: float,
+    ) -> Iterator[Reply]:
+        """Another hop in mid-round: the same request to some sites -> their replies, as they come.
+
+        Args:
+            nodes: the sites.
+            hop: what they are asked for.
+            arrays: what they are sent.
+            needs: numbers that a reply is of no use without.
+            numbers: what they are told.
+        """
+        requests = [self.request(node, arrays, numbers, hop) for node in nodes]
+        yield from self.accept(self.mail.deliver(requests, self.setup.wait.train), needs)
+
+    def ask_target(
+        self, hop: str, arrays: Mapping[str, Packed], needs: Iterable[str] = (), **numbers: float
     ) -> Reply:
-        """Send one site a training request of its own in mid-round and wait for the reply.
+        """As `ask`, the target alone.
 
         Raises:
             QuorumError: no acceptable reply came.
         """
-        assert self.mail is not None
-        replies = self.mail.deliver([self.request(node, arrays, numbers)], self.wait.train)
-        for reply in self.accept(replies, needs):
+        target = self.roster.target
+        for reply in self.ask([target], hop, arrays, needs, **numbers):
             return reply
-        raise QuorumError(f"{node.name} ({node.role}) gave no usable reply in this round.")
+        raise QuorumError(f"{target.name} ({target.role}) gave no usable reply in this round.")
 
-    def accept(
-        self,
-        replies: Iterable[Message],
-        needs: Iterable[str] = (),
-        contract: Contract | None = None,
-    ) -> Iterator[Reply]:
+    def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]:
         """Yield the replies that pass every check, as they arrive; report the others.
 
         Args:
             replies: from sites, or from whoever.
             needs: numbers that a reply is of no use without.
-            contract: of the method, unless another is given.
         """
-        for message in replies:
-            node = self.roster.by_id(message.metadata.src_node_id)
-            if node is None or node.name not in self._asked:
-                self.notice("stale", node.name if node else "", "a reply nobody asked for; dropped")
-                continue
-            self._asked.remove(node.name)
-            if message.has_error():
-                self.notice("failed", node.name, public(message.error.code))
-                if self.session:
-                    self.session.give_up(node.name)
-                continue
-            try:
-                reply = self._checked(node, message, set(needs), contract or self.contract)
-            except FeddaError as error:
-                self.notice("refused", node.name, str(error))
-                continue
-            del message
-            yield reply
-            del reply  # not held while the next one is fetched
-        for name in sorted(self._asked):
-            self.notice("silent", name, "no reply in time; left out of this round")
-        self._asked.clear()
+        failed = self.session.give_up if self.session else lambda name: None
+        yield from self.post.accept(replies, needs, self.roster, self.examine, failed)
 
     def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int) -> None:
-        """Open a session of the exchange; the requests that follow carry the invitations.
+        """Open a session of the exchange; the requests of the hop that sums carry the invitations.
 
         Args:
-            groups: who sums which gradients; a group is named after one of the method's layouts,
+            groups: who sums which gradients; a group is named after one of the phase's layouts,
                 with `/SITE` behind it if there are several.
             syncs: sums per group.
 
         Raises:
             ConfigError: not one exchange fits into the round, or nobody hosts it.
         """
-        if self.exchange is None:
-            raise ConfigError(
-                f"{self.task.method} sums gradients between sites in mid-round; run it with "
-                "`fedda run`, whose server hosts that exchange."
-            )
-        if syncs < 1:
-            raise ConfigError(
-                f"exchange.p is {self.lazy.p}, more than the steps of a round; lower it, or "
-                "train.rounds-per-epoch."
-            )
-        sizes = {n: sum(e.size for e in self.layouts[n.split("/")[0]].entries) for n in groups}
-        self.session = self.exchange.open(
-            [Group(n, sizes[n], syncs, tuple(m.name for m in who)) for n, who in groups.items()],
-            join=self.lazy.join,
-            wait=self.lazy.wait,
-            rejoin=self.lazy.rejoin,
-        )
+        layouts = self.phase.layouts(self.options, self.setup.model)
+        members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
+        self.session = convene(self.setup, layouts, members, syncs)
 
-    def skip_to_exchange(self) -> int:
-        """Make believe that the rounds before the first exchange are over -> that round's number.
-
-        For the rehearsal of a run, with a strategy that is used for nothing else.
-        """
-        return 1
-
-    def adjourn(self) -> Session | None:
-        """Close the session, if there is one, and hand it out."""
+    def adjourn(self) -> None:
+        """Close the session of the exchange, if one is open, and account for what crossed in it."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
-        return session
+            self.setup.account(session)
 
     def steps_per_round(self, nodes: Iterable[Node]) -> int:
         """Steps of a round in which all take equally many: the largest site's share of an epoch."""
@@ -270,10 +263,10 @@ class FedDA(Strategy):
         Raises:
             QuorumError: fewer than `wait.min-sources` gave a usable reply.
         """
-        if count < self.wait.min_sources:
+        if count < self.least_sources:
             raise QuorumError(
                 f"{count} sources are left in this round, but wait.min-sources is "
-                f"{self.wait.min_sources}."
+                f"{self.least_sources}."
             )
 
     def as_sent(self, packed: Packed) -> Packed:
@@ -296,97 +289,43 @@ class FedDA(Strategy):
         return sent
 
     def packed(self, arrays: Arrays) -> ArrayRecord:
-        """The next model as Flower carries it; at the server always in full precision."""
+        """A model as Flower carries it; at the server always in full precision."""
         return records.to_arrays({"model": pack(arrays, Kind.MODEL)})
 
-    # ---- checks -----------------------------------------------------------------------------
+    # ---- Flower's hooks -------------------------------------------------------------------
 
-    def _begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
-        self.round = server_round
-        self.mail = self.mail or Mail(grid)
-        text = Manifest(Kind.MODEL, "float32", self.layout.entries).text
-        self.global_model = records.from_arrays(arrays, {"model": text})["model"]
-        self.model = self.as_sent(self.global_model)
-        self._norm = _norm(self.global_model.unpack(), None)
-        self._asked.clear()
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Begin a round."""
+        self.begin(server_round, arrays, grid)
+        return self.requests()
 
-    def _present(self, grid: Grid) -> list[Node]:
-        """The sources that are there now; waiting for others would only cost the deadline."""
-        there = self.there(grid)
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The rest of the round, and the next model."""
+        model, numbers = self.combine(replies)
+        return self.packed(model), MetricRecord(dict(numbers))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The request to the target, which tests on the labelled files it may have."""
+        self.begin(server_round, arrays, grid)
         target = self.roster.target
-        if "target" in self.roles and target.id not in there:
-            raise QuorumError(f"{target.name} (target) is not connected.")
-        found = [n for n in self.roster.sources if n.id in there]
-        for node in self.roster.sources:
-            if node not in found:
-                self.notice("absent", node.name, "not connected; left out of this round")
-        self.enough(len(found))
-        if not self.sources_per_round:
-            return found
-        draw = torch.randperm(len(found), generator=generator(self.task.seed, "sample", self.round))
-        return [found[i] for i in sorted(draw[: self.sources_per_round].tolist())]
+        if not self.is_online(target):
+            self.setup.notice("absent", target.name, "not connected; this round goes untested")
+            return []
+        return [self.test_request()]
 
-    def _checked(self, node: Node, message: Message, needs: set[str], contract: Contract) -> Reply:
-        arrays, tables = records.read(message.content)
-        if set(tables) != {"metrics"}:
-            raise WireError(f"{node.name} sent tables {sorted(tables)}, the contract has metrics.")
-        numbers = tables["metrics"]
-        rule = contract.leaves[node.role]
-        missing = {*(n for n in rule.arrays if "*" not in n), *needs} - {*arrays, *numbers}
-        if missing:
-            raise WireError(f"{node.name} sent no {', '.join(sorted(missing))}.")
-        rule.check(
-            arrays,
-            numbers,
-            model=self.layout,
-            sites=len(self.roster.nodes),
-            where=f"{node.name} ({node.role})",
-            layouts=self.layouts,
-        )
-        names = {n.name for n in self.roster.nodes}
-        for name, value in numbers.items():
-            if "/" in name and name.split("/", 1)[1] not in names:
-                raise WireError(f"{node.name} sent '{name[:80]}', which is about no site here.")
-            if not math.isfinite(value):
-                raise WireError(f"{name} from {node.name} is not finite.")
-        for name, packed in arrays.items():
-            packed.check_finite(node.name)
-            if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in self.layouts:
-                self._check_model(node, name, packed)
-        return Reply(node, arrays, numbers)
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The target's numbers as they are."""
+        for reply in self.accept(replies):
+            return MetricRecord(dict(reply.numbers))
+        return None
 
-    def _check_model(self, node: Node, name: str, packed: Packed) -> None:
-        model, most = packed.unpack(), self.guard.max_change
-        sent = self.global_model.unpack()
-        for entry, values in model.items():
-            if entry.endswith("running_var") and (values < 0).any():
-                raise WireError(f"{entry} of '{name}' from {node.name} is a negative variance.")
-            if "running_" in entry and self.guard.max_statistics:
-                bound = self.guard.max_statistics * max(1.0, float(np.abs(sent[entry]).max()))
-                if np.abs(values).max() > bound:
-                    raise WireError(
-                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, what "
-                        "guard.max-statistics allows."
-                    )
-        if not most:
-            return
-        change = _norm(model, sent) / max(self._norm, 1e-12)
-        if change > most:
-            raise WireError(
-                f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "
-                f"guard.max-change allows {most:g}."
-            )
-
-
-def _norm(arrays: Arrays, minus: Arrays | None) -> float:
-    """Euclidean norm of a model's weights, or of its difference from another's.
-
-    BatchNorm's running statistics are left out: they follow the data, not the training.
-    """
-    total = 0.0
-    for name, values in arrays.items():
-        if values.dtype.kind == "f" and "running_" not in name:
-            for part, other in pieces(values, values if minus is None else minus[name]):
-                moved = part if minus is None else part - other
-                total += float(np.vdot(moved, moved))
-    return math.sqrt(total)
+    def summary(self) -> None:
+        """Nothing: the server reports what it does."""

@@ -6,11 +6,11 @@ Long et al., DAN, ICML 2015, https://arxiv.org/abs/1502.02791; federated by the 
 from collections.abc import Iterable
 from typing import ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from fedda.wire import Kind, pack
+from fedda.wire import Arrays, Kind, pack
 
+from .base import Numbers
 from .fdann import FDANN
 
 
@@ -24,38 +24,27 @@ class FDAN(FDANN):
     group: ClassVar[str] = "witness"
     kind: ClassVar[Kind] = Kind.GRADIENT
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """F-DANN's, once there is a scale."""
-        self._begin(server_round, arrays, grid)
-        sources, scale = self._present(grid), self.scale()
-        if not scale:
-            return [self.request(n, {"model": self.model}) for n in sources]
-        return self.invite(sources, scale=scale)
+    def requests(self) -> list[Message]:
+        """FedAvg's while the scale is to be found, then f-DANN's."""
+        sources = self.present()
+        if self.phase.name == "scale":
+            return [self.request(node, {"model": self.model}) for node in sources]
+        return self.invite(sources, scale=self.scale())
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """F-DANN's; in the first round FedAvg's, under whose mean the target finds the scale."""
-        if self.scale():
-            return super().aggregate_train(server_round, replies)
+        if self.phase.name != "scale":
+            return super().combine(replies)
         mean, numbers = self.average(self.roster.sources, replies)
         sent = self.as_sent(pack(mean, Kind.MODEL))
-        reply = self.ask(self.roster.target, {"model": sent}, needs={"median"})
+        reply = self.ask_target("measure", {"model": sent}, needs={"median"})
         # Features that are all alike have no scale, and any will do.
-        self.memory["scale"] = float(reply.numbers["median"]) or 1.0
-        return self.packed(mean), MetricRecord(dict(numbers))
-
-    def skip_to_exchange(self) -> int:
-        """Any scale will do."""
-        first = 1 if self.scale() else 2
-        self.memory["scale"] = 1.0
-        return first
+        self.memory.numbers["scale"] = float(reply.numbers["median"]) or 1.0
+        return mean, numbers
 
     def scale(self) -> float:
-        """Of the bandwidths, the same all through a training; 0 while it is not known."""
-        return self.task.options.scale or float(self.memory.get("scale", 0.0))
+        """Of the bandwidths, the same all through a training."""
+        return self.options.scale or float(self.memory.numbers.get("scale", 1.0))
 
 
 STRATEGY = FDAN

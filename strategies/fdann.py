@@ -6,56 +6,54 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from fedda.algorithms import fedavg
-from fedda.average import RunningMean
+from fedda.adversarial.lazy import syncs
 from fedda.errors import QuorumError
-from fedda.lazy import syncs
-from fedda.wire import Arrays, Kind, Packed, Role, pack
+from fedda.maths.average import RunningMean
+from fedda.wire import Arrays, Kind, Packed, pack
 
-from .base import FedDA, Reply
-from .roster import Node
+from .base import Numbers
+from .fedavg import FedAvg
+from .sites.replies import Reply
+from .sites.roster import Node
 
 NEVER_NEGATIVE = ("exp_avg_sq", "step")  # of Adam, which takes a root of the one
 AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd")
 
 
-class FDANN(FedDA):
+class FDANN(FedAvg):
     """Per round: 1 model and the discriminators to each site, 1 model back from each.
 
     The target sends the discriminators back; every other member has the same.
     """
 
-    roles: ClassVar[tuple[Role, ...]] = ("source", "target")
     shared: ClassVar[str] = "discriminator"  # the array, and behind a / the source of a pair
     group: ClassVar[str] = "gradient"  # the same of whose gradients are summed
     kind: ClassVar[Kind] = Kind.MODEL
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def requests(self) -> list[Message]:
         """The model and the discriminators, with an invitation, to all sites that are there."""
-        self._begin(server_round, arrays, grid)
-        return self.invite(self._present(grid))
+        return self.invite(self.present())
 
     def invite(self, sources: Sequence[Node], **numbers: float) -> list[Message]:
         """Requests for a round of a whole number of windows."""
         self.pairs: Mapping[str, list[Node]] = self.groups(sources)
-        everyone, p = [*sources, self.roster.target], self.lazy.p
+        everyone, p = [*sources, self.roster.target], self.setup.summing.p
         # Of all sites, also those that are away: a round is as long as any other.
         steps = -(-self.steps_per_round(self.roster.nodes) // p) * p
         groups = {_named(self.group, pair): members for pair, members in self.pairs.items()}
         self.convene(groups, syncs(0, self.steps_of_discriminators(steps), p))
-        told = {"steps": steps, **numbers}
-        return [self.request(n, {"model": self.model} | self.luggage(n), told) for n in everyone]
+        arrays = [{"model": self.model} | self.discriminators(node) for node in everyone]
+        return [
+            self.request(node, sent, {"steps": steps, **numbers, **self.numbers_for(node)})
+            for node, sent in zip(everyone, arrays, strict=True)
+        ]
 
     def groups(self, sources: Sequence[Node]) -> dict[str, list[Node]]:
         """Who shares a discriminator, by the source of the pair; "" for one of all."""
         target = self.roster.target
-        if self.task.options.pairs:
+        if self.options.pairs:
             return {n.name: [n, target] for n in sources}
         return {"": [*sources, target]}
 
@@ -63,53 +61,50 @@ class FDANN(FedDA):
         """How often they move in so many training steps."""
         return steps
 
-    def luggage(self, node: Node) -> dict[str, Packed]:
-        """The discriminators that a site has a part in; none before the first round is over."""
+    def numbers_for(self, node: Node) -> Mapping[str, float]:
+        """What one site is told beside what all are told: nothing."""
+        return {}
+
+    def discriminators(self, node: Node) -> dict[str, Packed]:
+        """Those that a site has a part in; none before the first round is over."""
         return {
-            _named(self.shared, pair): pack(self.kept[_key(pair)].unpack(), self.kind)
+            _named(self.shared, pair): self.memory.arrays[_key(pair)]
             for pair, members in self.pairs.items()
-            if node in members and _key(pair) in self.kept
+            if node in members and _key(pair) in self.memory.arrays
         }
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Encoders averaged over all sites, classifiers over those that have labels."""
-        model, numbers = self.average([*self.roster.sources, self.roster.target], replies)
-        return self.packed(model), MetricRecord(dict(numbers))
+        return self.average([*self.roster.sources, self.roster.target], replies)
 
-    def average(
-        self, asked: Sequence[Node], replies: Iterable[Message]
-    ) -> tuple[Arrays, Mapping[str, float]]:
+    def average(self, asked: Sequence[Node], replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """The mean of what comes back from those who were asked, and of their numbers."""
-        target = self.roster.target
-        counts = torch.tensor([self.roster.counts[n.name] for n in asked])
-        shares = fedavg.weights(counts, self.task.options.weighting).tolist()
-        weight = {n.name: w for n, w in zip(asked, shares, strict=True)}
+        target, self.shares = self.roster.target, self.count(asked)
         sent = self.global_model.unpack()
         mean, heads = RunningMean(sent), RunningMean(_heads(sent))
-        said: dict[str, Mapping[str, Any]] = {}
+        numbers: dict[str, Mapping[str, Any]] = {}
+        weight: dict[str, float] = {}
         for reply in self.accept(replies, needs={"steps"}):
             name = reply.node.name
-            if "model" not in reply.arrays:
-                raise QuorumError(f"{name} sent no model.")
-            model = reply.arrays["model"].unpack()
+            model, weight[name] = reply.model().unpack(), self.weigh(reply)
             mean.add(model, weight[name])
             if reply.node is target:
-                self.keep(reply)
+                self.remember(reply)
             else:
                 heads.add(_heads(model), weight[name])
-            said[name] = dict(reply.numbers)
+            numbers[name] = dict(reply.numbers)
             del reply, model  # not held while the next one is fetched
-        self.enough(len(said) - (target.name in said))
-        if target in asked and target.name not in said:
+        self.enough(len(numbers) - (target.name in numbers))
+        if target in asked and target.name not in numbers:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
-        total = sum(weight[name] for name in sorted(said))
-        self.weights = {name: weight[name] / total for name in sorted(said)}
-        return mean.result() | heads.result(), self.numbers(said)
+        if not any(weight[name] for name in weight if name != target.name):
+            raise QuorumError("No source that counts in the mean gave a usable reply.")
+        total = sum(weight[name] for name in sorted(numbers))
+        self.weights = {name: weight[name] / total for name in sorted(numbers)}
+        return mean.result() | heads.result(), self.means(numbers)
 
-    def keep(self, reply: Reply) -> None:
-        """Remember the discriminators for the next round, and for sites that join in it.
+    def remember(self, reply: Reply) -> None:
+        """Take the discriminators for the next round, and for sites that join in it.
 
         Raises:
             QuorumError: one is missing, or would spoil everybody's next round.
@@ -121,18 +116,18 @@ class FDANN(FedDA):
             arrays = reply.arrays[name].unpack()
             if odd := [n for n in NEVER_NEGATIVE if n in arrays and (arrays[n] < 0).any()]:
                 raise QuorumError(f"{odd[0]} of '{name}' from {reply.node.name} is negative.")
-            self.kept[_key(pair)] = pack(arrays, self.kind)
+            self.memory.arrays[_key(pair)] = pack(arrays, self.kind)
 
-    def numbers(self, said: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """Means over the sites that said something, by their weights."""
-        found = {}
-        for what in AVERAGED:
-            who = [name for name in sorted(said) if what in said[name]]
-            if who:
-                total = sum(self.weights[name] for name in who)
-                terms = (self.weights[name] * float(said[name][what]) for name in who)
-                found[what] = sum(terms) / total
-        return found
+    def means(self, numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+        """Each number's mean over the sites that gave it, by their weights."""
+        means = {}
+        for name in AVERAGED:
+            sites = [site for site in sorted(numbers) if name in numbers[site]]
+            if sites:
+                total = sum(self.weights[site] for site in sites)
+                terms = (self.weights[site] * float(numbers[site][name]) for site in sites)
+                means[name] = sum(terms) / total
+        return means
 
 
 def _named(what: str, pair: str) -> str:

@@ -4,39 +4,48 @@ McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1. Wit
 does not train this is the source-only baseline of federated domain adaptation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message
 
 from fedda.algorithms import fedavg
-from fedda.average import RunningMean
+from fedda.maths.average import RunningMean
+from fedda.wire import Arrays
 
-from .base import FedDA
+from .base import FedDA, Numbers
+from .sites.replies import Reply
+from .sites.roster import Node
 
 
 class FedAvg(FedDA):
     """Per round: 1 model to each source, 1 model back from each."""
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
-        sources = self.roster.sources
-        counts = torch.tensor([self.roster.counts[n.name] for n in sources])
-        shares = fedavg.weights(counts, self.task.options.weighting).tolist()
-        weight = {n.name: w for n, w in zip(sources, shares, strict=True)}
+        self.shares = self.count(self.roster.sources)
         mean = RunningMean(self.global_model.unpack())
-        losses = {}
+        losses, weight = {}, {}
         for reply in self.accept(replies, needs={"loss"}):
-            mean.add(reply.arrays["model"].unpack(), weight[reply.node.name])
-            losses[reply.node.name] = float(reply.numbers["loss"])
+            name = reply.node.name
+            weight[name], losses[name] = self.weigh(reply), float(reply.numbers["loss"])
+            mean.add(reply.model().unpack(), weight[name])
             del reply  # not held while the next one is fetched
         self.enough(len(losses))
         total = sum(weight[name] for name in sorted(losses))
         self.weights = {name: weight[name] / total for name in sorted(losses)}
         loss = sum(self.weights[name] * losses[name] for name in sorted(losses))
-        return self.packed(mean.result()), MetricRecord({"loss": loss})
+        return mean.result(), {"loss": loss}
+
+    def count(self, nodes: Sequence[Node]) -> dict[str, float]:
+        """The shares of sites by name, by examples or alike; they sum to 1."""
+        counts = torch.tensor([self.roster.counts[node.name] for node in nodes])
+        shares = fedavg.weights(counts, self.options.weighting).tolist()
+        return {node.name: share for node, share in zip(nodes, shares, strict=True)}
+
+    def weigh(self, reply: Reply) -> float:
+        """Its site's share."""
+        return self.shares[reply.node.name]
 
 
 STRATEGY = FedAvg

@@ -10,7 +10,7 @@ class FWDGRL(FDANN):
     """Per round: what f-DANN sends, and critic-steps times as many gradients."""
 
     def steps_of_discriminators(self, steps: int) -> int:
-        return steps * self.task.options.critic_steps
+        return steps * self.options.critic_steps
 
 
 STRATEGY = FWDGRL

@@ -6,17 +6,16 @@ model and one number per source, and the weights are public to the operator.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message
 
 from fedda.algorithms import kd3a
-from fedda.wire import Arrays, Kind, Packed, Role, pack, pieces
+from fedda.wire import Arrays, Kind, Packed, pack, pieces
 
-from .base import FedDA
-from .roster import Node
+from .base import FedDA, Numbers
+from .sites.roster import Node
 
 # What the target says about each source, by weighting.
 ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
@@ -26,52 +25,51 @@ STATISTICS = ("running_mean", "running_var")
 class KD3A(FedDA):
     """Per round: 1 model to each source, K + 1 to the target, 1 back from each of the K + 1."""
 
-    roles: ClassVar[tuple[Role, ...]] = ("source", "target")
+    def requests(self) -> list[Message]:
+        """Line 3: a model to every source."""
+        return [self.request(node, {"model": self.model_for(node)}) for node in self.present()]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Algorithm 1, lines 6 to 16."""
-        options = self.task.options
+        options = self.options
         sources = sorted(self.accept(replies, needs={"loss"}), key=lambda r: r.node.name)
         self.enough(len(sources))
-        teachers = {f"teacher/{r.node.name}": r.arrays["model"] for r in sources}
+        teachers = {f"teacher/{r.node.name}": r.model() for r in sources}
         about = ABOUT[options.weighting]
         needs = {"loss", "kept", *(f"{about}/{r.node.name}" for r in sources if about)}
         names = [self.roster.target.name, *(r.node.name for r in sources)]
         examples = {n: self.roster.counts[n] for n in names}
-        past = {n: w for n, w in self.memory.get("alpha", {}).items() if n in examples}
+        past = {n: w for n, w in self.memory.numbers.get("alpha", {}).items() if n in examples}
         updated = options.teacher_batchnorm == "updated"
-        told = _told(examples, past) if updated else {}
-        target = self.ask(self.roster.target, {"model": self.model} | teachers, needs, **told)
+        weighing = _to_weigh_by(examples, past) if updated else {}
+        target = self.ask_target("distil", {"model": self.model} | teachers, needs, **weighing)
 
         everyone = [target, *sources]
         alpha = kd3a.site_weights(options, examples, names[0], target.numbers, past)
-        models = [r.arrays["model"].unpack() for r in everyone]
+        models = [r.model().unpack() for r in everyone]
         model = mix(models, [alpha[n] for n in names], options.batchnorm)
         if updated:  # only the target has seen the teachers' updated statistics: it mixed them
             model |= {n: a.copy() for n, a in models[0].items() if n.endswith(STATISTICS)}
         if options.heads == "local":
             model |= _heads(models[0])
             heads = zip(sources, models[1:], strict=True)
-            self.kept |= {r.node.name: pack(_heads(m), Kind.MODEL) for r, m in heads}
+            self.memory.arrays |= {r.node.name: pack(_heads(m), Kind.MODEL) for r, m in heads}
         if options.batchnorm == "loss":
             mixed = self.as_sent(pack(model, Kind.MODEL))
-            reply = self.ask(self.roster.target, {"model": mixed}, stage=2)
-            model = reply.arrays["model"].unpack()
+            model = self.ask_target("match_moments", {"model": mixed}).model().unpack()
         self.weights = alpha
-        self.memory["alpha"] = self.memory.get("alpha", {}) | alpha  # who is away keeps a past
+        # Who is away keeps a past.
+        self.memory.numbers["alpha"] = self.memory.numbers.get("alpha", {}) | alpha
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
-        del sources, teachers, target, everyone, models  # K + 1 models; the mean is packed next
-        return self.packed(model), MetricRecord(losses | numbers)
+        return model, losses | numbers
 
-    def source_arrays(self, node: Node) -> dict[str, Packed]:
+    def model_for(self, node: Node) -> Packed:
         """The model; with `kd3a.heads=local` under the source's own head of the last round."""
-        if node.name not in self.kept:
-            return {"model": self.model}
-        own = self.global_model.unpack() | self.kept[node.name].unpack()
-        return {"model": self.as_sent(pack(own, Kind.MODEL))}
+        head = self.memory.arrays.get(node.name)
+        if head is None:
+            return self.model
+        return self.as_sent(pack(self.global_model.unpack() | head.unpack(), Kind.MODEL))
 
 
 def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
@@ -99,7 +97,7 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
     return {name: mixed[name] for name in models[0]}
 
 
-def _told(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:
+def _to_weigh_by(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:
     """What the target needs beside its own numbers to weigh the sites as the server does."""
     return {f"examples/{n}": e for n, e in examples.items()} | {
         f"past/{n}": w for n, w in past.items()

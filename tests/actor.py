@@ -3,8 +3,12 @@
     python -m tests.actor FILE client --role source ...
 
 FILE is read at every request: JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}},
-with what to do in round 2 and which facts to offer instead of the true ones. A reply is spoilt
-after the site's own checks, as a site with another program would.
+with what to do in round 2 and which facts to offer instead of the true ones; "join": "hold" keeps
+a site from joining. A reply is spoilt after the site's own checks, as a site with another program
+would.
+
+It asks for work less often than a true site: most of a waiting federation's work is to answer that
+there is none.
 """
 
 import json
@@ -15,13 +19,14 @@ from typing import Any
 
 from flwr.app import Message
 
-from clients import bridge
-from clients.site import Site
+from clients.node import bridge, resident
+from clients.site.memory import Site
 from fedda import cli, records
 from fedda.wire import Arrays
 from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])
+POLL = 0.2  # seconds between two questions for work, of a site that is busy
 
 
 def act(key: str) -> Any:
@@ -60,7 +65,14 @@ def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
     return honest(self) | (act("offer") or {})
 
 
+def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
+    """The site's `serve`, from when FILE lets it join."""
+    while act("join") == "hold":
+        time.sleep(0.1)
+    honest(*args, poll=POLL, **options)
+
+
 if __name__ == "__main__":
-    bridge.train, Site.offer = train, offer
+    bridge.train, Site.offer, resident.serve = train, offer, serve
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

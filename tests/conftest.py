@@ -7,13 +7,50 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
-from clients.site import resident
+from clients.site.memory import resident
 from tests.local_grid import Node, make_domains
 
 torch.set_num_threads(1)  # two cores and small tensors: more threads only wait for one another
 settings.register_profile("fedda", deadline=None, derandomize=True)
 settings.load_profile("fedda")
+
+# The slow tests of these files begin first, the longest before the others, so that none is left
+# over at the end when the other workers have nothing to do.
+LONGEST = ("failures", "benchmarks", "exchange_live", "compare", "demo", "deploy", "end_to_end")
+# The tests of each of these share a federation or a wheel, which is made once per worker.
+SHARING = ("failures", "exchange_live", "end_to_end", "packaging")
+
+
+class Together(LoadScopeScheduling):
+    """All tests of a file in SHARING go to one worker, in their order; the others to any."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """What goes to one worker together; xdist's own schedulers differ in this alone."""
+        file = nodeid.partition("::")[0]
+        return file if Path(file).stem.removeprefix("test_") in SHARING else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
+    """Have `--dist loadscope` keep together what shares, and nothing else.
+
+    `--dist loadgroup` and marks would say the same, but with pytest 9.2 xdist 3.8 ignores them.
+    """
+    return Together(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first and leave the others as they were."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.path.stem.removeprefix("test_")
+        slow = item.get_closest_marker("slow") is not None
+        return LONGEST.index(file) if slow and file in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

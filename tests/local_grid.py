@@ -1,7 +1,7 @@
 """A tiny federation in this process: its data, a grid whose sites can be told to misbehave, runs.
 
 make_domains   three sources and a target as .npz files
-ScriptedGrid   server.local's grid, with a record of what crossed and a script of what goes wrong
+ScriptedGrid   server.simulation's grid, recording what crossed, with a script of what goes wrong
 Bench          one strategy with its grid and roster, to drive a round by hand
 run            a whole run, with the events it wrote
 stop_after     what ends a run after a round
@@ -16,19 +16,19 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.app import make_app
-from clients.site import resident
-from fedda import models, records, wire
-from fedda.config import RunConfig
+from clients.site.memory import resident
+from fedda import models, plugins, records, wire
 from fedda.exchange import LocalHost
-from fedda.folders import load_half
+from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed
 from server import run as server_run
+from server.attendance import Sites
 from server.journal import Event, Journal, Listener
-from server.local import LocalGrid
-from server.sites import Sites
-from strategies.base import FedDA, Reply
-from strategies.mail import Mail
-from strategies.roster import Roster
+from server.simulation import LocalGrid
+from strategies.base import FedDA, Setup
+from strategies.sites.mail import Mail
+from strategies.sites.replies import Reply
+from strategies.sites.roster import Roster
 
 Node = dict[str, Any]
 Script = Callable[[Message, Message], Sequence[Message]]  # a request and its reply -> what arrives
@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fdan": ONE_STEP | {"fdan.scale": 1.0},
     "fdann": ONE_STEP,
     "fwdgrl": ONE_STEP,
+    "mdan": ONE_STEP,
 }
 
 
@@ -97,6 +98,7 @@ class Crossing:
     arrays: dict[str, str] = field(default_factory=dict)
     numbers: set[str] = field(default_factory=set)
     error: int = 0
+    hop: str = ""
 
 
 class ScriptedGrid(LocalGrid):
@@ -157,7 +159,8 @@ class ScriptedGrid(LocalGrid):
                 kinds = {n: str(wire.Manifest.parse(str(t)).kind) for n, t in record.items()}
                 crossing.arrays |= kinds
             elif name in ("step", "metrics"):
-                crossing.numbers |= set(record)
+                crossing.numbers |= set(record) - {"phase", "hop", "part"}
+                crossing.hop = str(record.get("hop", ""))
             elif name not in ("arrays", "task"):
                 crossing.numbers |= {f"{name}: {key}" for key in record}
 
@@ -219,19 +222,20 @@ class Bench:
         self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
         who, sites = self.roster, len(self.roster.nodes)
         self.task = self.config.task(method, 0, who.shape, who.classes, sites)
-        network = models.build(self.task.model, self.task.dims, self.task.classes, 0)
+        extension = models.Extension.of(self.task.about, self.task.options)
+        network = models.build(self.task.model, self.task.dims, self.task.classes, 0, extension)
         self.model: Arrays = {n: a.copy() for n, a in models.to_arrays(network).items()}
         self.notices: list[tuple[str, str, str]] = []
-        self.strategy: FedDA = load_half("strategies", method).STRATEGY(
+        setup = Setup(
             self.task,
-            self.roster,
             wire.pack(self.model, Kind.MODEL).manifest,
             wait=self.config.wait,
             guard=self.config.guard,
+            summing=self.config.summing,
             notice=lambda *notice: self.notices.append(notice),
             exchange=LocalHost(),
-            lazy=self.config.summing,
         )
+        self.strategy: FedDA = plugins.strategy(method)(setup, self.roster)
         self.opened: list[Message] = []
 
     def begin(self, server_round: int = 1) -> list[Message]:
@@ -257,7 +261,7 @@ class Bench:
         return self.model, dict(numbers)
 
     def unpack(self, arrays: Any) -> Arrays:
-        text = self.strategy.layout.text
+        text = self.strategy.setup.model.text
         return records.from_arrays(arrays, {"model": text})["model"].unpack()
 
     def accept(self, *replies: Message) -> list[Reply]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedda import data, models
 from fedda.algorithms import adabn
 from fedda.errors import ConfigError, QuorumError
-from fedda.results import title
+from fedda.results.read import title
 from fedda.train import batches, generator
 from fedda.wire import Arrays
 from tests.local_grid import Bench, Node, changed, never, reshaped, run
@@ -144,7 +144,7 @@ def test_a_whole_run_goes_beside_fedavg(domains: list[Node], runs: dict[str, str
     for ours, theirs in zip(found["rounds"], plain["rounds"], strict=True):
         assert ours["loss"] == theirs["loss"]  # the sources learn from the same parameters
         assert ours["infomax"] != theirs["infomax"]  # the target tests another model
-    assert title("adabn") == "AdaBN"
+    assert title(results, "adabn") == "AdaBN"
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------
@@ -165,7 +165,8 @@ def test_the_target_refuses_it_too(domains: list[Node]) -> None:
         bench = Bench(domains, "adabn", **settings)
         request = bench.begin()[0]
     sent = {"model": bench.strategy.model}
-    reply = bench.grid.call(bench.strategy.request(bench.roster.target, sent))
+    asked = bench.strategy.request(bench.roster.target, sent, hop="estimate")
+    reply = bench.grid.call(asked)
     assert request and reply.has_error()
     assert "settings" in str(reply.error.reason)
 

@@ -12,19 +12,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
 from clients import fdann
-from clients.base import Client, Exchange, Request
-from clients.site import Site, resident
-from fedda import adversary, fourier, models
-from fedda.adversary import Discriminator, Network
-from fedda.config import LazyConfig, RunConfig, Task, validate
+from clients.base import Client
+from clients.site.memory import Site, resident
+from clients.site.request import Exchange, Request
+from fedda import models
+from fedda.adversarial import discriminators, travelling
+from fedda.adversarial.discriminators import Discriminator, Network
+from fedda.adversarial.travelling import load_state, state_of, travelling_layout
+from fedda.config import LazyConfig, validate
 from fedda.data import load_source
 from fedda.errors import Code, QuorumError, WireError
 from fedda.exchange import Group, LocalHost
+from fedda.maths import fourier
+from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
-from fedda.travelling import pick_up, put_down, travelling_layout
 from fedda.wire import Kind, pack
 from server.journal import Journal
-from server.local import simulate
+from server.simulation import simulate
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, stop_after
 from tests.reference import adversarial as twin
 from tests.reference import fourier as exact
@@ -124,7 +128,7 @@ def centralised(
         if calls[site] % (per_round * each) == 0:
             draws[site] = generator(0, site, calls[site] // (per_round * each) + 1, "penalty")
         calls[site] += 1
-        return GAMMA * adversary.gradient_penalty(DI, z.detach(), draws[site])
+        return GAMMA * discriminators.gradient_penalty(DI, z.detach(), draws[site])
 
     sgd = partial(optim.SGD, lr=DI_LR / 5, momentum=0.9)
     return twin.adversarial(
@@ -172,7 +176,7 @@ def arrays(entry: dict[str, Any]) -> set[str]:
 
 def size(method: str) -> int:
     """Bytes of one gradient."""
-    return 40 * 4 if method == "fdan" else adversary.count(WIDTH, (8,)) * 4
+    return 40 * 4 if method == "fdan" else discriminators.count(WIDTH, (8,)) * 4
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -218,7 +222,7 @@ def test_without_a_scale_the_first_round_finds_it(
     assert all("from target gradient" in arrays(entry) for entry in others)
     assert set(first["weights"]) == set(SOURCES)
     folder = Path(found["model"]).parent
-    scale = json.loads((folder / "checkpoint.json").read_text())["memory"]["scale"]
+    scale = json.loads((folder / "checkpoint.json").read_text())["numbers"]["scale"]
     # It is of the first round's mean, a round of FedAvg over the sources.
     once = run(domains, tmp_path / "once", "fedavg", **{"rounds": 1})
     network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
@@ -297,14 +301,13 @@ def test_a_round_of_part_of_a_window_is_refused(domains: list[dict[str, Any]]) -
     """Else its sums would be over parts of two windows, which can have images in common."""
     site = Site(domains[0])
     client, told = fdann.Source(site), Group("gradient", 3, 1, (site.name,))
-    task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
     client.data = load_source(domains[0]["data"], size=SIDE)
     with LocalHost().open([told], join=5, wait=5) as session:
-        asked = Exchange(session.invitations[site.name], LazyConfig(p=3))
-    request = Request(task, 1, {}, {}, asked)
-    assert len(list(client.windows(request, 6))) == 6
+        exchange = Exchange(session.invitations[site.name], LazyConfig(p=3))
+    client.request = asked("source", exchange)
+    assert len(list(client.whole_windows(6))) == 6
     with pytest.raises(WireError, match=r"for 7 steps, which are no whole windows of 3"):
-        client.windows(request, 7)
+        client.whole_windows(7)
 
 
 def test_a_target_with_few_images_does_not_tell_their_distances(
@@ -359,24 +362,29 @@ def test_no_gradient_that_leaves_is_over_an_image_twice(
 # ---- what a site is asked for ------------------------------------------------------------------
 
 
+def asked(part: str, exchange: Exchange | None = None, **numbers: Any) -> Request:
+    """The first round's request to a site, without any array."""
+    task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
+    return Request(task, 1, task.stage(1), "align", part, {}, numbers, exchange)
+
+
 @pytest.mark.parametrize(("role", "most"), [("source", 1), ("target", 3)])
 def test_a_site_sends_gradients_of_no_more_discriminators_than_it_has_a_part_in(
     domains: list[dict[str, Any]], role: str, most: int
 ) -> None:
     """A server could name any number of groups, and learn more of a window by each."""
     site = Site(next(node for node in domains if node["role"] == role))
-    task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
     client = fdann.Source(site) if role == "source" else fdann.Target(site)
     for count in (most, most + 1):
         groups = [Group(f"gradient/{i}", 3, 1, (site.name,)) for i in range(count)]
         with LocalHost().open(groups, join=5, wait=5) as session:
-            asked = Exchange(session.invitations[site.name], LazyConfig(p=1))
-            request = Request(task, 1, {}, {}, asked)
+            exchange = Exchange(session.invitations[site.name], LazyConfig(p=1))
+            client.request = asked(role, exchange)
             if count > most:
                 with pytest.raises(WireError, match=rf"{role} for .* {count} groups.* {most} at"):
-                    client.stream(request).__enter__()
+                    client.stream().__enter__()
             else:
-                with client.stream(request) as stream:
+                with client.stream() as stream:
                     assert stream.sent("gradient/0") == 0
 
 
@@ -384,16 +392,16 @@ def test_a_site_sends_gradients_of_no_more_discriminators_than_it_has_a_part_in(
 def test_a_request_without_a_number_of_steps_is_refused(steps: Any) -> None:
     told = {} if steps is None else {"steps": steps}
     with pytest.raises(WireError, match="no whole number of steps"):
-        _ = Request(Task(), 1, {}, told).steps
-    assert Request(Task(), 1, {}, {"steps": 4}).steps == 4
+        _ = asked("source", **told).steps
+    assert asked("source", steps=4).steps == 4
 
 
 def test_a_request_that_leaves_p_open_is_refused() -> None:
     with LocalHost().open([Group("gradient", 3, 1, ("anna",))], join=5, wait=5) as session:
-        asked = session.invitations["anna"].flat()
-        assert Exchange.read(LazyConfig(p=1).flat() | asked).lazy.p == 1
+        invited = session.invitations["anna"].flat()
+        assert Exchange.read(LazyConfig(p=1).flat() | invited).lazy.p == 1
         with pytest.raises(WireError, match=r"leaves exchange\.p open"):
-            Exchange.read(LazyConfig().flat() | asked)
+            Exchange.read(LazyConfig().flat() | invited)
 
 
 # ---- a discriminator that travels --------------------------------------------------------------
@@ -403,11 +411,11 @@ def test_a_request_that_leaves_p_open_is_refused() -> None:
 def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
     domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def spoilt(*held: Any, honest: Any = put_down) -> dict[str, Tensor]:
+    def spoilt(*held: Any, honest: Any = state_of) -> dict[str, Tensor]:
         found = honest(*held)
         return found | {name: -found[name]}
 
-    monkeypatch.setattr(fdann, "put_down", spoilt)
+    monkeypatch.setattr(travelling, "state_of", spoilt)
     events: list[dict[str, Any]] = []
     with pytest.raises(QuorumError, match=rf"{name} of 'discriminator' from town is negative"):
         run(domains, tmp_path, "fdann", events.append, **{"wait.tries": 1})
@@ -424,26 +432,26 @@ def test_a_discriminator_goes_on_elsewhere_as_it_would_have_here(
     """Also one that has not moved yet: with overlap the first window only sends."""
     given = {"sizes": "5,4", "optimizer": optimizer, "momentum": momentum, "lr": 0.1}
     network = validate(Network, given)
-    here, P = Discriminator(3, (5, 4), seed=1), adversary.count(3, (5, 4))
-    moves = adversary.make_optimizer(here, network)
+    here, P = Discriminator(3, (5, 4), seed=1), discriminators.count(3, (5, 4))
+    moves = discriminators.make_optimizer(here, network)
     g = torch.randn(6, P, generator=generator("travels"))
     for step in g[:before]:
-        adversary.set_gradient(here, step)
+        discriminators.set_gradient(here, step)
         moves.step()
-    state = put_down(here, moves, g[2])
+    state = state_of(here, moves, g[2])
     packed = pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
     assert packed.manifest == travelling_layout(3, network)
 
     there = Discriminator(3, (5, 4), seed=2)
-    carried = adversary.make_optimizer(there, network)
+    carried = discriminators.make_optimizer(there, network)
     arrived = {n: torch.tensor(a) for n, a in packed.unpack().items()}
-    assert pick_up(there, carried, arrived).equal(g[2])
+    assert load_state(there, carried, arrived).equal(g[2])
     for DI, mover in ((here, moves), (there, carried)):
         for step in g[3:]:
-            adversary.set_gradient(DI, step)
+            discriminators.set_gradient(DI, step)
             mover.step()
     for a, b in zip(here.parameters(), there.parameters(), strict=True):
         assert torch.equal(a, b)
-    fresh = put_down(there, carried, g[5])
+    fresh = state_of(there, carried, g[5])
     assert any(not torch.equal(fresh[n], arrived[n]) for n in fresh)
     assert float(arrived["step"]) == (before if optimizer == "adam" else 0)

@@ -2,18 +2,26 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedda import adversary, wire
-from fedda.adversary import HALVES, Discriminator, Half, Loss, Network, Reversal
+from fedda import wire
+from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import (
+    HALVES,
+    Discriminator,
+    Half,
+    Loss,
+    Network,
+    Reversal,
+)
 from fedda.algorithms import dils, fdan, fdann, fwdgrl
-from fedda.config import RunConfig, validate
+from fedda.config import validate
 from fedda.errors import ConfigError
+from fedda.settings import RunConfig
 from fedda.train import generator
 from fedda.wire import Kind, Role
 from tests.reference import adversary as twin
@@ -43,8 +51,8 @@ def plain(DI: Discriminator) -> list[tuple[list[list[float]], list[float]]]:
 def test_layout_and_count_are_those_of_the_network(sizes: tuple[int, ...]) -> None:
     DI = Discriminator(6, sizes)
     state = {name: t.numpy() for name, t in DI.state_dict().items()}
-    assert wire.pack(state, Kind.MODEL).manifest == adversary.layout(6, sizes)
-    assert adversary.count(6, sizes) == sum(w.numel() for w in DI.parameters())
+    assert wire.pack(state, Kind.MODEL).manifest == discriminators.layout(6, sizes)
+    assert discriminators.count(6, sizes) == sum(w.numel() for w in DI.parameters())
     assert DI(torch.rand(4, 6)).shape == (4,)
     # state_dict and gradient go through the parameters in the same order
     assert list(state) == [name for name, _ in DI.named_parameters()]
@@ -52,8 +60,8 @@ def test_layout_and_count_are_those_of_the_network(sizes: tuple[int, ...]) -> No
 
 def test_count_by_hand() -> None:
     # (10 + 1) * 4 + (4 + 1) * 3 + (3 + 1) * 1
-    assert adversary.count(10, (4, 3)) == 44 + 15 + 4
-    assert adversary.count(10, ()) == 11
+    assert discriminators.count(10, (4, 3)) == 44 + 15 + 4
+    assert discriminators.count(10, ()) == 11
 
 
 def test_a_seed_gives_the_same_copy_everywhere_and_uses_up_no_draw() -> None:
@@ -83,16 +91,16 @@ def test_values_are_the_twins(sizes: tuple[int, ...]) -> None:
 
 def test_a_gradient_goes_flat_and_back() -> None:
     DI, z = network(), features(6, 3, "flat")
-    g = adversary.flat_gradient(DI(z).mean(), DI)
-    assert g.shape == (adversary.count(3, (5, 4)),)
+    g = discriminators.flat_gradient(DI(z).mean(), DI)
+    assert g.shape == (discriminators.count(3, (5, 4)),)
     assert all(w.grad is None for w in DI.parameters())
-    adversary.set_gradient(DI, g)
+    discriminators.set_gradient(DI, g)
     found = [w.grad.clone() for w in DI.parameters() if w.grad is not None]
     DI.zero_grad()
     DI(z).mean().backward()
     for ours, w in zip(found, DI.parameters(), strict=True):
         assert w.grad is not None and ours.equal(w.grad)
-    adversary.set_gradient(DI, g)
+    discriminators.set_gradient(DI, g)
     for w in DI.parameters():
         assert w.grad is not None
         w.grad.zero_()
@@ -103,12 +111,12 @@ def test_a_gradient_goes_flat_and_back() -> None:
 def test_equal_gradients_keep_equal_copies_equal(name: str) -> None:
     config = validate(Network, {"optimizer": name, "lr": 0.1})
     copies = [Discriminator(6, (5,), 1) for _ in range(2)]
-    optimizers = [adversary.make_optimizer(DI, config) for DI in copies]
+    optimizers = [discriminators.make_optimizer(DI, config) for DI in copies]
     start = copies[0].state_dict()["layers.0.weight"].clone()
     for step in range(3):
-        g = torch.randn(adversary.count(6, (5,)), generator=generator(step))
+        g = torch.randn(discriminators.count(6, (5,)), generator=generator(step))
         for DI, optimizer in zip(copies, optimizers, strict=True):
-            adversary.set_gradient(DI, g)
+            discriminators.set_gradient(DI, g)
             optimizer.step()
     states = [DI.state_dict() for DI in copies]
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
@@ -122,10 +130,10 @@ def test_losses_by_hand() -> None:
     """At v = log 3 DI says 3/4, at v = 0 it says 1/2."""
     v = torch.tensor([math.log(3), 0.0])
     by_hand = (math.log(4 / 3) + math.log(2)) / 2
-    assert float(adversary.called_source(v)) == pytest.approx(by_hand)
-    assert float(adversary.called_target(v)) == pytest.approx((math.log(4) + math.log(2)) / 2)
-    assert float(adversary.high(v)) == pytest.approx(-math.log(3) / 2)
-    assert float(adversary.low(v)) == pytest.approx(math.log(3) / 2)
+    assert float(discriminators.called_source(v)) == pytest.approx(by_hand)
+    assert float(discriminators.called_target(v)) == pytest.approx((math.log(4) + math.log(2)) / 2)
+    assert float(discriminators.high(v)) == pytest.approx(-math.log(3) / 2)
+    assert float(discriminators.low(v)) == pytest.approx(math.log(3) / 2)
 
 
 @few
@@ -157,7 +165,9 @@ def test_halves_are_finite_however_sure_the_discriminator_is(loss: Loss) -> None
             value.backward()
             assert value.isfinite() and v.grad is not None and v.grad.isfinite().all()
     v = torch.tensor([-1e4])
-    assert float(adversary.called_source(v)) == pytest.approx(1e4)  # no logarithm of 0 on the way
+    assert float(discriminators.called_source(v)) == pytest.approx(
+        1e4
+    )  # no logarithm of 0 on the way
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -165,21 +175,24 @@ def test_halves_gradients_add_up_to_the_whole_losss(loss: Loss) -> None:
     DI, z_S, z_T = network(), features(7, 3, "S"), features(4, 3, "T", 1.0)
     draws = [generator("e", role) for role in ("source", "target")]
     parts = [
-        adversary.flat_gradient(
-            adversary.discriminator_loss(HALVES[loss, role], DI, z, 10.0, g), DI
+        discriminators.flat_gradient(
+            discriminators.discriminator_loss(HALVES[loss, role], DI, z, 10.0, g), DI
         )
         for role, z, g in zip(("source", "target"), (z_S, z_T), draws, strict=True)
     ]
     f_S, f_T = DI(z_S), DI(z_T)
     if loss == "wassda":
         draws = [generator("e", role) for role in ("source", "target")]
-        own = [adversary.gradient_penalty(DI, z, g) for z, g in zip((z_S, z_T), draws, strict=True)]
+        own = [
+            discriminators.gradient_penalty(DI, z, g)
+            for z, g in zip((z_S, z_T), draws, strict=True)
+        ]
         whole = -(f_S.mean() - f_T.mean()) + 10 * (own[0] + own[1]) / 2
-        without = adversary.discriminator_loss(HALVES[loss, "source"], DI, z_S)
+        without = discriminators.discriminator_loss(HALVES[loss, "source"], DI, z_S)
         assert without.item() == pytest.approx(-f_S.mean().item())
     else:
         whole = -torch.sigmoid(f_S).log().mean() - (1 - torch.sigmoid(f_T)).log().mean()
-    together = adversary.flat_gradient(whole, DI)
+    together = discriminators.flat_gradient(whole, DI)
     torch.testing.assert_close(parts[0] + parts[1], together)
     assert together.norm() > 0.1
 
@@ -190,13 +203,13 @@ def test_each_loss_moves_its_own_network_alone(loss: Loss, role: Role) -> None:
     DI, half = network(), HALVES[loss, role]
     E = nn.Linear(2, 3).double()
     z = E(features(5, 2, "x"))
-    adversary.discriminator_loss(half, DI, z, 10.0, generator("e")).backward()
+    discriminators.discriminator_loss(half, DI, z, 10.0, generator("e")).backward()
     assert E.weight.grad is None
     assert all(w.grad is not None for w in DI.parameters())
     DI.zero_grad()
-    losses = [adversary.reversed_loss]
+    losses = [discriminators.reversed_loss]
     if half.mapping:
-        losses.append(adversary.mapping_loss)
+        losses.append(discriminators.mapping_loss)
     for objective in losses:
         E.zero_grad()
         objective(half, DI, E(features(5, 2, "x"))).backward()
@@ -210,10 +223,10 @@ def test_reversal_is_minus_the_halfs_gradient(loss: Loss, role: Role) -> None:
     DI, z = network(), features(5, 3, "z").requires_grad_()
     half = HALVES[loss, role]
     (forward,) = torch.autograd.grad(half.discriminator(DI(z)), z)
-    (backward,) = torch.autograd.grad(adversary.reversed_loss(half, DI, z), z)
+    (backward,) = torch.autograd.grad(discriminators.reversed_loss(half, DI, z), z)
     torch.testing.assert_close(backward, -forward)
     if role == "target":  # eqs. 13 and 16 are the same reversal
-        (mapped,) = torch.autograd.grad(adversary.mapping_loss(half, DI, z), z)
+        (mapped,) = torch.autograd.grad(discriminators.mapping_loss(half, DI, z), z)
         torch.testing.assert_close(mapped, backward)
 
 
@@ -227,17 +240,19 @@ def test_penalty_by_hand() -> None:
         for w, value in zip(DI.parameters(), ([[3.0, 4.0]], [7.0]), strict=True):
             w.copy_(torch.tensor(value))
     z = features(5, 2, "z")
-    assert adversary.gradient_penalty(DI, z, generator("e")).item() == pytest.approx(16)
+    assert discriminators.gradient_penalty(DI, z, generator("e")).item() == pytest.approx(16)
     half = HALVES["wassda", "target"]
-    loss = adversary.discriminator_loss(half, DI, z, 10.0, generator("e"))
+    loss = discriminators.discriminator_loss(half, DI, z, 10.0, generator("e"))
     assert loss.item() == pytest.approx(DI(z).mean().item() + 10 / 2 * 16)
-    logits = adversary.discriminator_loss(HALVES["adda", "target"], DI, z, 10.0, generator("e"))
-    assert logits.item() == pytest.approx(adversary.called_target(DI(z)).item())  # has none
+    logits = discriminators.discriminator_loss(
+        HALVES["adda", "target"], DI, z, 10.0, generator("e")
+    )
+    assert logits.item() == pytest.approx(discriminators.called_target(DI(z)).item())  # has none
 
 
 def test_penalty_is_the_twins() -> None:
     DI, z = network(), features(8, 3, "z")
-    found = adversary.gradient_penalty(DI, z, generator("e"))
+    found = discriminators.gradient_penalty(DI, z, generator("e"))
     draws = generator("e")
     partner = torch.randperm(8, generator=draws).tolist()
     e = torch.rand(8, 1, generator=draws)[:, 0].tolist()
@@ -249,7 +264,9 @@ def test_penalty_has_a_gradient_in_the_critic_even_where_it_is_flat() -> None:
     z = features(4, 3, "z").requires_grad_()
     DI = network()
     g = torch.autograd.grad(
-        adversary.gradient_penalty(DI, z, generator("e")), [z, *DI.parameters()], allow_unused=True
+        discriminators.gradient_penalty(DI, z, generator("e")),
+        [z, *DI.parameters()],
+        allow_unused=True,
     )
     assert g[0] is None  # it holds the samples fixed
     assert g[1] is not None and g[1].norm() > 0
@@ -257,8 +274,8 @@ def test_penalty_has_a_gradient_in_the_critic_even_where_it_is_flat() -> None:
         for w in DI.parameters():
             w.zero_()
     half = HALVES["wassda", "source"]
-    flat = adversary.flat_gradient(
-        adversary.discriminator_loss(half, DI, z, 10.0, generator("e")), DI
+    flat = discriminators.flat_gradient(
+        discriminators.discriminator_loss(half, DI, z, 10.0, generator("e")), DI
     )
     assert flat.isfinite().all()
 
@@ -267,7 +284,7 @@ def test_the_penalty_draws_from_its_generator_alone() -> None:
     DI, z = network(), features(8, 3, "z")
     before = torch.get_rng_state()
     first, second, other = (
-        adversary.gradient_penalty(DI, z, generator(name)).item() for name in "aab"
+        discriminators.gradient_penalty(DI, z, generator(name)).item() for name in "aab"
     )
     assert first == second != other
     assert torch.equal(torch.get_rng_state(), before)
@@ -278,36 +295,36 @@ def test_the_penalty_draws_from_its_generator_alone() -> None:
 
 def test_reversal_by_hand() -> None:
     # q = log(3) / 10: 2 / (1 + 1/3) - 1 = 1/2
-    assert adversary.reversal(math.log(3) / 10) == pytest.approx(0.5)
-    assert adversary.reversal(0.0) == 0.0
+    assert discriminators.reversal(math.log(3) / 10) == pytest.approx(0.5)
+    assert discriminators.reversal(0.0) == 0.0
     assert Reversal(strength=3.0).at(math.log(3) / 10) == pytest.approx(1.5)
     assert Reversal(strength=3.0, schedule="constant").at(0.0) == 3.0
 
 
 @given(st.floats(0, 1))
 def test_reversal_is_the_papers(q: float) -> None:
-    assert adversary.reversal(q) == pytest.approx(twin.reversal(q), abs=1e-12)
+    assert discriminators.reversal(q) == pytest.approx(twin.reversal(q), abs=1e-12)
 
 
 def test_accuracy_by_hand() -> None:
     v = torch.tensor([2.0, -1.0, 0.5, 0.1])
-    assert adversary.accuracy(v, "source") == 0.75
-    assert adversary.accuracy(v, "target") == 0.25
+    assert discriminators.accuracy(v, "source") == 0.75
+    assert discriminators.accuracy(v, "target") == 0.25
 
 
 def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
     DI, z = Discriminator(3, (16,)), {"source": torch.randn(64, 3, generator=generator(1)) + 2}
     z["target"] = -z["source"]
-    optimizer = adversary.make_optimizer(DI, Network(lr=0.05))
+    optimizer = discriminators.make_optimizer(DI, Network(lr=0.05))
     for _ in range(60):
-        g = torch.zeros(adversary.count(3, (16,)))
+        g = torch.zeros(discriminators.count(3, (16,)))
         for role in ("source", "target"):
-            loss = adversary.discriminator_loss(HALVES["adda", role], DI, z[role])
-            g += adversary.flat_gradient(loss, DI)
-        adversary.set_gradient(DI, g / 2)
+            loss = discriminators.discriminator_loss(HALVES["adda", role], DI, z[role])
+            g += discriminators.flat_gradient(loss, DI)
+        discriminators.set_gradient(DI, g / 2)
         optimizer.step()
-    assert adversary.accuracy(DI(z["source"]), "source") > 0.95
-    assert adversary.accuracy(DI(z["target"]), "target") > 0.95
+    assert discriminators.accuracy(DI(z["source"]), "source") > 0.95
+    assert discriminators.accuracy(DI(z["target"]), "target") > 0.95
 
 
 def test_sizes_are_read() -> None:
@@ -335,15 +352,19 @@ def test_bandwidths_are_read() -> None:
 
 
 def test_contracts_let_the_targets_model_out_of_no_dils_by_default() -> None:
-    leaves = dils.CONTRACT.leaves["target"]
+    pretrain, adapt = dils.METHOD.phases
+    assert "target" not in pretrain.parts
+    (hop,) = adapt.hops.values()
+    leaves = hop["target"].leaves
     assert leaves.arrays == {} and set(leaves.optional) == {"model"}
+    assert not dils.Config().share and dils.METHOD.stays(dils.Config())
     numbers = {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"}
     assert leaves.numbers == numbers
     for method in (fdann, fwdgrl):
-        assert set(method.CONTRACT.leaves["source"].arrays) == {"model"}
-        assert np.all(
-            [m.arrays.get("model") == Kind.MODEL for m in method.CONTRACT.enters.values()]
-        )
+        hops = [hop for phase in method.METHOD.phases for hop in phase.hops.values()]
+        parts = [part for hop in hops for part in hop.values()]
+        assert [set(hop["source"].leaves.arrays) for hop in hops] == [{"model"}]
+        assert [part.enters.arrays.get("model") for part in parts] == [Kind.MODEL] * 2
 
 
 def test_every_loss_has_both_halves() -> None:

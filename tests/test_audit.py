@@ -15,16 +15,8 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedda import models
-from fedda.adversary import (
-    Discriminator,
-    Network,
-    called_target,
-    flat_gradient,
-    gradient_penalty,
-    low,
-)
-from fedda.audit import (
+from fedda import models, plugins
+from fedda.adversarial.attack import (
     HALVES,
     LOSSES,
     MOST,
@@ -35,15 +27,24 @@ from fedda.audit import (
     best_cosines,
     candidates,
     features,
-    gathered,
+    window_gradient,
+)
+from fedda.adversarial.discriminators import (
+    Discriminator,
+    Network,
+    called_target,
+    flat_gradient,
+    gradient_penalty,
+    low,
 )
 from fedda.cli import app
 from fedda.cli.audit import planned
-from fedda.config import ModelConfig, RunConfig, method_module, methods
+from fedda.config import ModelConfig
 from fedda.errors import ConfigError, DataError
 from fedda.page import page
-from fedda.page.audit import collect, parse, remarks
-from fedda.page.notes import Noted
+from fedda.page.noted import Noted
+from fedda.page.recovered import collect, parse, remarks
+from fedda.settings import RunConfig
 from fedda.train import generator
 from tests.test_page import Read, results
 
@@ -127,8 +128,8 @@ def test_best_cosines_by_hand() -> None:
 
 def test_a_window_of_a_fixed_discriminator_is_its_batch() -> None:
     z = random_features(12)
-    parts = gathered(Discriminator(D, SIZES), HALF, z.split(3))
-    whole = gathered(Discriminator(D, SIZES), HALF, [z])
+    parts = window_gradient(Discriminator(D, SIZES), HALF, z.split(3))
+    whole = window_gradient(Discriminator(D, SIZES), HALF, [z])
     assert torch.allclose(parts, 4 * whole, rtol=1e-4, atol=1e-6)
 
 
@@ -138,7 +139,7 @@ def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
     DI, twin = Discriminator(D, SIZES), Discriminator(D, SIZES)
     g_sync = torch.randn(sum(w.numel() for w in DI.parameters()))
     moves = Moves(g_sync, torch.optim.SGD(DI.parameters(), lr=lr))
-    found = gathered(DI, HALF, z.split(2), moves)
+    found = window_gradient(DI, HALF, z.split(2), moves)
     expected = torch.zeros_like(g_sync)
     for batch in z.split(2):
         expected += flat_gradient(called_target(twin(batch)), twin)
@@ -147,15 +148,15 @@ def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
             w.data -= lr * g_sync[start : start + w.numel()].view_as(w)
             start += w.numel()
     assert torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(found, gathered(Discriminator(D, SIZES), HALF, z.split(2)))
+    assert not torch.allclose(found, window_gradient(Discriminator(D, SIZES), HALF, z.split(2)))
 
 
 def test_a_critics_penalty_is_in_the_gradient_of_its_weights_alone() -> None:
     DI, z, half = Discriminator(D, SIZES, seed=3), random_features(12), HALVES["wassda", "target"]
-    found = gathered(DI, half, [z], penalty=10, draws=generator(5))
+    found = window_gradient(DI, half, [z], penalty=10, draws=generator(5))
     whole = low(DI(z)) + 10 / 2 * gradient_penalty(DI, z, generator(5))
     assert torch.allclose(found, flat_gradient(whole, DI))
-    bare, start = gathered(DI, half, [z]), 0
+    bare, start = window_gradient(DI, half, [z]), 0
     for name, w in DI.named_parameters():
         part = slice(start, start := start + w.numel())
         assert torch.equal(found[part], bare[part]) == name.endswith("bias")
@@ -264,12 +265,12 @@ def test_settings_are_the_runs_or_the_defaults() -> None:
     assert (told.p, told.min_examples, told.clip, told.noise) == (8, 64, 1.5, 0.25)
     assert (told.loss, told.network.hidden, told.network.lr) == ("wassda", (30, 20), 0.01)
     assert told.penalty == 10
-    given = told.told({"p": 2}, "5")
+    given = told.override({"p": 2}, "5")
     assert (given.p, given.network.hidden, given.network.lr) == (2, (5,), 0.01)
     with pytest.raises(ConfigError, match="clip, which is 0; give a clip"):
-        told.told({"clip": 0.0})
+        told.override({"clip": 0.0})
     with pytest.raises(ConfigError, match="sizes"):
-        told.told({}, "5,x")
+        told.override({}, "5,x")
 
 
 @pytest.mark.parametrize(
@@ -294,15 +295,16 @@ def test_the_discriminator_is_the_runs(
 
 
 def test_every_method_with_a_discriminator_is_known() -> None:
-    for method in methods():
-        assert (method in LOSSES) == ("discriminator" in method_module(method).Config.model_fields)
+    for method in plugins.methods():
+        assert (method in LOSSES) == ("discriminator" in plugins.method(method).config.model_fields)
     for method in ("fdann", "fwdgrl"):
         assert importlib.import_module(f"clients.{method}").Member.loss == LOSSES[method]
 
 
-@pytest.mark.parametrize("method", sorted({*methods()} - {*LOSSES}))
+@pytest.mark.parametrize("method", sorted({*plugins.methods()} - {*LOSSES}))
 def test_a_method_without_a_discriminator_is_not_audited(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"A run of {method} has no discrim.*fwdgrl have one: gi"):
+    refused = f"A run of {method} has no discriminator.*fwdgrl, mdan have one: give one of them"
+    with pytest.raises(ConfigError, match=refused):
         Settings.of(RunConfig.parse({"method": method}).flat())
 
 
@@ -315,7 +317,7 @@ def test_features_are_the_encoders_in_evaluation_mode(monkeypatch: pytest.Monkey
     assert z.shape == (5, model.width)
     assert sorted(z.sum(dim=1).tolist()) == pytest.approx(sorted(expected.sum(dim=1).tolist()))
     assert model.training
-    monkeypatch.setattr("fedda.audit.MOST", 3)
+    monkeypatch.setattr("fedda.adversarial.attack.MOST", 3)
     assert len(features(model, x)) == 3 < MOST
 
 
@@ -418,11 +420,14 @@ def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
     shutil.copy(finished / "model.safetensors", alone)
     (finished / "config.json").write_text(json.dumps({"method": "fdan"}))
     words = ["--data", finished.parent / "clinic.npz", "--sizes", "6", "--trials", 1]
-    for what, text in ((finished, "A run of fdan has no"), (alone, "No config.json of a run says")):
+    for what, text in (
+        (finished, "A run of fdan has no"),
+        (alone, "There is no config.json that says"),
+    ):
         shown = run(what, *words)
         assert shown.exit_code == 1
         assert shown.stderr.startswith(f"error: {text}")
-        assert "dils, fdann, fwdgrl have one: give one of them as --method" in shown.stderr
+        assert "dils, fdann, fwdgrl, mdan have one: give one of them as --method" in shown.stderr
         assert not (what.parent / "audit.json").exists()
     assert run(alone, *words, "--method", "dils").exit_code == 0
     assert json.loads((alone.parent / "audit.json").read_text())["what-if"] is True
@@ -464,7 +469,7 @@ def test_names_in_an_audit_are_text(tmp_path: Path) -> None:
 
 
 def test_noise_comes_with_its_epsilon(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedda.privacy import spent
+    from fedda.adversarial.privacy import spent
 
     words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1, "--noise", 2]
     shown = run(*words, "--windows", 30, "--json")
@@ -532,4 +537,10 @@ def test_the_audit_costs_the_help_text_nothing() -> None:
     tree = ast.parse((ROOT / "fedda/cli/audit.py").read_text())
     eager = {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}  # not for types alone
     assert "fedda.errors" in eager
-    assert not eager & {"torch", "fedda.audit", "fedda.models", "fedda.page.audit", "fedda.privacy"}
+    assert not eager & {
+        "torch",
+        "fedda.adversarial.attack",
+        "fedda.models",
+        "fedda.page.recovered",
+        "fedda.adversarial.privacy",
+    }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedda.average import RunningMean
+from fedda.maths.average import RunningMean
 from fedda.wire import Arrays
 
 

@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 
 from fedda import data
 from fedda.cli import app
-from fedda.config import RunConfig
 from fedda.data.benchmarks import BENCHMARKS, Options, import_benchmark, reviews
-from fedda.data.benchmarks.digits import pixels
+from fedda.data.benchmarks.digit_five import pixels
 from fedda.data.benchmarks.reviews import csr
 from fedda.data.benchmarks.spectrograms import log_mel, mel_bank, to_bytes
 from fedda.data.benchmarks.splits import stratified, unique_names
 from fedda.data.sparse import densify
 from fedda.errors import ConfigError, DataError
+from fedda.settings import RunConfig
 from server.journal import Journal
-from server.local import folders, simulate
+from server.simulation import folders, simulate
 from tests import benchmarks_data as make
 
 WHERE = re.compile(r"published at https?://")

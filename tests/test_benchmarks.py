@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedda.config import RunConfig
 from fedda.errors import DataError, RunError
+from fedda.settings import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 

@@ -13,15 +13,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from clients import resident
-from fedda import fab, progress, submit
+from clients.node import resident
 from fedda.cli import app, demo, launch
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
-from fedda.config import RunConfig
 from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
-from server import control, gateway
+from fedda.ops import bundle, submit
+from fedda.results import progress
+from fedda.settings import RunConfig
 from server import run as server_run
+from server.superlink import control, gateway
 from tests.local_grid import Node
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -150,7 +151,7 @@ def test_a_command_that_is_ended_stops_its_run_on_the_server(
 ) -> None:
     fake = FakeControl(number)
     monkeypatch.setattr(control, "Control", fake)
-    monkeypatch.setattr(fab, "stage", lambda folder: folder)
+    monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
     monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
@@ -220,7 +221,8 @@ def test_runs_are_not_written_among_the_domains(
         ("--resume R --seeds 1", ["--seeds has no effect with --resume"]),
         ("--resume R --preset paper", ["--preset has no effect with --resume"]),
         ("--resume R --dir D", ["--dir has no effect with --resume"]),
-        ("kd3a --target fonts", ["--target", "give --simulate ROOT"]),
+        ("--resume R --target fonts", ["--target has no effect with --resume"]),
+        ("--resume R --start-from R", ["--start-from has no effect with --resume"]),
         ("kd3a --engine process", ["--engine", "give --simulate ROOT"]),
         ("kd3a --poison a=3", ["--poison", "give --simulate ROOT"]),
         ("kd3a --threads 1", ["--threads", "give --simulate ROOT"]),

@@ -26,14 +26,15 @@ from typer.testing import CliRunner
 from fedda.cli import app
 from fedda.cli import compare as command
 from fedda.compare import Cell, Plan, Score, Variant, parse, workers
-from fedda.compare.cells import domains as names_of
+from fedda.compare.about import header
 from fedda.compare.figure import draw
-from fedda.compare.progress import Display
+from fedda.compare.headway import Display
+from fedda.compare.plan import domains as names_of
 from fedda.compare.statistics import MEAN, by_target, difference, spread
-from fedda.compare.tables import COLUMNS, as_csv, as_markdown, header, markdown
+from fedda.compare.tables import COLUMNS, as_csv, as_markdown, markdown
 from fedda.config import Flat
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
-from server import local
+from server import simulation
 from tests.local_grid import EXAMPLES, Node
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -423,14 +424,14 @@ def test_what_cannot_be_read_is_found_before_the_first_training(
 def test_a_failed_training_does_not_end_the_others(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = local.simulate
+    true = simulation.simulate
 
     def simulate(config: Any, *rest: Any) -> Any:
         if config.method == "fedavg":
             raise ZeroDivisionError("by nought")
         return true(config, *rest)
 
-    monkeypatch.setattr(local, "simulate", simulate)
+    monkeypatch.setattr(simulation, "simulate", simulate)
     made = plan(root, tmp_path, seeds=[0], targets=["town"])
     failed = made.run(1, nothing)
     bad, good = made.cells()
@@ -444,13 +445,13 @@ def test_a_failed_training_does_not_end_the_others(
 
 
 def test_domains_are_those_of_a_simulation(root: Path, tmp_path: Path) -> None:
-    assert names_of(root) == [s["name"] for s in local.folders(root, "town", {})]
+    assert names_of(root) == [s["name"] for s in simulation.folders(root, "town", {})]
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "b").mkdir()
     (tmp_path / "a.npz").touch()
     assert names_of(tmp_path) == ["a", "b"]
-    assert [s["name"] for s in local.folders(tmp_path, "b", {})] == ["a", "b"]
+    assert [s["name"] for s in simulation.folders(tmp_path, "b", {})] == ["a", "b"]
 
 
 # ---- what is shown -----------------------------------------------------------------------------
@@ -565,10 +566,10 @@ REFUSED = [
     ("fedavg --data R --target mars", "no domain 'mars', it has anna, bert, carl, town"),
     ("fedavg --data R --target ,", "no domain ''"),
     ("fedavg --data R --target town,town", "twice"),
-    ("fedavg --data R --seeds x", "--seeds 'x' cannot be"),
-    ("fedavg --data R --seeds 0", "--seeds '0' cannot be"),
-    ("fedavg --data R --seeds 5,5", "--seeds '5,5' cannot be"),
-    ("fedavg --data R --seeds -3", "--seeds '-3' cannot be"),
+    ("fedavg --data R --seeds x", "--seeds 'x' is not valid"),
+    ("fedavg --data R --seeds 0", "--seeds '0' is not valid"),
+    ("fedavg --data R --seeds 5,5", "--seeds '5,5' is not valid"),
+    ("fedavg --data R --seeds -3", "--seeds '-3' is not valid"),
     ("fedavg --data R --poison bert", "NAME=PERCENT"),
     ("fedavg --data R --poison bert=200", "NAME=PERCENT"),
     ("fedavg --data R --poison mars=20", "no such domain"),
@@ -636,7 +637,7 @@ def test_how_the_command_ends(
     def simulate(*_: Any) -> None:
         raise trouble
 
-    monkeypatch.setattr(local, "simulate", simulate)
+    monkeypatch.setattr(simulation, "simulate", simulate)
     words = ("fedavg", "--data", root, "--target", "town", "--seeds", "2", "--jobs", "1")
     ended = fedda(*words, "--out", tmp_path, *OPTIONS)
     assert ended.exit_code == code, ended.output
@@ -709,7 +710,7 @@ def spawned(pid: int) -> set[int]:
 
 
 def eventually(true: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if true():
             return True
@@ -738,7 +739,7 @@ def test_whatever_ends_the_command_leaves_no_process(
             os.killpg(started.pid, number)  # as a terminal does
         else:
             started.send_signal(number)
-        _, said = started.communicate(timeout=60)
+        _, said = started.communicate(timeout=180)
         assert eventually(lambda: not spawned(started.pid))
     finally:
         for pid in spawned(started.pid):

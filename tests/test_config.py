@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedda import config
-from fedda.config import RunConfig, Task, defaults, flatten, methods, overrides, unflatten
+from fedda import plugins
+from fedda.config import flatten, unflatten
 from fedda.errors import ConfigError
+from fedda.settings import RunConfig, Task, defaults, overrides
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_methods_that_are_there() -> None:
-    assert {"fedavg", "fedprox", "kd3a"} <= set(methods())
+    assert {"fedavg", "fedprox", "kd3a"} <= set(plugins.methods())
     with pytest.raises(ConfigError, match=r"no method 'fedsgd'; choose one of .*kd3a"):
-        config.method_module("fedsgd")
+        plugins.method("fedsgd")
     with pytest.raises(ConfigError, match=r"no method '\.\./kd3a'"):
         Task.parse({"method": "../kd3a"})
 
@@ -42,7 +43,7 @@ def test_every_setting_says_what_it_means() -> None:
         inner = [f.default for f in section.model_fields.values() if hasattr(f.default, "flat")]
         return [section, *(s for part in inner for s in sections(type(part)))]
 
-    for top in (RunConfig, *(config.method_module(m).Config for m in methods())):
+    for top in (RunConfig, *(plugins.method(m).config for m in plugins.methods())):
         for section in sections(top):
             for name, fact in section.model_fields.items():
                 told = fact.description or hasattr(fact.default, "flat") or fact.exclude
@@ -50,11 +51,11 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 @pytest.mark.parametrize(
-    "preset", [(m, p) for m in methods() for p in config.method_module(m).PRESETS]
+    "preset", [(m, p) for m in plugins.methods() for p in plugins.method(m).presets]
 )
 def test_presets_are_settings(preset: tuple[str, str]) -> None:
     method, name = preset
-    chosen = config.method_module(method).PRESETS[name]
+    chosen = plugins.method(method).presets[name]
     parsed = RunConfig.parse({f"{method}.{k}": v for k, v in chosen.items()})
     assert {k: parsed.flat()[f"{method}.{k}"] for k in chosen} == chosen
 
@@ -152,7 +153,7 @@ def test_overrides_that_cannot_be(pair: str, message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", plugins.methods())
 def test_a_task_survives_the_wire(method: str) -> None:
     given = {"train.lr-end": 0.5, "train.carry-momentum": True, "kd3a.gate.low": 0.25}
     task = RunConfig.parse(given).task(method, 7, (3, 32, 32), list("0123456789"), 5)
@@ -167,17 +168,30 @@ def test_a_task_survives_the_wire(method: str) -> None:
 def test_a_task_says_nothing_of_the_server() -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
     assert {key.split(".")[0] for key in flat} == {
-        *("run", "method", "seed", "rounds", "shape", "class-names", "sites"),
+        *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"),
         *("model", "train", "wire", "options"),
     }
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"run.dir": "/"}, {"options.secret": 1}, {"classes": -1}, {"sites": 10**6}, {"shape": "a"}],
+    [
+        {"run.dir": "/"},
+        {"options.secret": 1},
+        {"classes": -1},
+        {"sites": 10**6},
+        {"shape": "a"},
+        {"schedule": ""},
+        {"schedule": "train"},
+        {"schedule": "train 0"},
+        {"schedule": "train 19"},
+        {"schedule": "train 10, train 11"},
+        {"schedule": "encoder 20"},
+    ],
 )
 def test_a_task_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
+    assert flat["schedule"] == "train 20"
     with pytest.raises(ConfigError):
         Task.parse(flat | change)
 

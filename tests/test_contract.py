@@ -5,7 +5,8 @@ leak; the server refuses to accept, so that a site with other code cannot bring 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from clients import base
-from clients.site import resident
-from fedda import records, wire
-from fedda.config import LazyConfig, methods
+from clients.site.memory import resident
+from clients.site.request import Request
+from fedda import plugins, records, wire
+from fedda.config import LazyConfig
 from fedda.errors import Code, DataError, FeddaError, public
-from fedda.folders import load_half
-from fedda.wire import MODEL, Kind, Packed, Role
+from fedda.methods import Method
+from fedda.wire import MODEL, Arrays, Kind, Packed, Role
+from server.journal import Event
 from server.ledger import Ledger
-from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, reshaped, run
+from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, reshaped, run, stop_after
 
 SECRET = "secret-sample-42"
 SOURCES = ("anna", "bert", "carl")
@@ -111,17 +114,39 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
             {*TRAINED, "kept", *(f"focus/{s}" for s in SOURCES)},
         ),
     },
+    "mdan": {
+        ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("to", "target", "train"): (
+            {"model": "model"},
+            {"round", "steps", *(f"weight/{s}" for s in SOURCES)} | EXCHANGE,
+        ),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | SUMMED),
+        ("from", "target", "train"): (
+            {"model": "model", **{f"discriminator/{s}": "model" for s in SOURCES}},
+            {"steps", "seconds", *(f"discriminator-loss/{s}" for s in SOURCES)} | SUMMED,
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", plugins.methods())
 def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method: str) -> None:
     assert method in CROSSES, f"say here what {method} sends, per direction, role and request"
     grid = ScriptedGrid(domains)
     settings = runs | {"method": method, "rounds": 1}
     results, _ = run(domains, settings, grid=grid)
     assert results["events"] == []
-    seen = {}
+    assert crossings(grid) == TESTED | CROSSES[method]
+    for request in [q for q in grid.requests if q.metadata.message_type == "train"]:
+        phase = plugins.method(method).phase(heading(request, "phase"))
+        part = phase.part(heading(request, "hop"), heading(request, "part"))
+        assert part is not None
+        assert ("exchange" in request.content) is bool(part.gradients)
+
+
+def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]:
+    """What crossed, per direction, role and request: for all sites of a role the same."""
+    seen: dict[tuple[str, str, str], tuple[dict[str, str], set[str]]] = {}
     for c in grid.crossed:
         if c.kind == "query":
             offer = {f"offer: {key}" for key in wanted_offer()} if c.way == "from" else set()
@@ -129,7 +154,43 @@ def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method:
             continue
         key = (c.way, c.role, c.kind)
         assert seen.setdefault(key, (c.arrays, c.numbers)) == (c.arrays, c.numbers)
-    assert seen == TESTED | CROSSES[method]
+    return seen
+
+
+# What crosses in a method's first phase, where the run above is of a later one: the settings with
+# which the first of two rounds is of that phase, and its crossings.
+FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
+    "dils": (
+        {"dils.pretrain": 1},
+        {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"},
+    ),
+    "fdan": (
+        {"fdan.scale": 0.0},
+        AVERAGED
+        | {
+            ("to", "target", "train"): ({"model": "model"}, {"round"}),
+            ("from", "target", "train"): ({}, {"steps", "seconds", "median"}),
+        },
+    ),
+    "feddadil": ({"feddadil.encoder-share": 0.5}, AVERAGED),
+}
+
+
+@pytest.mark.parametrize("method", [m for m in plugins.methods() if plugins.method(m).phases[1:]])
+def test_exactly_this_crosses_in_the_first_phase(
+    domains: list[Node], runs: dict[str, str], method: str
+) -> None:
+    assert method in FIRST_PHASE, f"say here what {method} sends before its last phase"
+    chosen, crosses = FIRST_PHASE[method]
+    grid = ScriptedGrid(domains)
+    events: list[Event] = []
+    settings = runs | {"method": method, "rounds": 2} | chosen
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, settings, events.append, stop_after(1), grid=grid)
+    assert "trouble" not in {event["event"] for event in events}
+    asked = {heading(q, "phase") for q in grid.requests if "step" in q.content}
+    assert asked == {plugins.method(method).phases[0].name}
+    assert crossings(grid) == TESTED | crosses
 
 
 def test_what_more_a_target_is_told_where_teachers_move(
@@ -142,16 +203,18 @@ def test_what_more_a_target_is_told_where_teachers_move(
     assert results["events"] == []
     sites = (*SOURCES, "town")
     counts, past = ({f"{what}/{s}" for s in sites} for what in ("examples", "past"))
-    seen = [(c.way, c.role, c.numbers) for c in grid.crossed if c.kind == "train"]
-    assert [n for way, role, n in seen if (way, role) == ("to", "target")] == [
-        {"round", *counts},
-        {"round", "stage"},
-        {"round", *counts, *past},
-        {"round", "stage"},
+    seen = [c for c in grid.crossed if c.kind == "train"]
+    assert [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "target")] == [
+        ("distil", {"round", *counts}),
+        ("match_moments", {"round"}),
+        ("distil", {"round", *counts, *past}),
+        ("match_moments", {"round"}),
     ]
-    assert all(n == {"round"} for way, role, n in seen if (way, role) == ("to", "source"))
+    to_sources = [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "source")]
+    assert to_sources == [("train", {"round"})] * 2 * len(SOURCES)
     back = CROSSES["kd3a"]["from", "target", "train"][1]
-    assert all(n in (back, TRAINED) for way, role, n in seen if (way, role) == ("from", "target"))
+    from_target = [c.numbers for c in seen if (c.way, c.role) == ("from", "target")]
+    assert from_target == [back, TRAINED] * 2
 
 
 def wanted_offer() -> set[str]:
@@ -172,12 +235,12 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
 # ---- the site refuses to send ------------------------------------------------------------------
 
 # Another method's halves, but for a few lines.
-INHERIT = ("adabn", "fedprox", "fdan", "fwdgrl", "dils")
+INHERIT = ("adabn", "fedprox", "fdan", "fwdgrl", "dils", "mdan")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [
         pytest.param(method, role, marks=[pytest.mark.slow] * (method in INHERIT))
-        for method in methods()
+        for method in plugins.methods()
         for role in ("source", "target")
         if ("to", role, "train") in CROSSES.get(method, AVERAGED)
     ],
@@ -193,14 +256,32 @@ def train_request(bench: Bench, role: str) -> Message:
     if role == "source":
         return requests[0]
     bench.round()
-    target = bench.roster.target
+    target, phase = bench.roster.target, bench.strategy.phase
     bench.begin()
-    bench.strategy._asked = {target.name}
-    return next(
+    found = next(
         q
         for q in bench.grid.requests
         if (q.metadata.dst_node_id, q.metadata.message_type) == (target.id, "train")
     )
+    part = phase.part(heading(found, "hop"), "target")
+    assert part is not None
+    layouts = phase.layouts(bench.task.options, bench.strategy.setup.model)
+    bench.strategy.post.open[target.name] = (part, layouts)
+    return found
+
+
+def heading(request: Message, name: str) -> str:
+    """What a request says of itself."""
+    return str(request.content["step"][name])  # type: ignore[index]
+
+
+def readdressed(request: Message, node_id: int = 0, kind: str = "", **step: Any) -> Message:
+    """A request to another site, of another kind or with another heading; None leaves that out."""
+    was = request.metadata
+    told = {**request.content["step"], **step}  # type: ignore[arg-type]
+    told = {name: value for name, value in told.items() if value is not None}
+    content = RecordDict({**request.content, "step": ConfigRecord(told)})
+    return Message(content, node_id or was.dst_node_id, kind or was.message_type, ttl=60)
 
 
 def features(shape: tuple[int, ...]) -> Packed:
@@ -277,25 +358,25 @@ def answer(
 ) -> Message:
     """What a site replies when its method's code is changed."""
     request = train_request(bench, role)
-    half = load_half("clients", bench.task.method)
-    made = half.Source if role == "source" else half.Target
-    train, outgoing = made.train, made.outgoing
+    hop, part = heading(request, "hop"), heading(request, "part")
+    made = plugins.client(bench.task.method, part)  # type: ignore[arg-type]
+    train, outgoing = getattr(made, hop), made.outgoing
 
-    def changed_train(self: base.Client, request: base.Request) -> dict[str, Any]:
+    def changed_train(self: base.Client) -> dict[str, Any]:
         if error:
             raise error
-        numbers = train(self, request)
+        numbers = train(self)
         if change:
-            change(numbers, outgoing(self, request))
+            change(numbers, outgoing(self))
         return numbers
 
-    def changed_outgoing(self: base.Client, request: base.Request) -> dict[str, Packed]:
-        arrays = outgoing(self, request)
+    def changed_outgoing(self: base.Client) -> dict[str, Packed]:
+        arrays = outgoing(self)
         if change:
             change({"steps": 0}, arrays)
         return arrays
 
-    monkeypatch.setattr(made, "train", changed_train)
+    monkeypatch.setattr(made, hop, changed_train)
     monkeypatch.setattr(made, "outgoing", changed_outgoing)
     return bench.call(request)
 
@@ -383,10 +464,8 @@ def test_no_other_answer_quotes_data_either(
     for name in ("describe", "load_target", "load_evaluation"):
         monkeypatch.setattr(f"fedda.data.{name}", fail)
     bench.begin()
-    request = bench.strategy.request(
-        bench.roster.target, {"model": bench.strategy.model}, kind=kind
-    )
-    reply = bench.grid.call(request)
+    request = bench.strategy.test_request()
+    reply = bench.grid.call(readdressed(request, kind=kind))
     resident.cache_clear()
     assert reply.error.code == Code.INTERNAL
     assert SECRET not in str(reply)
@@ -439,18 +518,254 @@ def test_a_site_refuses_a_request_with_numbers_that_are_not_listed(
 
 def test_counts_and_weights_of_other_sites_are_for_targets(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a")
-    bench.begin()
-    for kind, node in (("train", bench.roster.sources[0]), ("evaluate", bench.roster.target)):
-        told = {"examples/bert": 30.0}
-        request = bench.strategy.request(node, {"model": bench.strategy.model}, told, kind=kind)
-        assert bench.grid.call(request).error.code == Code.WIRE
+    request, *_ = bench.begin()
+    for honest in (request, bench.strategy.test_request()):
+        assert not bench.grid.call(honest).has_error()
+        honest.content["step"]["examples/bert"] = 30.0  # type: ignore[index]
+        assert bench.grid.call(honest).error.code == Code.WIRE
 
 
 def test_the_target_has_no_part_in_training_where_only_sources_train(domains: list[Node]) -> None:
     bench = Bench(domains, "fedavg")
+    request, *_ = bench.begin()
+    assert not bench.grid.call(request).has_error()
+    for part in ("source", "target"):
+        asked = readdressed(request, bench.roster.target.id, part=part)
+        assert bench.grid.call(asked).error.code == Code.WIRE
+
+
+# ---- what a request says of itself --------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hops that sites have begun to answer."""
+    hops: list[str] = []
+    begin = base.Client.begin
+
+    def noted(self: base.Client, request: Request) -> None:
+        hops.append(request.hop)
+        begin(self, request)
+
+    monkeypatch.setattr(base.Client, "begin", noted)
+    return hops
+
+
+def assert_refused(bench: Bench, request: Message, begun: list[str]) -> None:
+    """See that a site answers by its code alone, and begins nothing."""
+    before = list(begun)
+    reply = bench.grid.call(request)
+    assert reply.has_error() and not reply.has_content()
+    assert (reply.error.code, reply.error.reason) == (Code.WIRE, Code.WIRE.public)
+    assert begun == before
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ({"phase": "adapt"}, "round 1 belongs to 'pretrain'"),
+        ({"phase": "adapt", "hop": "adapt"}, "round 1 belongs to 'pretrain'"),
+        ({"round": 2}, "round 2 belongs to 'adapt'"),
+        ({"phase": "Pretrain"}, "belongs to"),
+        ({"phase": ""}, "belongs to"),
+        ({"phase": 1}, "belongs to"),
+        ({"phase": None}, "belongs to"),
+        ({"round": None}, "for round None of 2"),
+        ({"hop": "adapt"}, "for 'adapt' in its phase 'pretrain'"),  # of the other phase
+        ({"hop": "outgoing"}, "for 'outgoing' in its phase"),  # a function, but no hop
+        ({"hop": "__init__"}, "for '__init__' in its phase"),
+        ({"hop": ""}, "for '' in its phase"),
+        ({"hop": 1}, "for '1' in its phase"),
+        ({"hop": None}, "in its phase"),
+        ({"part": "source"}, "asks no source for 'train'"),
+        ({"part": "target"}, "asks no target for 'train'"),
+        ({"part": "Collaborator"}, "asks no Collaborator for 'train'"),
+        ({"part": ""}, "asks no  for 'train'"),
+        ({"part": None}, "for 'train'"),
+        ({"hop": "test"}, "asks no collaborator for 'test'"),
+    ],
+    ids=str,
+)
+def test_a_site_refuses_a_request_whose_heading_is_not_the_methods(
+    domains: list[Node],
+    begun: list[str],
+    caplog: pytest.LogCaptureFixture,
+    step: dict[str, Any],
+    why: str,
+) -> None:
+    bench = Bench(domains, "dils", dils__pretrain=1)
+    (request,) = bench.begin()
+    assert_refused(bench, readdressed(request, **step), begun)
+    assert why in caplog.text
+    assert not bench.grid.call(request).has_error()
+    assert begun == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("role", "hop", "kind", "why"),
+    [
+        ("source", "train", "evaluate", "asks for 'train', not for a test"),
+        ("target", "estimate", "evaluate", "asks for 'estimate', not for a test"),
+        ("target", "test", "train", "A training request asks for a test"),
+    ],
+)
+def test_tests_and_trainings_are_asked_for_in_messages_of_their_own(
+    domains: list[Node],
+    begun: list[str],
+    caplog: pytest.LogCaptureFixture,
+    role: str,
+    hop: str,
+    kind: str,
+    why: str,
+) -> None:
+    bench = Bench(domains, "adabn")  # whose sites are sent the model alone, whatever it is for
+    request = train_request(bench, role) if hop != "test" else asked_to_test(bench)
+    begun.clear()
+    assert_refused(bench, readdressed(request, kind=kind), begun)
+    assert why in caplog.text
+    assert not bench.grid.call(request).has_error()
+    assert begun == [hop]
+
+
+def asked_to_test(bench: Bench) -> Message:
+    """The request with which the target tests in the first round."""
     bench.begin()
-    request = bench.strategy.request(bench.roster.target, {"model": bench.strategy.model})
-    assert bench.grid.call(request).error.code == Code.WIRE
+    return bench.strategy.test_request()
+
+
+@pytest.mark.parametrize("hop", ["estimate", "test"])
+def test_a_site_with_labels_plays_no_target(
+    domains: list[Node], begun: list[str], caplog: pytest.LogCaptureFixture, hop: str
+) -> None:
+    bench = Bench(domains, "adabn")
+    request = train_request(bench, "target") if hop == "estimate" else asked_to_test(bench)
+    begun.clear()
+    for node in bench.roster.sources:
+        assert_refused(bench, readdressed(request, node.id), begun)
+        assert "asks this source for the part of a target, which it cannot play" in caplog.text
+        caplog.clear()
+    assert not bench.grid.call(request).has_error()
+    assert begun == [hop]
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedavg", "source"), ("dils", "collaborator")])
+def test_a_site_without_labels_plays_no_part_that_takes_some(
+    domains: list[Node],
+    begun: list[str],
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    part: str,
+) -> None:
+    settings = {"dils__pretrain": 1} if method == "dils" else {}
+    bench = Bench(domains, method, **settings)
+    request, *_ = bench.begin()
+    assert heading(request, "part") == part
+    assert_refused(bench, readdressed(request, bench.roster.target.id), begun)
+    assert f"asks this target for the part of a {part}, which it cannot play" in caplog.text
+    assert not bench.grid.call(request).has_error()
+    assert begun == ["train"]
+
+
+def test_a_target_plays_a_collaborator_that_takes_no_labels(
+    domains: list[Node], begun: list[str]
+) -> None:
+    """So that a site that has adapted can be the collaborator of the next one."""
+    bench = Bench(domains, "dils", dils__loss="adda")
+    request, _ = bench.begin()
+    assert (heading(request, "hop"), heading(request, "part")) == ("adapt", "collaborator")
+    bench.strategy.adjourn()  # nobody is to be waited for
+    bench.grid.call(readdressed(request, bench.roster.target.id))
+    assert begun == ["adapt"]
+
+
+# ---- invitations to the exchange ----------------------------------------------------------------
+
+LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({"steps", "seconds"})))
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Method:
+    """F-DANN, and a hop after it in which the target says something and sums nothing."""
+    found = plugins.method("fdann")
+    (align,) = found.phases
+    hops = {**align.hops, "look": {"target": LOOK}}
+    changed = replace(found, phases=(replace(align, hops=hops),))
+
+    class Target(plugins.client("fdann", "target")):
+        def look(self) -> dict[str, Any]:
+            return {"steps": 1}
+
+        def outgoing(self) -> dict[str, Packed]:
+            return {} if self.request.hop == "look" else super().outgoing()
+
+    monkeypatch.setattr(plugins.algorithm("fdann"), "METHOD", changed)
+    monkeypatch.setattr("clients.fdann.Target", Target)
+    return changed
+
+
+def test_invitations_go_with_the_hop_that_sums_while_its_session_is_open(
+    domains: list[Node], looking: Method
+) -> None:
+    bench = Bench(domains, "fdann")
+    bench.grid.offline = {"carl"}
+    asked = bench.begin()
+    strategy, nodes = bench.strategy, {node.name: node for node in bench.roster.nodes}
+
+    def invited(name: str, hop: str) -> bool:
+        request = strategy.request(nodes[name], {"model": strategy.model}, hop=hop)
+        return "exchange" in request.content
+
+    assert {q.content["exchange"]["node"] for q in asked} == {"anna", "bert", "town"}  # type: ignore[index]
+    assert invited("anna", "align") and invited("town", "align")
+    assert not invited("carl", "align")  # who is no member of the session
+    assert not invited("town", "look")
+    assert "exchange" not in strategy.test_request().content
+    strategy.adjourn()
+    assert not [hop for hop in ("align", "look") if invited("town", hop)]
+    assert "exchange" not in strategy.test_request().content
+
+
+def test_a_site_refuses_an_invitation_where_it_sums_nothing(
+    domains: list[Node], looking: Method, begun: list[str]
+) -> None:
+    bench = Bench(domains, "fdann")
+    target = bench.roster.target
+    summing = next(q for q in bench.begin() if q.metadata.dst_node_id == target.id)
+    look = bench.strategy.request(target, {"model": bench.strategy.model}, hop="look")
+    for request in (look, bench.strategy.test_request()):
+        assert not bench.grid.call(request).has_error()
+        request.content["exchange"] = summing.content["exchange"]
+        assert_refused(bench, request, begun)
+    assert begun == ["look", "test"]
+
+
+def test_what_crossed_in_a_session_is_counted_whenever_in_the_round_it_ends(
+    domains: list[Node], runs: dict[str, str], looking: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Early(plugins.strategy("fdann")):
+        def combine(self, replies: Iterable[Message]) -> tuple[Arrays, dict[str, Any]]:
+            model, numbers = super().combine(replies)
+            self.adjourn()
+            looked = self.ask_target("look", {"model": self.model}, needs={"steps"})
+            return model, numbers | {"looked": looked.numbers["steps"]}
+
+    def rounds(name: str) -> list[dict[str, Any]]:
+        results, _ = run(domains, runs | {"method": "fdann", "run.name": name})
+        assert results["events"] == []
+        return results["trainings"]["fdann"][0]["rounds"]
+
+    def gradients(entry: dict[str, Any]) -> dict[str, int]:
+        return {kind: n for kind, n in entry["bytes"].items() if kind.endswith("gradient")}
+
+    at_the_end = rounds("end")
+    monkeypatch.setattr("strategies.fdann.STRATEGY", Early)
+    early = rounds("early")
+    assert [entry["looked"] for entry in early] == [1, 1]
+    ways = {f"{way} {role} gradient" for way in ("to", "from") for role in ("source", "target")}
+    for found, wanted in zip(early, at_the_end, strict=True):
+        assert set(gradients(found)) == ways
+        assert gradients(found) == gradients(wanted)
+        assert found["gradient-examples"] == wanted["gradient-examples"] > 0
 
 
 # ---- the server refuses to accept --------------------------------------------------------------
@@ -531,9 +846,10 @@ def test_the_server_refuses_what_is_not_listed(
 ) -> None:
     forge, message = FORGED[case]
     bench = Bench(domains, method)
-    if case in ("no model", "no array") and not bench.strategy.contract.leaves[role].arrays:
-        pytest.skip("a reply without one is as it should be")
     request = train_request(bench, role)
+    part, _ = bench.strategy.post.open["anna" if role == "source" else "town"]
+    if case in ("no model", "no array") and not part.leaves.arrays:
+        pytest.skip("a reply without one is as it should be")
     forged = forge(request, bench.call(request))
     assert list(bench.strategy.accept([forged], needs={"steps"})) == []
     name = "anna" if role == "source" else "town"
@@ -561,12 +877,10 @@ def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> No
     bench = Bench(domains, "kd3a")
     request, *_ = bench.begin()
     reply = changed(request, bench.grid.call(request), numbers={"focus/sample-42": 1.0})
-    notices: list[str] = []
     listed = frozenset({"loss", "steps", "seconds", "focus/*"})
-    bench.strategy.contract = wire.Contract({}, {"source": wire.Rule(MODEL, listed)})
-    bench.strategy.notice = lambda what, site, text: notices.append(text)
+    bench.strategy.post.open["anna"] = (wire.Part(leaves=wire.Rule(MODEL, listed)), {})
     assert not bench.accept(reply)
-    assert "about no site here" in notices[0]
+    assert "about no site here" in bench.notices[0][2]
 
 
 @pytest.mark.parametrize("code", [int(Code.DATA), 2, 31337])

@@ -188,7 +188,7 @@ def test_npz_class_names(tmp_path: Path) -> None:
     assert data.load_source(path).classes == ("cat", "dog", "cow", "owl")
     found = data.describe(path, "source")
     assert found.counts == {"cat": 2, "dog": 2, "cow": 2, "owl": 0}
-    assert found.warnings == ("no training example is of the class owl",)
+    assert found.warnings == ("the training set has no example of the class owl",)
 
 
 def test_align_renumbers_by_name(tmp_path: Path) -> None:
@@ -434,8 +434,8 @@ SPARSE = csr(np.eye(6, 9), "x_train")
         ({"x_train": VECTORS + 1e300}, ["not finite"]),
         (SPARSE | {"x_train_indptr": None}, ["no x_train_indptr", "four pieces"]),
         (SPARSE | {"x_train_shape": np.array([6])}, ["two positive integers"]),
-        (SPARSE | {"x_train_shape": np.array([6, 5])}, ["from 0 to 5 and there are 5 columns"]),
-        (SPARSE | {"x_train_indptr": np.arange(6)}, ["6 entries and 6 rows need 7"]),
+        (SPARSE | {"x_train_shape": np.array([6, 5])}, ["from 0 to 5, but there are 5 columns"]),
+        (SPARSE | {"x_train_indptr": np.arange(6)}, ["6 entries, but 6 rows need 7"]),
         (SPARSE | {"x_train_data": np.ones(7)}, ["7 entries, indices 6"]),
         (SPARSE | {"x_train_data": np.ones((6, 1))}, ["one-dimensional"]),
         (SPARSE | {"x_train_data": np.full(6, np.nan)}, ["not finite"]),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedda.cli.launch import INTERRUPTED
-from tests.federation import processes_with, wait_until
+from tests.federation import PATIENCE, processes_with, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.slow
 
 
 def command(folder: Path, rounds: int) -> list[str]:
@@ -47,13 +47,15 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
         demo = subprocess.Popen(command(tmp_path, 100), stdout=out, stderr=out)
     try:
         wait_until(
-            lambda: journal.exists() and '"training"' in journal.read_text(), 180, "no training"
+            lambda: journal.exists() and '"training"' in journal.read_text(),
+            PATIENCE,
+            "no training",
         )
         assert len(processes_with(mark)) >= 6  # the command, the server and four sites
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(60) == INTERRUPTED, log.read_text()
+        assert demo.wait(PATIENCE) == INTERRUPTED, log.read_text()
         assert "stopped, with everything that was started" in log.read_text()
-        wait_until(lambda: processes_with(mark) == [], 15, f"left: {processes_with(mark)}")
+        wait_until(lambda: processes_with(mark) == [], 60, f"left: {processes_with(mark)}")
     finally:
         demo.kill()
         demo.wait()

@@ -16,11 +16,12 @@ import pytest
 import typer
 import yaml
 
-from fedda import cli, config
+from fedda import cli
 from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError
-from fedda.processes import Deployment
-from fedda.spawn import LOOPBACK, Process, free_port
+from fedda.ops.federation import Deployment
+from fedda.ops.spawn import LOOPBACK, Process, free_port
+from fedda.settings import overrides
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compose.gpu.yml")
@@ -73,7 +74,7 @@ def parse(words: list[str]) -> dict[str, Any]:
         command = command.commands[name]
     params = command.make_context(program, rest).params
     if "change" in params:
-        config.overrides(params["method"], list(params["change"] or ()))
+        overrides(params["method"], list(params["change"] or ()))
     return {k: Path(v) if str(v).startswith("/") else v for k, v in params.items()}
 
 

@@ -10,16 +10,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from clients.site import resident
+from clients.site.memory import resident
 from fedda import models
-from fedda.adversary import Discriminator
-from fedda.config import RunConfig
+from fedda.adversarial.discriminators import Discriminator
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import Code, ConfigError
-from fedda.folders import load_half
+from fedda.halves import load_half
+from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from server.journal import Journal
-from server.local import simulate
+from server.simulation import simulate
 from tests.local_grid import CLASSES, make_domains, stop_after
 from tests.reference import windows
 from tests.reference.lazy import mapping, whole_loss
@@ -153,11 +153,12 @@ def test_two_sites_compute_what_one_place_with_both_datas_would(
     for site, wanted in (("anna", S), ("town", T)):
         found = kept(tmp_path, site, 2)
         for name, value in DI.state_dict().items():
-            torch.testing.assert_close(found[f"discriminator/{name}"], value, rtol=1e-4, atol=5e-6)
+            mine = found[f"discriminator/discriminator/{name}"]
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=5e-6)
         for name, value in wanted.state_dict().items():
             if site == "town" and name.startswith("head."):
                 continue  # taken over when a round begins
-            torch.testing.assert_close(found[f"model/{name}"], value, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found[f"model/module/{name}"], value, rtol=1e-4, atol=1e-5)
     assert not torch.equal(T.state_dict()["encoder.0.weight"], S.state_dict()["encoder.0.weight"])
 
 
@@ -167,9 +168,10 @@ def test_copies_of_the_discriminator_stay_alike_to_the_bit(
     run(pair, tmp_path, **{"exchange.p": 2, "rounds": 3})
     for server_round in (2, 3):
         anna, town = (kept(tmp_path, site, server_round) for site in ("anna", "town"))
-        names = [n for n in anna if n.startswith("discriminator/")]
-        assert names
-        assert all(torch.equal(anna[n], town[n]) for n in names)
+        for part in ("discriminator", "optimizer"):
+            names = [n for n in anna if n.startswith(f"discriminator/{part}/")]
+            assert names
+            assert all(torch.equal(anna[n], town[n]) for n in names)
 
 
 def test_after_the_pretraining_no_model_moves_but_gradients_do(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedda import crossing
-from fedda.config import methods
+from fedda import plugins
+from fedda.cli import wire_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"]
@@ -35,17 +35,31 @@ def test_files_named_in_the_readme_are_there() -> None:
 
 def test_the_wire_table_of_the_readme_is_that_of_the_contracts() -> None:
     """Renew it with `fedda methods --wire`."""
-    table = crossing.table()
+    table = wire_table.table()
     assert table in (ROOT / "README.md").read_text()
     assert all(
-        any(method in line.split("|")[1] for line in table.splitlines()) for method in methods()
+        any(method in line.split("|")[1] for line in table.splitlines())
+        for method in plugins.methods()
     )
 
 
 def test_what_is_always_there_and_what_is_not() -> None:
-    (fedavg,) = [c for c in crossing.of_method("fedavg") if c.when == "training"]
-    assert fedavg == ("source", "training", "`model`", "`model`; `loss, seconds, steps`")
-    dils = {c.role: c for c in crossing.of_method("dils") if c.when == "training"}
+    (fedavg,) = [c for c in wire_table.of_method("fedavg") if c.when == "train"]
+    assert fedavg == ("source", "train", "`model`", "`model`; `loss, seconds, steps`")
+    dils = {c.part: c for c in wire_table.of_method("dils") if c.when == "adapt"}
     assert dils["target"].leaves.startswith("[`model`]; ")
     assert dils["target"].leaves.endswith("; sums of gradients: `discriminator`")
-    assert dils["source"]._replace(role="target") == dils["target"]
+    assert dils["collaborator"]._replace(part="target") == dils["target"]
+
+
+def test_each_phase_of_a_method_has_its_lines() -> None:
+    found = {(c.part, c.when): c for c in wire_table.of_method("dils")}
+    assert set(found) == {
+        ("collaborator", "pretrain: train"),
+        *((part, "adapt") for part in ("collaborator", "target")),
+        *(("target", f"{phase}: test") for phase in ("pretrain", "adapt")),
+    }
+    assert found["target", "pretrain: test"].enters == "`model`"
+    assert found["target", "adapt: test"].enters == "nothing"  # it tests its own
+    # Phases whose test is the same share a line.
+    assert [c.when for c in wire_table.of_method("fdan") if "test" in c.when] == ["test"]

@@ -166,12 +166,11 @@ def test_the_watch_sees_other_addresses(hub: Watched) -> None:
     assert set(hub.wheres()) - HERE == {"127.0.0.2"}
 
 
-@pytest.mark.timeout(240)
 def test_flowers_own_node_gives_the_same_result_and_runs_what_it_is_sent(hub: Watched) -> None:
     assert hub.processes["anna"].stop() == 0
     hub.client_options["anna"] = ["--stock"]
     hub.start_site("anna")
-    live = hub.begin("stock", STOCK).finish(180)
+    live = hub.begin("stock", STOCK).finish()
     here = hub.alone("stock", STOCK)
     assert live["events"] == []
     assert final_model(live, "kd3a") == final_model(here, "kd3a")

@@ -588,7 +588,7 @@ def test_an_interrupted_wait_stops_everybody(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedda.exchange.turns.wait", interrupt)
+    monkeypatch.setattr("fedda.exchange.baton.wait", interrupt)
     with LocalHost().open([PAIR], join=60, wait=60) as session:
         stream = exchange.connect(session.invitations["a"])
         began = time.monotonic()

@@ -13,17 +13,17 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from clients.site import Site
+from clients.site.memory import Site
 from fedda import cli
 from fedda.cli.client import app as client_app
-from fedda.config import RunConfig
 from fedda.errors import ConfigError, RunError
-from fedda.exchange import local
-from fedda.report import table
-from fedda.submit import OFFLINE
+from fedda.exchange import in_process
+from fedda.ops.submit import OFFLINE
+from fedda.results.terminal import table
+from fedda.settings import RunConfig
 from server import run as server_run
 from server.journal import Journal
-from server.local import rehearse, simulate
+from server.simulation import rehearse, simulate
 from tests.local_grid import FAST, Node, ScriptedGrid
 
 ROOT = Path(__file__).parents[1]
@@ -99,9 +99,9 @@ def test_what_a_run_would_founder_on_is_said_before_its_first_round(
 def test_what_can_run_passes_the_rehearsal_and_leaves_nothing(
     domains: list[Node], method: str, settings: dict[str, Any]
 ) -> None:
-    before = set(local._sessions)  # of tests that drive a single round
+    before = set(in_process._sessions)  # of tests that drive a single round
     rehearse(RunConfig.parse(DILS | {"method": method} | settings), domains)
-    assert set(local._sessions) == before
+    assert set(in_process._sessions) == before
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ SLOW = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchang
 ON_RAY = """
 import json, sys
 import ray
-from fedda.config import RunConfig
+from fedda.settings import RunConfig
 from server.journal import Journal
-from server.local import simulate
+from server.simulation import simulate
 
 flat, sites, cpus = json.loads(sys.argv[1])
 ray.init(num_cpus=cpus, include_dashboard=False)
@@ -198,7 +198,6 @@ def on_ray(flat: dict[str, Any], sites: list[Node], cpus: int) -> subprocess.Com
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_sites_on_ray_hold_what_they_would_in_one_process(
     pair: list[Node], tmp_path: Path
 ) -> None:

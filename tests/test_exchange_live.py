@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.federation import Federation, final_model, processes_with, rounds
+from tests.federation import PATIENCE, Federation, final_model, processes_with, rounds
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +28,19 @@ DILS = SUMMED | {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("exchange")
     low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
     with Federation(folder / "hub", acting=True, client_options=low) as made:
         yield made
     assert processes_with(str(folder)) == []
+
+
+@pytest.fixture
+def hub(federation: Federation) -> Iterator[Federation]:
+    """The federation, whole and honest after each test."""
+    yield federation
+    federation.mend()
 
 
 def kept(state: Path, name: str, site: str) -> dict[str, Any]:
@@ -75,11 +82,11 @@ def test_a_participant_that_dies_in_mid_exchange_is_waited_for_and_nothing_is_lo
 ) -> None:
     hub.act("bert", {"3": ["sleep", 600]})
     run = hub.begin("cut", DILS | {"exchange.join": 60.0, "wait.train": 15.0})
-    hub.processes["bert"].wait_for("acting: sleep in round 3", 90)
+    hub.processes["bert"].wait_for("acting: sleep in round 3", PATIENCE)
     hub.kill("bert")
     hub.act("bert", {})
     paused = run.wait_for("trouble", what="paused", round=3)
-    assert "bert" in paused["text"] or "source" in paused["text"]
+    assert "bert" in paused["text"] or "collaborator" in paused["text"]
     hub.revive("bert")
     results = run.finish()
     alone = hub.alone("cut", DILS)
@@ -96,7 +103,7 @@ def test_sites_refuse_a_run_that_asks_for_too_much(hub: Federation) -> None:
     hub.wait_for_sites()
     try:
         run = hub.begin("few", DILS | {"wait.tries": 1, "wait.train": 20.0})
-        state = hub.wait(run.id, 90)
+        state = hub.wait(run.id, PATIENCE)
         assert not state.succeeded
         assert "but a gradient leaves it only over 256 or more" in hub.processes["town"].text()
         (failed,) = run.find("failed")

@@ -412,7 +412,7 @@ CASES: dict[str, tuple[list[bytes], str]] = {
     ),
     "claims sums": (
         [Up(hello=Hello(received=[Position(group="pair", count=5)])).SerializeToString()],
-        "a came back to group 'pair' with 5 sums, but 0 of its gradients are in",
+        "a came back to group 'pair' with 5 sums, but 0 of its gradients have come in",
     ),
 }
 
@@ -481,7 +481,7 @@ def test_strangers_cannot_fill_the_log() -> None:
         for _ in range(12):
             assert "does not know" in Raw(forged).ended()
     texts = [text for what, _, text in told.all if what == "refused"]
-    assert len(texts) == 10 and texts[-1].endswith("further ones are not told of.")
+    assert len(texts) == 10 and texts[-1].endswith("further ones are not reported.")
 
 
 def test_another_server_is_not_believed() -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedda import export, models
+from fedda import models
 from fedda.cli import app
 from fedda.cli.export import export as command
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
+from fedda.models import export
 
 CLASSES = ("cat", "dog", 'Ä, "b"')
 MLP = ModelConfig(name="mlp", sizes="4")

@@ -19,15 +19,16 @@ import pytest
 from safetensors.numpy import load
 from typer.testing import CliRunner
 
-from clients import resident
-from fedda import authority, keys
+from clients.node import resident
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
-from fedda.processes import PROGRAM
-from fedda.spawn import LOOPBACK, SERVER_PID, Process
+from fedda.ops import certificate, keys
+from fedda.ops.federation import PROGRAM
+from fedda.ops.spawn import LOOPBACK, SERVER_PID, Process
 from server import checkpoint
 from tests.federation import (
     LIVE,
+    PATIENCE,
     Federation,
     descendants,
     final_model,
@@ -36,7 +37,7 @@ from tests.federation import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SECRET = "secret-sample-42"
 SITES = {"anna", "bert", "carl", "town"}
@@ -56,12 +57,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def hub(federation: Federation) -> Iterator[Federation]:
     """The federation, whole and honest after each test."""
     yield federation
-    if not federation.processes["superlink"].alive:
-        federation.start_server()
-    for name in SITES:
-        federation.act(name, {})
-        if not federation.processes[name].alive:
-            federation.revive(name)
+    federation.mend()
 
 
 def troubles(found: dict[str, Any]) -> list[tuple[str, str, int]]:
@@ -73,11 +69,13 @@ def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Fed
     hub.act("carl", {"2": ["sleep", 600]})
     hub.act("anna", {"3": ["hold", 0]})
     run = hub.begin("dead-source", KD3A | {"rounds": 4, "wait.train": 12.0})
-    hub.processes["carl"].wait_for("acting: sleep in round 2", 60)
+    hub.processes["carl"].wait_for("acting: sleep in round 2", PATIENCE)
     hub.kill("carl")
-    hub.act("carl", {})
+    hub.act("carl", {"join": "hold"})
+    hub.processes["carl"].start()
     run.wait_for("round", round=2)
-    hub.revive("carl")  # later than the deadline: a site that restarts is given up at once
+    hub.act("carl", {})  # later than the deadline: a site that joins again is given up at once
+    hub.processes["carl"].wait_for("connected", PATIENCE)
     hub.act("anna", {})
     results = run.finish()
 
@@ -99,7 +97,7 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     hub.act("carl", {"2": ["sleep", 600]})
     hub.act("town", {"3": ["sleep", 600]})
     run = hub.begin("paused", settings)
-    hub.processes["carl"].wait_for("acting: sleep in round 2", 60)
+    hub.processes["carl"].wait_for("acting: sleep in round 2", PATIENCE)
     hub.kill("carl")
     hub.act("carl", {})
     paused = run.wait_for("trouble", what="paused", round=2)
@@ -108,7 +106,7 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     hub.revive("carl")
     run.wait_for("trouble", what="resumed", round=2)
 
-    hub.processes["town"].wait_for("acting: sleep in round 3", 60)
+    hub.processes["town"].wait_for("acting: sleep in round 3", PATIENCE)
     hub.kill("town")
     hub.act("town", {})
     hub.revive("town")
@@ -139,18 +137,18 @@ def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
     begin += ["--baseline", "none", *(part for text in changes for part in ("-c", text))]
     hub.act("bert", {"2": ["hold", 0]})
     operator = Operator(hub, begin)
-    hub.processes["bert"].wait_for("acting: hold in round 2", 90)
+    hub.processes["bert"].wait_for("acting: hold in round 2", PATIENCE)
     hub.kill("superlink")
-    assert operator.popen.wait(60) == 1
+    assert operator.popen.wait(PATIENCE) == 1
     assert "error: " in operator.text()
     assert "--resume" in operator.text()
     hub.act("bert", {})
     for name in SITES:
-        hub.processes[name].wait_for("the server does not answer", 60)
+        hub.processes[name].wait_for("the server does not answer", PATIENCE)
     hub.start_server()
 
     operator = Operator(hub, ["run", "--resume", hub.runs / "cut"])
-    assert operator.popen.wait(120) == 0, operator.text()
+    assert operator.popen.wait(PATIENCE) == 0, operator.text()
     assert "going on after round 1 of 3" in operator.text()
     results = json.loads((hub.runs / "cut" / "results.json").read_text())
     assert list(rounds(results, "kd3a")) == [1, 2, 3]
@@ -171,7 +169,7 @@ def test_what_an_exception_quotes_stays_at_the_site(hub: Federation) -> None:
     hub.act("anna", {"2": ["raise", f"the sample {SECRET} is broken"]})
     run = hub.begin("errors", FEDAVG)
     try:
-        hub.processes["carl"].wait_for("acting: hold in round 1", 60)
+        hub.processes["carl"].wait_for("acting: hold in round 1", PATIENCE)
         data.write_bytes(f"{SECRET},{SECRET}\n".encode() * 50)
         hub.act("carl", {})
         failed = run.wait_for("trouble", site="carl")
@@ -235,7 +233,7 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     settings = FEDAVG | {"model.sizes": "8000"}
     hub.act("anna", {"2": ["hold", 0]})
     run = hub.begin("full", settings)
-    hub.processes["anna"].wait_for("acting: hold in round 2", 60)
+    hub.processes["anna"].wait_for("acting: hold in round 2", PATIENCE)
     superlink = hub.processes["superlink"].popen.pid
     (serverapp,) = descendants(superlink, "flwr-serverapp")
     # It ends with its SuperLink, whatever Flower's own end of it waits for (tests/test_spawn.py).
@@ -245,7 +243,7 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
     resource.prlimit(serverapp, resource.RLIMIT_FSIZE, limit)
     hub.act("anna", {})
-    state = hub.wait(run.id, 60)
+    state = hub.wait(run.id, PATIENCE)
     assert not state.succeeded
     (failed,) = run.find("failed")
     assert failed["error"] == "RunError"
@@ -285,7 +283,9 @@ def test_two_runs_at_once_do_not_meet(hub: Federation) -> None:
         "right": KD3A | {"train.carry-momentum": True, "train.lr": 0.02},
     }
     running = {name: hub.begin(name, settings) for name, settings in both.items()}
-    wait_until(lambda: all(run.find("training") for run in running.values()), 60, "not both began")
+    wait_until(
+        lambda: all(run.find("training") for run in running.values()), PATIENCE, "not both began"
+    )
     assert not any(run.find("done") for run in running.values()), "they ran one after the other"
     for name, settings in both.items():
         results = running[name].finish()
@@ -325,13 +325,13 @@ def test_who_may_not_join_is_told_why(
         )
     assert hub.processes["anna"].alive, "the site that has the key lost it"
 
-    monkeypatch.setattr(authority, "SERVER_DAYS", -1 / 48)  # half an hour ago
+    monkeypatch.setattr(certificate, "SERVER_DAYS", -1 / 48)  # half an hour ago
     keys.init(tmp_path / "old", [LOOPBACK])
     with expired_server(tmp_path / "old") as port:
         code, text = join(tmp_path / "old" / "ca.crt", stranger, port)
         assert (code, "has expired: its operator renews it" in text) == (3, True), text
     process = Operator(hub, ["superlink", "--dir", tmp_path / "old", "--port", "1"])
-    assert process.popen.wait(60) == 3
+    assert process.popen.wait(PATIENCE) == 3
     assert "expired" in process.text()
 
 

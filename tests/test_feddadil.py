@@ -9,14 +9,15 @@ import torch
 from flwr.app import ConfigRecord, Message
 from safetensors.torch import load_file
 
-from clients.dictionary import Dictionary
-from clients.site import Site, resident
-from fedda import data, models, page, records, transport, wire
+from clients.site.dictionary import Dictionary
+from clients.site.memory import Site, resident
+from fedda import data, models, page, records, wire
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
-from fedda.config import RunConfig
 from fedda.errors import Code, ConfigError
-from fedda.models import Mixture
+from fedda.maths import optimal_transport
+from fedda.maths.mixture import Mixture
+from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
@@ -52,7 +53,7 @@ def went(bench: Bench, name: str) -> list[Arrays]:
 def dictionary_of(node: Node) -> Dictionary:
     """What a site of this process keeps in memory."""
     (workspace,) = resident(tuple(sorted(node.items())))._workspaces.values()
-    return workspace.dictionary
+    return workspace.held["dictionary"]
 
 
 def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node]) -> None:
@@ -60,7 +61,7 @@ def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node])
     start = bench.model
     model, numbers = bench.round()
     versions = [went(bench, name)[-1] for name in SITES]
-    kept = bench.strategy.kept["atoms"].unpack()
+    kept = bench.strategy.memory.arrays["atoms"].unpack()
     for name in "zy":
         np.testing.assert_allclose(
             kept[name], np.mean([v[name] for v in versions], axis=0), rtol=1e-5, atol=1e-7
@@ -78,7 +79,7 @@ def test_stage_1_is_fedavg_to_the_last_bit(domains: list[Node]) -> None:
     for server_round in (1, 2):
         found, wanted = bench.round(server_round)[0], plain.round(server_round)[0]
         assert all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
-    assert not came(bench, "town") and "atoms" not in bench.strategy.kept
+    assert not came(bench, "town") and "atoms" not in bench.strategy.memory.arrays
     bench.round(3)
     assert set(came(bench, "town")[0]) == {"model", "atoms"}
     assert [set(sent) for sent in came(bench, "anna")] == [{"model"}, {"model"}, {"model", "atoms"}]
@@ -164,15 +165,15 @@ def test_a_reply_with_coordinates_in_it_is_refused(
     alpha = np.array([0.2, 0.3, 0.5], np.float32)
     outgoing, learn = clients.Source.outgoing, clients.Source.learn
 
-    def as_array(self: Any, request: Any) -> Any:
-        return outgoing(self, request) | {"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}
+    def as_array(self: Any) -> Any:
+        return outgoing(self) | {"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}
 
-    def within(self: Any, request: Any) -> Any:
-        atoms = outgoing(self, request)["atoms"].unpack()
+    def within(self: Any) -> Any:
+        atoms = outgoing(self)["atoms"].unpack()
         return {"atoms": wire.pack(atoms | {"alpha": alpha}, Kind.ATOMS)}
 
-    def numbers(self: Any, request: Any, labels: Any) -> Any:
-        return learn(self, request, labels) | {f"alpha/{k}": 0.3 for k in range(3)}
+    def numbers(self: Any) -> Any:
+        return learn(self) | {f"alpha/{k}": 0.3 for k in range(3)}
 
     for name, change in (("outgoing", as_array), ("outgoing", within), ("learn", numbers)):
         with monkeypatch.context() as patch:
@@ -210,7 +211,7 @@ def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> N
         assert [set(sent) for sent in came(bench, "anna")][1:] == [{"atoms"}] * 2
         last = sorted(folder.rglob("*.3.coordinates.safetensors"))
         coordinates = {p.parent.name: load_file(p)["alpha"].numpy().tobytes() for p in last}
-        return bench.strategy.kept["atoms"].unpack(), coordinates
+        return bench.strategy.memory.arrays["atoms"].unpack(), coordinates
 
     kept, first = train(tmp_path / "a", restart=False)
     again, second = train(tmp_path / "b", restart=True)
@@ -274,7 +275,7 @@ def test_coordinates_outlive_an_encoder_that_comes_again(
     bench.round(1)
     before = dictionary_of(domains[0])
     assert isinstance(bench.strategy, FedDaDiL)
-    bench.strategy.has.clear()
+    bench.strategy.has_encoder.clear()
     bench.round(2)
     after = dictionary_of(domains[0])
     assert after is not before and after.coordinates(1).equal(before.coordinates(1))
@@ -305,7 +306,7 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
 
     bench = Bench(domains, "feddadil", {"bert": leave}, **{"wait.train": 0.3})
     assert isinstance(bench.strategy, FedDaDiL)
-    bench.strategy.has.update(bench.grid.nodes)
+    bench.strategy.has_encoder.update(bench.grid.nodes)
     bench.round()
     assert len(came(bench, "bert")) == 1 and len(came(bench, "anna")) == 2
 
@@ -378,9 +379,9 @@ def test_a_part_of_the_dictionary_travels_and_the_rest_stays(domains: list[Node]
     bench = Bench(domains, "feddadil", **{"feddadil.travel": "batch"})
     assert isinstance(bench.strategy, FedDaDiL)
     bench.begin()
-    before = {n: a.copy() for n, a in bench.strategy._whole().items()}
+    before = {n: a.copy() for n, a in bench.strategy.atoms().items()}
     bench.round()
-    moved = (bench.strategy.kept["atoms"].unpack()["z"] != before["z"]).any(axis=(0, 2))
+    moved = (bench.strategy.memory.arrays["atoms"].unpack()["z"] != before["z"]).any(axis=(0, 2))
     assert moved.sum() == 12 and set(np.flatnonzero(moved)) == set(bench.strategy.chosen)
     assert went(bench, "anna")[0]["z"].shape == (3, 12, 16)
     (q,) = bench.strategy.configure_evaluate(
@@ -487,7 +488,7 @@ def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)
     grid = ScriptedGrid(domains)
-    own = {"run.name": "second", "method": "feddadil", "feddadil.encoder": str(tmp_path / "first")}
+    own = {"run.name": "second", "method": "feddadil", "run.start-from": str(tmp_path / "first")}
     results, _ = run(domains, base | own | {"feddadil.encoder-share": 0.5}, grid=grid)
     files = [tmp_path / name / "model.safetensors" for name in ("first", "second")]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -533,13 +534,15 @@ def test_atoms_explain_a_site_better_than_noise(domains: list[Node]) -> None:
     bench = Bench(domains, "feddadil", rounds=8)
     for server_round in range(1, 9):
         bench.round(server_round)
-    atoms = bench.strategy.kept["atoms"].unpack()
+    atoms = bench.strategy.memory.arrays["atoms"].unpack()
     z, y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
     site = dictionary_of(domains[-1])
     alpha = site.coordinates(8)
-    b = transport.barycenter(z, y, alpha)
-    cost = transport.feature_cost(b.z, site.points)
-    assert transport.moved_cost(transport.solve(cost), cost) < 0.5 * site.spread + 0.1
+    b = optimal_transport.barycenter(z, y, alpha)
+    cost = optimal_transport.feature_cost(b.z, site.points)
+    assert (
+        optimal_transport.moved_cost(optimal_transport.solve(cost), cost) < 0.5 * site.spread + 0.1
+    )
     assert feddadil.scaling(site.features, "scalar")(site.features).equal(site.points)
 
 

@@ -11,6 +11,8 @@ from fedda import models, wire
 from fedda.algorithms import feddadil
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError
+from fedda.maths.mixture import Mixture
+from fedda.settings import RunConfig, Task
 from fedda.wire import Kind
 from tests.reference import feddadil as twin
 
@@ -36,9 +38,14 @@ def test_the_encoder_has_the_first_rounds():
 
 
 def test_a_site_is_not_told_where_the_server_keeps_its_runs():
-    told = feddadil.Config(encoder="/home/operator/runs/digits", encoder_share=0.5).told()
-    assert (told.encoder, told.encoder_share) == ("", 0.0)
-    assert feddadil.Config(encoder_share=0.3).told().encoder_share == 0.3
+    def told(**settings: str) -> Task:
+        config = RunConfig.parse({"method": "feddadil", "feddadil.encoder-share": 0.3} | settings)
+        return config.task("feddadil", 0, (1, 8, 8), ("a", "b"), 4)
+
+    assert told().schedule == "encoder 6, dictionary 14"
+    started = told(**{"run.start-from": "/home/operator/runs/digits"})
+    assert started.schedule == "dictionary 20"  # a finished encoder leaves FedAvg no rounds
+    assert not [value for value in started.flat().values() if "operator" in str(value)]
 
 
 def test_points_that_travel():
@@ -221,7 +228,7 @@ def test_fitted_heads_are_where_the_gradient_ends():
 def test_a_mixture_is_the_ensemble():
     x, W, b = draw(5, 3).float(), draw(2, 4, 3, seed=1).float(), draw(2, 4, seed=2).float()
     for alpha in (torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])):
-        head = models.Mixture(2, 3, 4)
+        head = Mixture(2, 3, 4)
         head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
         torch.testing.assert_close(head(x).softmax(dim=1), feddadil.ensemble(x, W, b, alpha))
 

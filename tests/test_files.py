@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda.files import part_of, replacing
+from fedda.files import partial_path, replacing
 
 
 def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
     path.write_text("old")
     with replacing(path) as part:
         part.write_text("new")
-        assert part == part_of(path) and path.read_text() == "old"
+        assert part == partial_path(path) and path.read_text() == "old"
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedda import adversary, fourier
+from fedda.adversarial import discriminators
+from fedda.maths import fourier
 from fedda.train import generator
 from tests.reference import fourier as twin
 
@@ -147,10 +148,10 @@ def test_mean_embeddings_are_a_linear_discriminators_gradients() -> None:
     (S, T), W = domains(), frequencies(20)
     DI = nn.Linear(40, 1, bias=False).double()
     for z, role in ((S, "source"), (T, "target")):
-        half = adversary.HALVES["wassda", role]  # type: ignore[index]
+        half = discriminators.HALVES["wassda", role]  # type: ignore[index]
         loss = half.discriminator(DI(fourier.embed(z, W)).squeeze(1))
         found = fourier.half_gradient(z, W, role)  # type: ignore[arg-type]
-        torch.testing.assert_close(adversary.flat_gradient(loss, DI), found)
+        torch.testing.assert_close(discriminators.flat_gradient(loss, DI), found)
     w = exchanged(S, T, W).requires_grad_()
     mu = [fourier.mean_embedding(z, W) for z in (S, T)]
     (at_best,) = torch.autograd.grad(-(w @ (mu[0] - mu[1])) + w @ w / 2, w)

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,12 +25,12 @@ KNOW_FLOWER = {"fedda/records.py"}
 
 # What only one module may import, and nothing that a site runs: trackers, and readers of exports.
 ALONE = {
-    "tensorboard": {"server/trackers.py"},
-    "torch.utils.tensorboard": {"server/trackers.py"},
-    "mlflow": {"server/mlflow_runs.py"},
-    "onnx": {"fedda/export.py"},
-    "onnxscript": {"fedda/export.py"},
-    "onnxruntime": {"fedda/export.py"},
+    "tensorboard": {"server/tracking/trackers.py"},
+    "torch.utils.tensorboard": {"server/tracking/trackers.py"},
+    "mlflow": {"server/tracking/mlflow_runs.py"},
+    "onnx": {"fedda/models/export.py"},
+    "onnxscript": {"fedda/models/export.py"},
+    "onnxruntime": {"fedda/models/export.py"},
 }
 
 
@@ -88,7 +88,7 @@ def test_the_core_knows_no_flower() -> None:
         return any(module.split(".")[0] == "flwr" for _, module in imports(path))
 
     assert {name(path) for path in modules("fedda") if knows(path)} == KNOW_FLOWER
-    assert knows(ROOT / "clients/bridge.py")  # the test can tell
+    assert knows(ROOT / "clients/node/bridge.py")  # the test can tell
 
 
 def within(module: str, package: str) -> bool:
@@ -119,14 +119,17 @@ def eager(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", ["server/trackers.py", "server/mlflow_runs.py", "fedda/export.py"])
+@pytest.mark.parametrize(
+    "path",
+    ["server/tracking/trackers.py", "server/tracking/mlflow_runs.py", "fedda/models/export.py"],
+)
 def test_trackers_and_exporters_are_imported_when_they_are_used(path: str) -> None:
     assert eager(ROOT / path)
     assert not [m for m in eager(ROOT / path) for package in ALONE if within(m, package)]
 
 
 def test_export_costs_the_help_text_nothing() -> None:
-    heavy = {"torch", "fedda.export", "fedda.models"}
+    heavy = {"torch", "fedda.models.export", "fedda.models"}
     assert "typer" in eager(ROOT / "fedda/cli/export.py")
     assert not eager(ROOT / "fedda/cli/export.py") & heavy
 
@@ -134,13 +137,13 @@ def test_export_costs_the_help_text_nothing() -> None:
 @pytest.mark.slow
 def test_a_site_loads_no_tracker_and_no_exporter() -> None:
     """Whatever it imports in between, and with what Flower and torch import themselves."""
-    code = "import sys, clients.app, clients.resident, fedda.cli; print(*sys.modules)"
+    code = "import sys, clients.app, clients.node.resident, fedda.cli; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     loaded = set(done.stdout.split())
-    assert "clients.fleet" in loaded, done.stderr
-    assert not loaded & {*ALONE, "server", "server.tracking", "fedda.export"}
+    assert "clients.node.fleet" in loaded, done.stderr
+    assert not loaded & {*ALONE, "server", "server.tracking.curves", "fedda.models.export"}
 
 
 @pytest.mark.parametrize("path", modules("fedda/algorithms"), ids=name)
@@ -169,10 +172,39 @@ def classes(tree: ast.Module) -> list[ast.ClassDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-def reads_labels(node: ast.AST) -> list[int]:
-    """Lines that read `.y`, by name or through getattr, or load labelled data."""
+# Parts that take labels, where the site has any.
+LEARN_FROM_LABELS = {"Source", "Collaborator"}
+
+# Who else reads some: what holds a site's data, what notes them for the site's own eyes, and the
+# test of the model, of which a test of its own sees that nothing else in `Client` does.
+READERS = {
+    "clients/base.py": {"Client"},
+    "clients/site/memory.py": {"Site"},
+    "clients/site/notes.py": {"Notes"},
+}
+
+# What reads like a label and is one of an atom or a barycenter, which no site's image has.
+OF_ATOMS = {
+    "clients/feddadil.py": {"came['y']"},
+    "clients/site/dictionary.py": {"b.y", "found.y"},
+}
+
+
+def reads_labels(node: ast.AST, besides: Collection[str] = ()) -> list[int]:
+    """Lines that read `.y`, by name or through getattr, or load labelled data.
+
+    Args:
+        node: a piece of a module.
+        besides: expressions that may.
+    """
+    spared: set[int] = set()
+    for found in ast.walk(node) if besides else ():
+        if isinstance(found, ast.expr) and ast.unparse(found) in besides:
+            spared |= {id(inner) for inner in ast.walk(found)}
     lines = []
     for inner in ast.walk(node):
+        if id(inner) in spared:
+            continue
         if isinstance(inner, ast.Attribute):
             if inner.attr in ("y", "load_source", "load_evaluation", "evaluation"):
                 lines.append(inner.lineno)
@@ -183,38 +215,69 @@ def reads_labels(node: ast.AST) -> list[int]:
 
 @pytest.mark.parametrize("path", modules("clients"), ids=name)
 def test_no_target_reads_a_label(path: Path) -> None:
-    """Only a source's training and the shared `evaluate` may."""
+    """Only what takes labels in training may, and the shared `test`; nobody else inherits that."""
     tree = ast.parse(path.read_text())
+    readers, besides = READERS.get(name(path), set()), OF_ATOMS.get(name(path), set())
     for found in classes(tree):
-        if found.name == "Target" or "Target" in [ast.unparse(b) for b in found.bases]:
-            assert not reads_labels(found), f"{name(path)}:{reads_labels(found)}"
-    # What a Target may call: functions of its module, and what all clients inherit.
+        if found.name in LEARN_FROM_LABELS:
+            continue
+        inherits = {ast.unparse(base).split(".")[-1] for base in found.bases}
+        assert not inherits & LEARN_FROM_LABELS, f"{name(path)}: {found.name} is a {inherits}"
+        if found.name not in readers:
+            lines = reads_labels(found, besides)
+            assert not lines, f"{name(path)}:{lines}"
+    # What a Target may call: functions of its module, and whatever else the module holds.
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and name(path) != "clients/site.py":
+        if not isinstance(node, ast.ClassDef):
             assert not reads_labels(node), f"{name(path)}:{reads_labels(node)}"
+
+
+@pytest.mark.parametrize("path", modules("clients"), ids=name)
+def test_no_target_is_a_source_by_another_name(path: Path) -> None:
+    """Source and Collaborator are given to no other name, within a module or into it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign):
+            was = ast.unparse(node.value).split(".")[-1]
+            names = {ast.unparse(each) for each in node.targets}
+            assert was not in LEARN_FROM_LABELS or names == {was}, f"{name(path)}:{node.lineno}"
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                renamed = each.name in LEARN_FROM_LABELS and each.asname not in (None, each.name)
+                assert not renamed, f"{name(path)}:{node.lineno}"
+
+
+def test_who_may_read_labels_is_there_and_does() -> None:
+    """What is listed and reads none would hide the next that does."""
+    for path, names in READERS.items():
+        found = {c.name: c for c in classes(ast.parse((ROOT / path).read_text()))}
+        assert all(reads_labels(found[each]) for each in names)
+    for path, expressions in OF_ATOMS.items():
+        tree = ast.parse((ROOT / path).read_text())
+        held = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
+        assert expressions <= held
 
 
 def test_of_what_clients_share_only_the_test_reads_labels() -> None:
     tree = ast.parse((ROOT / "clients/base.py").read_text())
     client = next(c for c in classes(tree) if c.name == "Client")
-    readers = [n.name for n in client.body if isinstance(n, ast.FunctionDef) and reads_labels(n)]
-    assert readers == ["evaluate"]
+    readers = [getattr(node, "name", "") for node in client.body if reads_labels(node)]
+    assert readers == ["test"]
 
 
 def test_what_trains_cannot_read_a_sites_notes() -> None:
-    """They hold labels of tests: written by `fit` and `evaluate`, read by the picture alone."""
+    """They hold labels of tests: written by `serve` and `test`, read by the picture alone."""
     users, readers = set(), set()
     for path in modules("clients"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and {"notes", "picture"} & {
+            if isinstance(node, ast.ImportFrom) and {"notes", "before_after"} & {
                 *(alias.name for alias in node.names),
                 *str(node.module).split("."),
             }:
                 users.add(name(path))
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.load", "numpy.load"):
                 readers.add(name(path))
-    assert users == {"clients/base.py", "clients/notes.py"}
-    assert readers == {"clients/picture.py"}
+    assert users == {"clients/base.py", "clients/site/notes.py"}
+    assert readers == {"clients/site/before_after.py"}
 
 
 def test_the_targets_data_have_no_label_to_read() -> None:
@@ -231,3 +294,6 @@ def test_the_reader_of_labels_sees_them() -> None:
     for text in ("self.data.y[i]", "getattr(self.data, 'y')", "data.load_source(path)"):
         assert reads_labels(ast.parse(text))
     assert not reads_labels(ast.parse("self.data.x[i]; q.entropy()"))
+    assert not reads_labels(ast.parse("came['y'] + came['z']"), {"came['y']"})
+    for text in ("came['y'] + self.data.y", "come['y']", "getattr(came, 'y')", "came.y"):
+        assert reads_labels(ast.parse(text), {"came['y']"})

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients import state
 from clients.kd3a import Target
-from clients.site import Site
+from clients.site import state
+from clients.site.memory import Site
 from fedda import models, records
 from fedda.algorithms import kd3a
-from fedda.config import RunConfig, Task
 from fedda.data import Unlabelled, load_target
+from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
 from fedda.wire import Arrays
 from tests.local_grid import EXAMPLES, Bench, Node, make_domains
@@ -69,7 +69,7 @@ def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_or
     x = torch.arange(21.0)[:, None]
     target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
     target.data = Unlabelled(x)
-    request = cast(Any, SimpleNamespace(task=task, round=1))
+    target.request = cast(Any, SimpleNamespace(task=task, round=1))
     batches: list[list[float]] = []
 
     def predict(model: Any, x: Tensor, batch: int) -> Tensor:
@@ -79,7 +79,7 @@ def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_or
     monkeypatch.setattr(models, "predict", predict)
     model = cast(Any, torch.nn.Linear(1, 3))
     images = torch.arange(1, 21)  # a round may be without some, here without image 0
-    found = target._probabilities(model, images, request)
+    found = target._probabilities(model, images)
     assert found[:, 0].tolist() == images.tolist()
     assert sorted(value for b in batches for value in b) == images.tolist()
     assert [len(b) for b in batches] == [5, 5, 5, 5]
@@ -93,8 +93,8 @@ def test_a_lone_last_image_votes_with_another_batch(monkeypatch: pytest.MonkeyPa
     target.data = Unlabelled(torch.arange(6.0)[:, None])
     monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
     model = cast(Any, torch.nn.Linear(1, 3))
-    request = cast(Any, SimpleNamespace(task=task, round=1))
-    found = target._probabilities(model, torch.arange(6), request)
+    target.request = cast(Any, SimpleNamespace(task=task, round=1))
+    found = target._probabilities(model, torch.arange(6))
     assert found[:, 0].tolist() == list(range(6))
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedda import focus, gap
 from fedda.algorithms import kd3a
 from fedda.config import flatten, unflatten, validate
 from fedda.errors import ConfigError
+from fedda.maths import focus, gap
 from tests.reference import kd3a as twin
 
 FORMS: list[kd3a.Form] = ["soft", "hard", "mean"]
@@ -319,7 +319,7 @@ def test_no_images_add_nothing():
 
 
 def test_too_many_sources_for_shapley_are_told_what_to_do():
-    with pytest.raises(ConfigError, match="set focus to marginal"):
+    with pytest.raises(ConfigError, match=r"set kd3a\.focus to marginal"):
         kd3a.consensus_focus(torch.full((1, 17, 2), 0.5), 0.9, value="shapley")
 
 

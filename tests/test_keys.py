@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
-from fedda import keys
 from fedda.cli.keys import app
 from fedda.errors import KeyFileError
+from fedda.ops import keys
 
 
 @pytest.fixture(scope="module")

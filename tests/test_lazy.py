@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
-from fedda import adversary
+from fedda.adversarial import discriminators
+from fedda.adversarial.lazy import Flat, LazySync, protect, syncs
 from fedda.errors import ExchangeError, NotFiniteError
-from fedda.lazy import Flat, LazySync, protect, syncs
 from fedda.train import generator
 from tests.reference import lazy as twin
 
@@ -204,7 +204,7 @@ def test_what_leaves_has_noise_that_no_seed_of_torchs_gives(
 
 def test_a_window_over_too_few_examples_does_not_leave() -> None:
     stream = Script()
-    lazy = LazySync(stream, "DI", 2, least=256)
+    lazy = LazySync(stream, "DI", 2, min_examples=256)
     lazy.step(torch.tensor([1.0]), 128)
     lazy.step(torch.tensor([1.0]), 128)  # 256 are enough
     lazy.step(torch.tensor([1.0]), 128)
@@ -231,7 +231,7 @@ def test_a_cut_anywhere_changes_nothing(overlap: bool, p: int, cut: int) -> None
     gradients = torch.randn(11, 4, generator=generator("cut"))
 
     def make() -> LazySync:
-        return LazySync(Script(), "DI", p, overlap=overlap, least=2 * p)
+        return LazySync(Script(), "DI", p, overlap=overlap, min_examples=2 * p)
 
     whole = make()
     expected = [whole.step(g, 2) for g in gradients]
@@ -306,7 +306,7 @@ class End:
 
 def side(
     name: str,
-    loss: adversary.Loss,
+    loss: discriminators.Loss,
     p: int,
     pair: Pair,
     E: nn.Module,
@@ -316,22 +316,22 @@ def side(
 ) -> tuple[nn.Module, nn.Module]:
     """One node of algorithm 1, with what fedda offers for it."""
     role = "source" if name == "opt" else "target"
-    half, draws = adversary.HALVES[loss, role], generator("penalty", name)
+    half, draws = discriminators.HALVES[loss, role], generator("penalty", name)
     E, DI = copy.deepcopy(E), copy.deepcopy(DI)
     lazy = LazySync(pair.end(name), "DI", p)  # type: ignore[arg-type]
     encoder = optim.SGD(E.parameters(), lr=rates[0])
     discriminator = optim.SGD(DI.parameters(), lr=rates[1])
     for batch in x:
         z = E(batch)
-        own = adversary.discriminator_loss(half, DI, z, 10.0, draws)
-        g = adversary.flat_gradient(own, DI)
+        own = discriminators.discriminator_loss(half, DI, z, 10.0, draws)
+        g = discriminators.flat_gradient(own, DI)
         if half.mapping:
             encoder.zero_grad()
-            adversary.mapping_loss(half, DI, z).backward()
+            discriminators.mapping_loss(half, DI, z).backward()
             encoder.step()
         g_sync = lazy.step(g, len(batch))
         if g_sync is not None:
-            adversary.set_gradient(DI, g_sync)
+            discriminators.set_gradient(DI, g_sync)
             discriminator.step()
     return E, DI
 
@@ -344,7 +344,7 @@ def networks() -> tuple[nn.Module, nn.Module]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(3)
         E = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
-    return E, adversary.Discriminator(4, (6, 5), seed=1)
+    return E, discriminators.Discriminator(4, (6, 5), seed=1)
 
 
 def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -360,14 +360,14 @@ def penalties(loss: str) -> Callable[[nn.Module, Tensor, str], Tensor] | None:
     draws = {"source": generator("penalty", "opt"), "target": generator("penalty", "target")}
 
     def penalty(DI: nn.Module, z: Tensor, role: str) -> Tensor:
-        return 10 * adversary.gradient_penalty(DI, z, draws[role])
+        return 10 * discriminators.gradient_penalty(DI, z, draws[role])
 
     return penalty
 
 
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("loss", ["adda", "grl", "wassda", "cada"])
-def test_two_sites_are_algorithm_1_in_one_place(loss: adversary.Loss, p: int) -> None:
+def test_two_sites_are_algorithm_1_in_one_place(loss: discriminators.Loss, p: int) -> None:
     (E, DI), data = networks(), batches(20)
     rates = (0.05, 0.02 if loss == "wassda" else 0.2)  # a penalty of 10 blows up at more
     pair, found = Pair(), {}

@@ -21,9 +21,9 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedda import records, wire
 from fedda.wire import Kind
-from server import filter as filters
-from server import gateway, lean
-from server.local import LocalGrid
+from server.simulation import LocalGrid
+from server.superlink import filter as filters
+from server.superlink import gateway, lean_grid
 
 
 class Store:
@@ -92,8 +92,8 @@ def grid(store: Store) -> HttpGrid:
     plain = HttpGrid(token="t")
     plain._client = store  # type: ignore[assignment]
     plain._run = SimpleNamespace(run_id=7)  # type: ignore[assignment]
-    found = lean.lean(plain)
-    assert isinstance(found, lean.LeanGrid)
+    found = lean_grid.lean(plain)
+    assert isinstance(found, lean_grid.LeanGrid)
     return found
 
 
@@ -184,7 +184,7 @@ def test_a_piece_named_a_million_times_fills_no_memory(grid: HttpGrid, store: St
 
 def test_another_grid_stays_as_it_is() -> None:
     other = LocalGrid(lambda message, context: message, [])  # type: ignore[arg-type]
-    assert lean.lean(other) is other
+    assert lean_grid.lean(other) is other
 
 
 def test_busy_paths_pass_fewer_layers_and_the_operators_all() -> None:

@@ -9,9 +9,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from server.local import LocalGrid
-from strategies import mail
-from strategies.mail import Mail
+from server.simulation import LocalGrid
+from strategies.sites import mail
+from strategies.sites.mail import Mail
 
 
 class SlowGrid(LocalGrid):

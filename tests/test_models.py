@@ -4,7 +4,6 @@ import json
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import safetensors.torch
@@ -12,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fedda.config import ModelConfig
+from fedda.config import NETWORKS, ModelConfig
 from fedda.errors import ModelError
 from fedda.models import (
     Meta,
@@ -92,7 +91,7 @@ def test_every_network(config: ModelConfig, shape: tuple[int, ...], width: int) 
 
 
 def test_every_name_has_a_case() -> None:
-    assert {c.name for c, *_ in CASES} == set(get_args(ModelConfig.model_fields["name"].annotation))
+    assert {c.name for c, *_ in CASES} == set(NETWORKS)
 
 
 def test_counts_by_hand() -> None:
@@ -437,11 +436,15 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         "[]",
         json.dumps(about),
         json.dumps(about | {"version": "1"}),
-        json.dumps(about | {"version": "1", "config": {"name": "vgg"}}),
+        json.dumps(about | {"version": "1", "config": {"name": "v g g"}}),
     ):
         safetensors.torch.save_file({"a": torch.ones(1)}, path, metadata={"fedda": text})
         with pytest.raises(ModelError, match="is damaged or from another version"):
             load(path)
+    text = json.dumps(about | {"version": "1", "config": {"name": "vgg"}})
+    safetensors.torch.save_file({"a": torch.ones(1)}, path, metadata={"fedda": text})
+    with pytest.raises(ModelError, match=r"'vgg' is not installed.*model\.name"):
+        load(path)
 
 
 def test_cannot_save(tmp_path: Path) -> None:

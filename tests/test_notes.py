@@ -16,15 +16,15 @@ from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from clients import notes
-from clients.site import Site, resident
+from clients.site import notes
+from clients.site.memory import Site, resident
 from fedda import data, models
-from fedda.config import RunConfig, Task
 from fedda.errors import ConfigError
-from fedda.folders import load
+from fedda.halves import load
+from fedda.settings import RunConfig, Task
 from server.journal import Journal
-from server.local import simulate
-from server.phases import PHASES
+from server.simulation import simulate
+from server.timing import PHASES
 from tests.local_grid import FAST, TESTED, Node, ScriptedGrid, run
 from tests.test_run import timeless
 
@@ -148,8 +148,8 @@ def test_each_site_draws_its_own_picture(kept: Path) -> None:
 def test_many_images_are_sampled_and_always_the_same(kept: Path) -> None:
     site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
     task = SimpleNamespace(training="r.m-0", rounds=2)
-    one = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=1))  # type: ignore[arg-type]
-    two = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=task, round=2))  # type: ignore[arg-type]
+    asked = [SimpleNamespace(task=task, round=number) for number in (1, 2)]
+    one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in asked)  # type: ignore[arg-type]
     chosen = one._choose(5000, "train").tolist()
     assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
     assert len(chosen) == notes.MOST and max(chosen) > 4000
@@ -199,7 +199,7 @@ class Drawing(nn.Module):
 
 
 def drawing(folder: Path) -> tuple[Any, Any]:
-    """A client and a request, as `notes` sees them."""
+    """A client and its request, as `notes` sees them."""
     site = SimpleNamespace(
         name="anna",
         state_dir=folder,
@@ -209,22 +209,24 @@ def drawing(folder: Path) -> tuple[Any, Any]:
         role="source",
     )
     x, y = torch.rand(9, 2), torch.arange(9) % 2
+    told = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
+    task = SimpleNamespace(**told, names=("0", "1"))
+    request = SimpleNamespace(task=task, round=1, comes_first=True)
     client = SimpleNamespace(
         site=site,
+        request=request,
         data=data.Labelled(x, y, ("0", "1")),
         model=Drawing(),
         as_inputs=lambda images: images,
         trains=True,
     )
-    told = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
-    task = SimpleNamespace(**told, names=("0", "1"))
-    return client, SimpleNamespace(task=task, round=1, numbers={})
+    return client, request
 
 
 def test_random_numbers_and_modes_are_as_they_were(tmp_path: Path) -> None:
-    client, request = drawing(tmp_path)
+    client, _ = drawing(tmp_path)
     before = torch.get_rng_state()
-    seconds = notes.received(client, request)
+    seconds = notes.received(client)
     assert seconds > 0
     assert torch.equal(torch.get_rng_state(), before)
     assert client.model.modes == [False]
@@ -236,24 +238,24 @@ def test_only_the_first_and_the_last_round_cost_anything(tmp_path: Path) -> None
     client, request = drawing(tmp_path)
     for number in (1, 2, 3):
         request.round = number
-        notes.received(client, request)
-        request.numbers = {"stage": 2}  # KD3A asks the target twice; once is enough
-        notes.received(client, request)
-        request.numbers = {}
+        notes.received(client)
+        request.comes_first = False  # KD3A asks the target twice; once is enough
+        notes.received(client)
+        request.comes_first = True
     assert len(client.model.modes) == 2
 
 
 def test_a_new_run_of_the_same_name_takes_the_old_notes_away(tmp_path: Path) -> None:
     client, request = drawing(tmp_path)
     request.round = 3
-    notes.received(client, request)
+    notes.received(client)
     folder = tmp_path / "anna" / "notes" / "r.m-0"
     # A source that was not drawn in round 1 notes its first request all the same.
     assert {p.name for p in folder.iterdir()} == {notes.FIRST, notes.LAST, notes.PICTURE}
     with np.load(folder / notes.FIRST) as file:
         assert int(file["round"]) == 3
     request.round = 1
-    notes.received(client, request)
+    notes.received(client)
     assert {p.name for p in folder.iterdir()} == {notes.FIRST}
 
 
@@ -295,7 +297,7 @@ def test_a_first_note_that_cannot_be_kept_is_tried_once(
     request.task.rounds = 9
     for number in (1, 2, 3, 4):
         request.round = number
-        notes.received(client, request)
+        notes.received(client)
     assert len(client.model.modes) == 1
     assert caplog.text.count("the round goes on") == 1
 
@@ -308,7 +310,7 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
     place = tmp_path / "count" / "anna" / "notes"
     for age, name in enumerate(f"run{i}" for i in range(6)):
         request.task.training = f"{name}.m-0"
-        notes.received(client, request)
+        notes.received(client)
         os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
     assert {p.name for p in place.iterdir()} == {f"run{i}.m-0" for i in (3, 4, 5)}
 
@@ -321,7 +323,7 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
             monkeypatch.setattr(notes, "ROOM", int(2.5 * size))
             (place / "old.m-0" / "own.txt").write_text("the site's own")
             os.utime(place / "old.m-0", (1e9, 1e9))
-        notes.received(client, request)
+        notes.received(client)
         os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
     left = {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()}
     assert left == {"old.m-0/own.txt", "kept.m-0/first.npz", "new.m-0/first.npz"}
@@ -330,9 +332,9 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
 def test_of_a_very_wide_model_fewer_images_are_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, request = drawing(tmp_path)
+    client, _ = drawing(tmp_path)
     monkeypatch.setattr(notes, "VALUES", 10)
-    notes.received(client, request)
+    notes.received(client)
     with np.load(tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST) as file:
         assert file["features"].shape == (5, 2)
 
@@ -345,7 +347,7 @@ def test_a_confusion_matrix_has_bounds(
     monkeypatch.setattr(notes, "CLASSES", most)
     client, request = drawing(tmp_path)
     request.round = 3
-    notes.tested(client, request, client.data, torch.eye(2)[client.data.y])
+    notes.tested(client, client.data, torch.eye(2)[client.data.y])
     folder = tmp_path / "anna" / "notes" / "r.m-0"
     assert (folder / notes.CONFUSION).exists() is written
     assert (folder / notes.PICTURE).exists()
@@ -357,7 +359,8 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
         task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
         told = Task.parse(task.flat() | {"run": name})
         site = SimpleNamespace(name="anna", state_dir=tmp_path)
-        made = notes.Notes(SimpleNamespace(site=site), SimpleNamespace(task=told, round=1))  # type: ignore[arg-type]
+        request = SimpleNamespace(task=told, round=1)
+        made = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
         assert made.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
     for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):
         with pytest.raises(ConfigError):
@@ -383,7 +386,7 @@ def test_the_client_can_switch_them_off(
     def serve(app: Any, *, node_config: Any, **more: Any) -> None:
         seen.append(node_config)
 
-    monkeypatch.setattr(load("clients", "resident"), "serve", serve)
+    monkeypatch.setattr(load("clients", "node.resident"), "serve", serve)
     module = import_module("fedda.cli.client")  # fedda.cli calls the command by the same name
     monkeypatch.setattr(module, "_logging", lambda file: None)
     words = ["--role", "source", "--data", domains[0]["data"], "--superlink", "h:1", "--insecure"]

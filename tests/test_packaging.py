@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 import fedda
-from fedda import fab
 from fedda.cli import app
 from fedda.errors import RunError
-from fedda.processes import OFFLINE
+from fedda.ops import bundle
+from fedda.ops.federation import OFFLINE
 
 ROOT = Path(__file__).parents[1]
 TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CODE = ("fedda", *fab.FOLDERS)
+CODE = ("fedda", *bundle.FOLDERS)
 SECONDS = 240
 IMPORT = """
 import sys
@@ -64,7 +64,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def in_wheel(module: str) -> str:
-    return f"fedda/{module}" if module.split("/")[0] in fab.FOLDERS else module
+    return f"fedda/{module}" if module.split("/")[0] in bundle.FOLDERS else module
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_one_version_everywhere() -> None:
 
 
 def test_staged_app_is_the_checkouts(tmp_path: Path) -> None:
-    folder = fab.stage(tmp_path / "app")
+    folder = bundle.stage(tmp_path / "app")
     staged = tomllib.loads((folder / "pyproject.toml").read_text())
     assert staged["tool"]["flwr"] == TABLES["tool"]["flwr"]
     for key in ("name", "version", "license"):
@@ -133,7 +133,7 @@ def test_staged_app_is_the_checkouts(tmp_path: Path) -> None:
 def test_stage_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("mine")
     with pytest.raises(RunError, match="holds files already"):
-        fab.stage(tmp_path)
+        bundle.stage(tmp_path)
     assert tree(tmp_path) == {"notes.md": b"mine"}
 
 
@@ -210,19 +210,20 @@ def test_app_from_the_wheel_is_the_same(
     installed: Path, modules: set[str], checkout: Path, tmp_path: Path
 ) -> None:
     code = (
-        "import sys; from pathlib import Path; from fedda import fab; fab.stage(Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from fedda.ops import bundle; "
+        "bundle.stage(Path(sys.argv[1]))"
     )
     sh(installed / "python", "-c", code, tmp_path / "app", cwd=tmp_path)
     staged = tree(tmp_path / "app")
     assert set(staged) == {"pyproject.toml", *modules}
     original = tree(checkout)
     assert [name for name in modules if staged[name] != original[name]] == []
-    assert staged == tree(fab.stage(tmp_path / "again"))
+    assert staged == tree(bundle.stage(tmp_path / "again"))
 
 
 @pytest.mark.slow
 def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> None:
-    folder = fab.stage(tmp_path / "app")
+    folder = bundle.stage(tmp_path / "app")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for python in (Path(sys.executable), installed / "python"):
@@ -234,12 +235,12 @@ def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> Non
 def test_flower_builds_the_app_and_the_checkout(
     checkout: Path, modules: set[str], tmp_path: Path
 ) -> None:
-    for folder in (fab.stage(tmp_path / "app"), checkout):
+    for folder in (bundle.stage(tmp_path / "app"), checkout):
         sh("flwr", "build", cwd=folder, FLWR_HOME=str(tmp_path / "flwr"))
-        (bundle,) = folder.glob("*.fab")
-        with zipfile.ZipFile(bundle) as file:
+        (packed,) = folder.glob("*.fab")
+        with zipfile.ZipFile(packed) as file:
             names = set(file.namelist())
             config = tomllib.loads(file.read("pyproject.toml").decode())
-        bundle.unlink()
+        packed.unlink()
         assert names == {"pyproject.toml", ".info/CONTENT", *modules}
         assert config["tool"]["flwr"]["app"] == TABLES["tool"]["flwr"]["app"]

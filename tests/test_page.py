@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedda.cli import app
-from fedda.embed import pca
 from fedda.errors import RunError
+from fedda.maths.embed import pca
 from fedda.page import page, write
 from fedda.page.axes import axis, whole
 from fedda.page.html import e, text
-from fedda.page.notes import Noted, collect
-from fedda.results import load
+from fedda.page.noted import Noted, collect
+from fedda.results.read import load
 from tests.test_report import SITES, first, training, without
 
 EVIL = "<script>alert('x')<\"&script>"
@@ -96,6 +96,7 @@ def results(**others: Any) -> dict[str, Any]:
     return {
         "name": "demo",
         "method": "kd3a",
+        "titles": {"fedavg": "FedAvg (source-only)", "kd3a": "KD3A"},
         "config": {
             "rounds": 2,
             "run.evaluate": True,

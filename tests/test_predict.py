@@ -139,13 +139,13 @@ def test_what_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", z=np.zeros((2, 6)))
     picture(tmp_path / "data" / "a.png")
     (tmp_path / "empty").mkdir()
-    assert "vectors of 6 numbers, and the model takes vectors of 5 numbers" in refused(
+    assert "vectors of 6 numbers, but the model takes vectors of 5 numbers" in refused(
         vectors, tmp_path / "six.npz"
     )
-    assert "vectors of 6 numbers, and the model takes images" in refused(
+    assert "vectors of 6 numbers, but the model takes images" in refused(
         images, tmp_path / "six.npz"
     )
-    assert "images, and the model takes vectors of 5" in refused(vectors, tmp_path / "data")
+    assert "images, but the model takes vectors of 5" in refused(vectors, tmp_path / "data")
     assert "empty holds no images" in refused(images, tmp_path / "empty")
     assert "has no examples; found: z" in refused(images, tmp_path / "other.npz")
     assert "nowhere does not exist" in refused(images, tmp_path / "nowhere")

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedda import models, presets
+from fedda import models, plugins
 from fedda.cli import app
 from fedda.cli import run as run_command
-from fedda.config import ModelConfig, RunConfig, defaults, method_module, methods
+from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
 from fedda.models.pretrained import LAST, get_model_weights
-from fedda.presets import BENCHMARKS
+from fedda.settings import RunConfig, defaults, presets
+from fedda.settings.presets import BENCHMARKS
 
-EVERY = [(m, p) for m in methods() for p in presets.names(m)]
+EVERY = [(m, p) for m in plugins.methods() for p in presets.names(m)]
 PAPERS = ("KD3A", "FADA", "FedDaDiL", "FRUDA")
 
 
@@ -36,7 +37,7 @@ def test_every_benchmark_says_all_that_matters_and_where_it_is_from(name: str) -
     assert needed | {"train.lr", "train.schedule"} <= set(preset)
     for key, given in preset.items():
         assert given.source.startswith((*PAPERS, "ours: ")), key
-    assert not set(BENCHMARKS) & {p for m in methods() for p in method_module(m).PRESETS}
+    assert not set(BENCHMARKS) & {p for m in plugins.methods() for p in plugins.method(m).presets}
 
 
 @pytest.mark.slow
@@ -152,7 +153,11 @@ def test_a_benchmark_goes_with_a_method_that_has_no_preset(
     ("method", "name", "message"),
     [
         ("kd3a", "digit6", "no preset 'digit6' for kd3a (did you mean digit5?); its own are paper"),
-        ("fedavg", "paper", "one of dils, fdan, fdann, feddadil, fwdgrl, kd3a); its own are none"),
+        (
+            "fedavg",
+            "paper",
+            "one of dils, fdan, fdann, feddadil, fwdgrl, kd3a, mdan); its own are none",
+        ),
         ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
     ],
 )

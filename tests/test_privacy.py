@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedda import privacy
+from fedda.adversarial import privacy
+from fedda.adversarial.lazy import protect
+from fedda.adversarial.privacy import epsilon, spent
 from fedda.errors import ConfigError
-from fedda.lazy import protect
-from fedda.privacy import epsilon, spent
 
 
 def naive_delta(multiplier: float, epsilon: float) -> float:

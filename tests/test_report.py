@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,13 +14,14 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedda import plugins
 from fedda.cli import app
-from fedda.config import RunConfig
 from fedda.errors import RunError
-from fedda.plot import plot
-from fedda.progress import Display, clock, follow
-from fedda.report import table
-from fedda.results import human, load, spans, summary, title
+from fedda.results.picture import plot
+from fedda.results.progress import Display, clock, follow
+from fedda.results.read import human, load, short_title, spans, summary, title
+from fedda.results.terminal import table
+from fedda.settings import RunConfig
 
 SITES = [
     {"name": "clp", "role": "source", "examples": 1200, "tested": 0},
@@ -52,6 +55,7 @@ def results(**others: Any) -> dict[str, Any]:
     return {
         "name": "demo",
         "method": "kd3a",
+        "titles": {"fedavg": "FedAvg (source-only)", "kd3a": "KD3A"},
         "config": {"run.evaluate": True},
         "seeds": [0, 1],
         "sites": SITES,
@@ -186,11 +190,42 @@ def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> No
 
 
 def test_methods_have_the_names_people_use() -> None:
-    assert [title(m) for m in ("fedavg", "kd3a", "feddadil")] == [
+    found = results(titles={m: plugins.method(m).title for m in ("fedavg", "kd3a", "feddadil")})
+    assert [title(found, m) for m in ("fedavg", "kd3a", "feddadil")] == [
         "FedAvg (source-only)",
         "KD3A",
         "FedDaDiL",
     ]
+    assert [short_title(found, m) for m in ("fedavg", "kd3a")] == ["FedAvg", "KD3A"]
+
+
+def test_results_say_what_their_methods_are_called() -> None:
+    """So that a reader needs no method: the run's machine may have had others than this one."""
+    named = {"kd3a": "Other", "fedavg": "Plain (beside)"}
+    text = printed(results(titles=named))
+    assert cells(text, "Other")[1] == "75.0 ± 7.1" and cells(text, "Plain (")[1] == "50.0 ± 0.0"
+    assert cells(text, "site") == ["site", "role", "examples", "Plain", "Other"]
+    assert "KD3A" not in text and "FedAvg" not in text
+    assert summary(results(titles=named))["titles"] == named
+    event = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
+    assert "Other, seed 1: clp: no reply" in printed(results(titles=named, events=[event]))
+    assert "[/b], seed 1" in printed(results(titles={"kd3a": "[/b]"}, events=[event]))
+
+
+@pytest.mark.slow
+def test_tables_and_picture_load_no_method() -> None:
+    code = "import sys, fedda.results.terminal, fedda.results.picture; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    loaded = set(done.stdout.split())
+    assert "fedda.results.read" in loaded, done.stderr
+    assert not loaded & {"torch", "fedda.plugins", "fedda.algorithms"}
+
+
+@pytest.mark.parametrize("older", [{}, {"titles": {}}, {"titles": None}])
+def test_results_without_titles_have_names_in_capitals(older: dict[str, Any]) -> None:
+    found = {k: v for k, v in results().items() if k != "titles"} | older
+    assert cells(printed(found), "FEDAVG")[0] == "FEDAVG"
+    assert title(found, "feddadil") == "FEDDADIL" and short_title(found, "kd3a") == "KD3A"
 
 
 @pytest.mark.parametrize(
@@ -306,6 +341,12 @@ def test_progress_without_a_plan_counts_the_training_at_hand() -> None:
         "FedAvg (source-only), seed 4: 12 rounds",
         "  round 1/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 0:22 left",
     ]
+
+
+def test_progress_shows_a_method_that_is_not_installed_here_by_its_name() -> None:
+    events = [e | ({"method": "elsewhere"} if "method" in e else {}) for e in script()]
+    lines = shown(Display(console=Console(file=io.StringIO())), events)
+    assert lines[2] == "ELSEWHERE, seed 4: 12 rounds"
 
 
 def test_progress_on_a_terminal_is_a_bar_that_leaves_the_lines_that_matter() -> None:

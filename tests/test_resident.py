@@ -16,12 +16,12 @@ from flwr.app.metadata import Metadata
 from flwr.proto.message_pb2 import ObjectTree
 from typer.testing import CliRunner
 
-from clients import patience, resident
-from clients.failures import Refused, RunOver, SessionLost, Unreachable, ask
-from fedda import keys
+from clients.node import patience, resident
+from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
+from fedda.ops import keys
 from tests import federation
 
 SECRET = "patient-4711"
@@ -536,7 +536,7 @@ def test_flwr_still_has_what_the_resident_node_uses() -> None:
     there = inspect.signature(FleetHttpClient.from_server_address).parameters
     needed = ("server_address", "insecure", "root_certificates", "interceptors")
     missing += [f"FleetHttpClient.from_server_address({n})" for n in needed if n not in there]
-    assert not missing, f"flwr changed: {missing}; clients/fleet.py must follow"
+    assert not missing, f"flwr changed: {missing}; clients/node/fleet.py must follow"
 
 
 def test_flwrs_message_keeps_its_id_where_we_set_it() -> None:

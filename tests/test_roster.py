@@ -7,7 +7,7 @@ import pytest
 from fedda import __version__
 from fedda.config import InputConfig
 from fedda.errors import RosterError
-from strategies.roster import OFFER, Node, Roster, form
+from strategies.sites.roster import OFFER, Node, Roster, form
 
 
 def offer(name: str, role: str = "source", **change: Any) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def test_a_roster_has_sources_by_name_and_the_target_last() -> None:
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "nobody": ([], "there is no source"),
     "no source": ([TOWN], "there is no source; start fedda-client --role source"),
-    "no target": ([ANNA, BERT], "there are no target, but a run needs one"),
-    "two targets": ([ANNA, TOWN, offer("village", "target")], "there are 2 targets"),
+    "no target": ([ANNA, BERT], "there is no target; start fedda-client --role target"),
+    "one name of targets": ([ANNA, TOWN, offer("town", "target")], "'town' is the name of two"),
     "one name": ([ANNA, BERT, offer("anna"), TOWN], "'anna' is the name of two sites"),
     "versions": ([ANNA, offer("bert", version="0.0.9"), TOWN], "different versions of fedda"),
     "classes": ([ANNA, offer("bert", classes=["dog", "cat"]), TOWN], "classes differ"),
@@ -76,6 +76,23 @@ def test_offers_that_make_no_run_are_all_listed(case: str) -> None:
         assert sum(f"{found['name']}: {found['role']}" in line for line in lines) >= 1
     if not offers:
         assert "no site has joined" in lines[0]
+
+
+def test_every_target_has_a_roster_of_its_own() -> None:
+    village = offer("village", "target", examples=20)
+    found = form(nodes(village, BERT, TOWN, ANNA))
+    assert [n.name for n in found.nodes] == ["anna", "bert", "town", "village"]
+    assert [n.name for n in found.targets] == ["town", "village"]
+    for target, aim in zip(found.targets, found.aims(), strict=True):
+        assert [n.name for n in aim.nodes] == ["anna", "bert", target.name]
+        assert aim.target == target and aim.several
+        assert (aim.counts, aim.shape, aim.classes) == (found.counts, found.shape, found.classes)
+    (chosen,) = found.aims("village")
+    assert chosen.target.name == "village" and chosen.several
+    with pytest.raises(RosterError, match=r"No target is called 'city'.*one of town, village"):
+        found.aims("city")
+    (alone,) = form(nodes(BERT, TOWN, ANNA)).aims()
+    assert alone.target.name == "town" and not alone.several
 
 
 def test_images_are_brought_to_one_shape() -> None:

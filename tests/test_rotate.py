@@ -200,8 +200,8 @@ def test_what_cannot_be_turned_is_refused(tmp_path: Path) -> None:
     np.savez(oblong, x=random_images(6, 4, 5), y=np.arange(6) % 2)
     np.savez(few, x=random_images(5, 4, 4), y=np.array([0, 0, 0, 1, 1]))
     for source, text in (
-        (vectors, "vectors of 3 numbers, and images are needed"),
-        (oblong, r"images of 5x4 pixels, and square ones .* --size"),
+        (vectors, "vectors of 3 numbers, but only images can be turned"),
+        (oblong, r"images of 5x4 pixels, but only square ones .* --size"),
         (few, r"too few training images in .* for 3 angles \(1: 2\)"),
         (tmp_path / "gone", "does not exist"),
     ):
@@ -212,7 +212,7 @@ def test_what_cannot_be_turned_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_angle_twice_or_none_is_refused(digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0, 30, 360 have one twice"):
+    with pytest.raises(ConfigError, match=r"0, 30, 360 name one twice"):
         build(digits, tmp_path / "out", (0, 30, 360))
     with pytest.raises(ConfigError, match="no angle"):
         build(digits, tmp_path / "out", ())

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from clients.app import make_app
+from fedda import wire
 from fedda.errors import QuorumError, RosterError, RunError
+from fedda.wire import Kind
 from server import checkpoint
 from server import run as server_run
+from server.attendance import Sites
 from server.journal import Event, Journal
-from server.local import folders, simulate
-from server.sites import Sites
+from server.simulation import folders, simulate
+from server.training import Training
 from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run, stop_after
 from tests.local_grid import RunConfig as Config
 
@@ -197,7 +201,7 @@ def a_state(server_round: int = 1) -> checkpoint.State:
     return checkpoint.State(
         server_round,
         arrays,
-        {"Real World": {"head.w": arrays["a"]}},
+        {"Real World": wire.pack({"head.w": arrays["a"]}, Kind.MODEL)},
         {"alpha": {"anna": 0.25}},
         history,
         [[1, "source", "to", "model", 80]],
@@ -207,17 +211,13 @@ def a_state(server_round: int = 1) -> checkpoint.State:
 
 def assert_same(found: checkpoint.State | None, wanted: checkpoint.State) -> None:
     assert found is not None
-    for arrays, others in [
-        (found.model, wanted.model),
-        *zip(found.kept.values(), wanted.kept.values(), strict=True),
-    ]:
-        assert list(arrays) == list(others)
-        for name, array in others.items():
-            assert arrays[name].dtype == array.dtype and arrays[name].shape == array.shape
-            np.testing.assert_array_equal(arrays[name], array)
-    rest = ("round", "memory", "history", "ledger", "best")
+    assert list(found.model) == list(wanted.model)
+    for name, array in wanted.model.items():
+        assert found.model[name].dtype == array.dtype and found.model[name].shape == array.shape
+        np.testing.assert_array_equal(found.model[name], array)
+    rest = ("round", "numbers", "history", "ledger", "best")
     assert [getattr(found, k) for k in rest] == [getattr(wanted, k) for k in rest]
-    assert list(found.kept) == list(wanted.kept)
+    assert list(found.arrays.items()) == list(wanted.arrays.items())  # manifests and bytes
 
 
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -229,6 +229,88 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
         "2.checkpoint.safetensors",
         "checkpoint.json",
     ]
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
+def test_a_checkpoint_gives_back_what_is_remembered_as_it_was_to_the_bit(
+    tmp_path: Path, kind: Kind, floats: str
+) -> None:
+    odd = np.array([[1 / 3, -0.0, 1e-7], [np.nan, np.inf, 65504]])
+    packed = wire.pack(
+        {
+            "w": odd.astype(np.float32).T,
+            "a": odd.astype(np.float64),
+            "n": np.array(7),
+            "some": np.array([True, False, True]),
+            "none": np.zeros((0, 2), np.float16),
+        },
+        kind,
+        floats,
+    )
+    others = {str(other): wire.pack({"w": np.ones(1)}, other) for other in Kind}
+    state = replace(a_state(), arrays={"z": packed, **others})
+    checkpoint.write(tmp_path, state)
+    found = checkpoint.read(tmp_path)
+    assert found is not None and list(found.arrays) == ["z", *others]
+    assert found.arrays["z"].manifest == packed.manifest
+    assert found.arrays["z"].buffer == packed.buffer
+    raw, was = found.arrays["z"].raw(), packed.raw()
+    assert {str(a.dtype) for n, a in raw.items() if n in ("w", "a", "none")} == {floats}
+    assert {n: a.tobytes() for n, a in raw.items()} == {n: a.tobytes() for n, a in was.items()}
+    assert {name: str(each.manifest.kind) for name, each in found.arrays.items()} == {
+        "z": str(kind),
+        **{str(other): str(other) for other in Kind},
+    }
+
+
+CADA = {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "floats"),
+    [
+        ({"method": "dils", "wire.dtype": "float16", **CADA}, Kind.MODEL, "float16"),
+        ({"method": "dils", **CADA}, Kind.MODEL, "float32"),
+        ({"method": "kd3a", "kd3a.heads": "local"}, Kind.MODEL, "float32"),
+        ({"method": "feddadil", "wire.dtype": "float16"}, Kind.ATOMS, "float32"),
+        ({"method": "fdan"}, Kind.GRADIENT, "float32"),
+    ],
+    ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else value,
+)
+def test_a_run_leaves_what_its_strategy_remembers(
+    domains: list[Node],
+    runs: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    kind: Kind,
+    floats: str,
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(Training, "_strategy", noting(Training._strategy, made))
+    results, _ = run(domains, runs | settings)
+    (strategy,) = made
+    (path,) = Path(results["trainings"][settings["method"]][0]["model"]).parents[:1]
+    found = checkpoint.read(path)
+    assert found is not None and found.arrays
+    assert {(each.manifest.kind, each.manifest.floats) for each in found.arrays.values()} == {
+        (kind, floats)
+    }
+    assert found.arrays == strategy.memory.arrays
+    assert found.numbers == strategy.memory.numbers
+    # And it is what the next rounds begin with.
+    run(domains, runs | settings | {"run.resume": True})
+    assert made[1].memory == strategy.memory
+
+
+def noting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
+    """A function that does what another does, and notes what that gives."""
+
+    def wrapped(*args: Any) -> Any:
+        made.append(make(*args))
+        return made[-1]
+
+    return wrapped
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
@@ -287,7 +369,7 @@ def damage(folder: Path, how: str) -> None:
     "how",
     [
         *("bit", "cut", "gone", "half a text", "no text", "a list", "a word"),
-        *("digest", "round", "arrays", "order"),
+        *("digest", "round", "arrays", "order", "layouts"),
     ],
 )
 def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path, how: str) -> None:
@@ -468,7 +550,7 @@ def test_a_run_without_enough_sites_does_not_begin(
 def test_a_claim_of_many_examples_is_bounded_and_told(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clients.site import Site
+    from clients.site.memory import Site
 
     real = Site.offer
 
@@ -486,7 +568,7 @@ def test_a_claim_of_many_examples_is_bounded_and_told(
 def test_a_site_whose_offer_is_no_offer_does_not_stop_the_others(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clients.site import Site
+    from clients.site.memory import Site
 
     real = Site.offer
 
@@ -499,10 +581,25 @@ def test_a_site_whose_offer_is_no_offer_does_not_stop_the_others(
     assert [s["name"] for s in results["sites"]] == ["bert", "carl", "town"]
 
 
-def test_two_targets_make_no_run(domains: list[Node], runs: dict[str, str]) -> None:
+def test_two_targets_are_adapted_in_turn_each_for_itself(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
     village = domains[-1] | {"name": "village"}
-    with pytest.raises(RosterError, match="2 targets"):
-        run([*domains, village], runs | {"run.expect": 5})
+    both, settings = [*domains, village], runs | {"method": "kd3a", "run.expect": 5}
+    results, events = run(both, settings | {"run.name": "two"})
+    begun = [e["target"] for e in events if e["event"] == "training"]
+    assert begun == [t["target"] for t in results["trainings"]["kd3a"]] == ["town", "village"]
+    assert list(results["targets"]) == ["town", "village"]
+    first, second = results["trainings"]["kd3a"]
+    for found in (first, second):
+        told = set(found["rounds"][-1]["weights"])
+        assert told == {"anna", "bert", "carl", found["target"]}
+
+    chosen, _ = run(both, settings | {"run.name": "one", "run.target": "village"})
+    (found,) = chosen["trainings"]["kd3a"]
+    assert timeless(found) == timeless(second)
+    with pytest.raises(RosterError, match=r"called 'city'; set run\.target to one of town, v"):
+        run(both, settings | {"run.name": "none", "run.target": "city"})
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -696,9 +793,9 @@ def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
     sites: list[Sites] = []
     real = Sites.gather
 
-    def gather(self: Sites) -> Any:
+    def gather(self: Sites, *args: Any) -> Any:
         sites.append(self)
-        return real(self)
+        return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sites, "gather", gather)

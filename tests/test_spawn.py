@@ -9,7 +9,7 @@ import pytest
 
 WATCHES = """
 import signal, sys, time
-from fedda.spawn import watch_parent
+from fedda.ops.spawn import watch_parent
 signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
 watch_parent(int(sys.argv[1]), grace=0.5, ask=sys.argv[2] == "ask")
 print("watching", flush=True)

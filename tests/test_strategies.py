@@ -7,11 +7,10 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedda import data, models, records
-from fedda.config import method_module
+from fedda import data, models, plugins, records
 from fedda.errors import NotFiniteError, QuorumError
 from fedda.wire import Arrays
-from server.local import LocalGrid
+from server.simulation import LocalGrid
 from tests.local_grid import EXAMPLES, Bench, Node, changed, reshaped
 from tests.reference import kd3a_round
 
@@ -132,13 +131,14 @@ def test_kd3a_is_algorithm_1(domains: list[Node]) -> None:
 
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_presets_run(domains: list[Node], preset: str) -> None:
-    chosen = method_module("kd3a").PRESETS[preset]
+    chosen = plugins.method("kd3a").presets[preset]
     bench = Bench(domains, "kd3a", **{f"kd3a.{k}": v for k, v in chosen.items()})
     for server_round in (1, 2):
         bench.round(server_round)
     assert sum(bench.strategy.weights.values()) == pytest.approx(1)
     assert bench.notices == []
-    json_like = bench.strategy.memory["alpha"]
+    json_like = bench.strategy.memory.numbers["alpha"]
+    assert set(json_like) == {"town", *SOURCES}
     assert all(type(k) is str and type(v) is float for k, v in json_like.items())
 
 
@@ -192,7 +192,7 @@ def test_every_choice_gives_a_round(domains: list[Node], settings: dict[str, Any
 def test_smoothing_keeps_part_of_the_last_weights(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a", kd3a__smoothing=0.75, kd3a__weighting="examples")
     bench.begin()
-    bench.strategy.memory["alpha"] = {"town": 1.0, "anna": 0.0, "bert": 0.0, "carl": 0.0}
+    bench.strategy.memory.numbers["alpha"] = {"town": 1.0, "anna": 0.0, "bert": 0.0, "carl": 0.0}
     bench.round()
     fresh = {s: n / sum(EXAMPLES.values()) for s, n in EXAMPLES.items()}
     wanted = {s: 0.25 * w + 0.75 * (s == "town") for s, w in fresh.items()}
@@ -200,7 +200,7 @@ def test_smoothing_keeps_part_of_the_last_weights(domains: list[Node]) -> None:
 
 
 def test_local_heads_stay_with_their_sites(domains: list[Node]) -> None:
-    bench = Bench(domains, "kd3a", kd3a__heads="local")
+    bench = Bench(domains, "kd3a", kd3a__heads="local", rounds=3)
     model, _ = bench.round()
     heads = [n for n in model if n.startswith("head.")]
     own = {s: sent_by(bench, s) for s in SOURCES}
@@ -224,9 +224,9 @@ def test_the_second_request_of_a_round_matches_moments(domains: list[Node]) -> N
     to_target = [
         c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")
     ]
-    assert [(set(c.arrays), c.numbers) for c in to_target] == [
-        ({"model", *(f"teacher/{s}" for s in SOURCES)}, {"round"}),
-        ({"model"}, {"round", "stage"}),
+    assert [(c.hop, set(c.arrays), c.numbers) for c in to_target] == [
+        ("distil", {"model", *(f"teacher/{s}" for s in SOURCES)}, {"round"}),
+        ("match_moments", {"model"}, {"round"}),
     ]
     running = [n for n in model if "running_" in n]
     assert all(np.array_equal(model[n], plain[n]) for n in running)  # eq. 18's are kept

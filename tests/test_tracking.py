@@ -12,14 +12,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from clients.site import resident
-from fedda.config import RunConfig
+from clients.site.memory import resident
 from fedda.errors import ConfigError
+from fedda.settings import RunConfig
 from server import run as server_run
-from server import tracking
 from server.journal import Event, Journal, Listener
-from server.mlflow_runs import MLflow
-from server.trackers import EVENTS, About, Point, TensorBoard
+from server.tracking import curves as tracked
+from server.tracking.mlflow_runs import MLflow
+from server.tracking.trackers import EVENTS, About, Point, TensorBoard
 from tests.local_grid import FAST, Node, ScriptedGrid, stop_after
 
 FINAL = {
@@ -106,7 +106,7 @@ def test_every_number_of_a_round_has_a_name() -> None:
         "phases": {"train": 2.0, "deep": {"er": 3}},
         "gate": [0.1, 0.2],
     }
-    assert dict(tracking.numbers(entry)) == {
+    assert dict(tracked.numbers(entry)) == {
         "loss": 0.5,
         "kept": 1.0,
         "weights/anna": 0.25,
@@ -273,7 +273,7 @@ def test_a_tracker_that_fails_is_one_line_and_catches_up(
     failures: int,
 ) -> None:
     fake = Fake(fails)
-    monkeypatch.setattr(tracking, "TensorBoard", lambda: fake)
+    monkeypatch.setattr(tracked, "TensorBoard", lambda: fake)
     results, events = run(domains, runs | {"run.baseline": "fedavg"})
     assert [len(t["rounds"]) for ts in results["trainings"].values() for t in ts] == [2, 2]
     told = [e["text"] for e in events if e["event"] == "trouble"]
@@ -307,7 +307,7 @@ def test_ctrl_c_is_no_failure_of_a_tracker(
             raise KeyboardInterrupt
 
     fake = Interrupted(lambda what, step: False)
-    monkeypatch.setattr(tracking, "TensorBoard", lambda: fake)
+    monkeypatch.setattr(tracked, "TensorBoard", lambda: fake)
     with pytest.raises(KeyboardInterrupt):
         run(domains, runs)
     assert fake.calls == ["begin", "stop"]
@@ -442,8 +442,8 @@ def refuse(*words, **more):
     raise OSError("no network")
 socket.socket.connect = socket.socket.connect_ex = refuse
 socket.getaddrinfo = socket.create_connection = refuse
-from server.mlflow_runs import MLflow
-from server.trackers import About, Point, TensorBoard
+from server.tracking.mlflow_runs import MLflow
+from server.tracking.trackers import About, Point, TensorBoard
 for tracker in (MLflow("curves", "fedda", Path(sys.argv[1])), TensorBoard()):
     tracker.begin(About("run", "kd3a", 0, Path(sys.argv[1]) / "kd3a-0", {"seed": 0}), [])
     tracker.add(Point(1, 10.0, {"loss": 0.5}))
@@ -457,7 +457,7 @@ def test_nobody_is_told_that_mlflow_is_used(tmp_path: Path) -> None:
     """Not even in an environment that does not look like a test's to MLflow."""
     away = ("CI", "PYTEST_", "GITHUB_", "DO_NOT_TRACK", "MLFLOW_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(away)}
-    root = Path(tracking.__file__).parents[1]
+    root = Path(tracked.__file__).parents[2]
     words = [sys.executable, "-c", QUIET, str(tmp_path), str(root)]
     done = subprocess.run(
         words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
@@ -468,7 +468,7 @@ def test_nobody_is_told_that_mlflow_is_used(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_one_training(tmp_path: Path) -> None:
     flat = {"run.seeds": "3,4", "run.baseline": "fedavg", "track.mlflow": "", "rounds": 5}
-    heard = tracking.Tracking(RunConfig.parse(flat), tmp_path, Journal())
+    heard = tracked.Tracking(RunConfig.parse(flat), tmp_path, Journal())
     settings = heard._describe("fedavg", 4).settings
     assert settings["method"] == "fedavg" and settings["seed"] == 4 and settings["rounds"] == 5
     assert "fedavg.weighting" in settings

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedda import transport
+from fedda.maths import optimal_transport
 from tests.reference import transport as twin
 
 few = settings(max_examples=25, deadline=None)
@@ -49,31 +49,33 @@ def test_labelled_cost_by_hand():
     x, z = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 0.0]])
     x_y, z_y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0]])
     # features: 0 and 25, so beta is 25; labels: |(1, -1)|^2 = 2 and 0
-    cost, beta = transport.labelled_cost(transport.feature_cost(x, z), x_y, z_y)
+    cost, beta = optimal_transport.labelled_cost(optimal_transport.feature_cost(x, z), x_y, z_y)
     assert beta == 25
     torch.testing.assert_close(cost, torch.tensor([[50.0], [25.0]]))
 
 
 def test_plans_by_hand():
     cost = torch.tensor([[1.0, 2.0], [2.0, 4.0]])  # 2 + 2 is less than 1 + 4
-    plan = transport.solve(cost)
+    plan = optimal_transport.solve(cost)
     assert plan.tolist() == [1, 0]
-    assert transport.moved_cost(plan, cost) == 2
-    assert transport.move(plan, torch.tensor([[5.0], [7.0]])).tolist() == [[7], [5]]
+    assert optimal_transport.moved_cost(plan, cost) == 2
+    assert optimal_transport.move(plan, torch.tensor([[5.0], [7.0]])).tolist() == [[7], [5]]
     # One point onto two: half of it to each.
-    split = transport.solve(torch.tensor([[1.0, 3.0]]))
+    split = optimal_transport.solve(torch.tensor([[1.0, 3.0]]))
     assert split.tolist() == [[0.5, 0.5]]
-    assert transport.moved_cost(split, torch.tensor([[1.0, 3.0]])) == 2
+    assert optimal_transport.moved_cost(split, torch.tensor([[1.0, 3.0]])) == 2
 
 
 @few
 @given(problems())
 def test_a_plan_costs_what_pots_costs(problem: tuple[Tensor, ...]):
     z, y, _, x, labels = problem
-    cost, beta = transport.labelled_cost(transport.feature_cost(z[0], x), y[0], labels)
+    cost, beta = optimal_transport.labelled_cost(
+        optimal_transport.feature_cost(z[0], x), y[0], labels
+    )
     wanted = twin.cost(z[0], y[0], x, labels, beta)
     torch.testing.assert_close(cost, wanted)
-    found = transport.moved_cost(transport.solve(cost), cost)
+    found = optimal_transport.moved_cost(optimal_transport.solve(cost), cost)
     assert found == pytest.approx(float((twin.plan(wanted) * wanted).sum()), rel=1e-9)
 
 
@@ -83,21 +85,21 @@ def test_a_plan_is_the_best_of_all_permutations():
         math.fsum(float(cost[i, j]) for i, j in enumerate(p)) / 5
         for p in itertools.permutations(range(5))
     )
-    assert transport.moved_cost(transport.solve(cost), cost) == pytest.approx(best)
+    assert optimal_transport.moved_cost(optimal_transport.solve(cost), cost) == pytest.approx(best)
 
 
 def test_an_entropic_plan_has_the_marginals_and_nears_the_exact_one():
     (x, _), (z, _) = points(8, 3, 2, 0), points(8, 3, 2, 1)
-    cost = transport.feature_cost(x, z)
-    exact = transport.moved_cost(transport.solve(cost), cost)
+    cost = optimal_transport.feature_cost(x, z)
+    exact = optimal_transport.moved_cost(optimal_transport.solve(cost), cost)
     costs = []
     for entropy in (1.0, 0.1, 0.01):
-        plan = transport.solve(cost, entropy)
+        plan = optimal_transport.solve(cost, entropy)
         torch.testing.assert_close(plan.sum(dim=1), torch.ones(8, dtype=torch.float64))
         torch.testing.assert_close(
             plan.sum(dim=0), torch.ones(8, dtype=torch.float64), atol=1e-2, rtol=0
         )
-        costs.append(transport.moved_cost(plan, cost))
+        costs.append(optimal_transport.moved_cost(plan, cost))
     assert costs[0] > costs[1] > costs[2] > exact - 1e-6
     assert costs[2] == pytest.approx(exact, rel=0.02)
 
@@ -109,7 +111,7 @@ def test_a_barycenter_by_hand():
     # Two atoms on a line, in other orders: the mean of the sorted points, a quarter of the way.
     z = torch.tensor([[[0.0], [10.0]], [[14.0], [4.0]]])
     y = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
-    b = transport.barycenter(z, y, torch.tensor([0.75, 0.25]))
+    b = optimal_transport.barycenter(z, y, torch.tensor([0.75, 0.25]))
     assert b.z.tolist() == [[1], [11]]
     assert b.y.tolist() == [[1, 0], [0, 1]]
     assert b.plans.tolist() == [[0, 1], [1, 0]]
@@ -119,7 +121,7 @@ def test_a_barycenter_by_hand():
 @given(problems())
 def test_barycenters_are_the_twins(problem: tuple[Tensor, ...]):
     z, y, alpha, *_ = problem
-    b = transport.barycenter(z, y, alpha)
+    b = optimal_transport.barycenter(z, y, alpha)
     wanted_z, wanted_y, plans = twin.barycenter(z, y, alpha)
     torch.testing.assert_close(b.z, wanted_z)
     torch.testing.assert_close(b.y, wanted_y)
@@ -131,7 +133,7 @@ def test_barycenters_are_the_twins(problem: tuple[Tensor, ...]):
 def test_barycenters_of_another_size_are_the_twins(problem: tuple[Tensor, ...], m: int):
     z, y, alpha, x, labels = problem
     start = x[:m], labels[:m]
-    b = transport.barycenter(z, y, alpha, start, most=3)
+    b = optimal_transport.barycenter(z, y, alpha, start, most=3)
     wanted_z, wanted_y, _ = twin.barycenter(z, y, alpha, start, most=3)
     torch.testing.assert_close(b.z, wanted_z)
     torch.testing.assert_close(b.y, wanted_y)
@@ -145,47 +147,49 @@ def test_atoms_too_large_for_their_inner_products_give_the_same(
 ):
     z, y, alpha = dictionary(12, 4, 3, 3, seed=2)
     start = (z[0, :m], y[0, :m]) if m else None
-    kept = transport.barycenter(z, y, alpha, start, entropy=entropy)
+    kept = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
     made: list[int] = []
-    inner = transport._inner
-    monkeypatch.setattr(transport, "_inner", lambda x: made.append(len(x)) or inner(x))
-    monkeypatch.setattr(transport, "MOST_PAIRS", 9 * 12 * 12 - 1)
-    anew = transport.barycenter(z, y, alpha, start, entropy=entropy)
+    inner = optimal_transport._inner
+    monkeypatch.setattr(optimal_transport, "_inner", lambda x: made.append(len(x)) or inner(x))
+    monkeypatch.setattr(optimal_transport, "MOST_PAIRS", 9 * 12 * 12 - 1)
+    anew = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
     assert not made
     for a, b in zip(kept, anew, strict=True):
         torch.testing.assert_close(a, b)
-    monkeypatch.setattr(transport, "MOST_PAIRS", 9 * 12 * 12)
-    transport.barycenter(z, y, alpha, start, entropy=entropy)
+    monkeypatch.setattr(optimal_transport, "MOST_PAIRS", 9 * 12 * 12)
+    optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
     assert made == [3, 3]
 
 
 def test_at_a_vertex_the_barycenter_is_the_atom():
     z, y, _ = dictionary(9, 3, 3, 3, seed=4)
-    b = transport.barycenter(z, y, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    b = optimal_transport.barycenter(z, y, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     torch.testing.assert_close(b.z, z[1])
     torch.testing.assert_close(b.y, y[1])
 
 
 def test_a_barycenter_stops_where_nothing_changes():
     z, y, alpha = dictionary(12, 4, 3, 3, seed=0)
-    first = transport.barycenter(z, y, alpha, most=50)
+    first = optimal_transport.barycenter(z, y, alpha, most=50)
     aligned = torch.stack([a[p] for a, p in zip(z, first.plans, strict=True)])
     labels = torch.stack([a[p] for a, p in zip(y, first.plans, strict=True)])
-    again = transport.barycenter(aligned, labels, alpha)
+    again = optimal_transport.barycenter(aligned, labels, alpha)
     assert first.solved > again.solved == len(z)  # one plan for each atom, to see that it stays
     torch.testing.assert_close(again.z, first.z)
 
 
 def test_points_keep_their_classes_while_labels_weigh():
     z, y, alpha = dictionary(12, 2, 3, 3, seed=1)
-    b = transport.barycenter(z, y, alpha)
+    b = optimal_transport.barycenter(z, y, alpha)
     torch.testing.assert_close(b.y.amax(dim=1), y.amax(dim=2).mean(dim=0))
 
 
 def test_an_entropic_barycenter_is_a_blurred_one():
     z, y, alpha = dictionary(8, 3, 2, 2, seed=2)
-    exact = transport.barycenter(z, y, alpha)
-    blurred = [transport.barycenter(z, y, alpha, entropy=e, most=3) for e in (1.0, 0.1, 0.01)]
+    exact = optimal_transport.barycenter(z, y, alpha)
+    blurred = [
+        optimal_transport.barycenter(z, y, alpha, entropy=e, most=3) for e in (1.0, 0.1, 0.01)
+    ]
     assert blurred[0].plans.shape == (2, 8, 8)
     apart = [float((b.z - exact.z).norm()) for b in blurred]
     assert apart[0] > apart[1] > apart[2]
@@ -199,7 +203,7 @@ def test_an_entropic_barycenter_is_a_blurred_one():
 @given(problems(), st.booleans())
 def test_gradients_are_autograds(problem: tuple[Tensor, ...], labelled: bool):
     z, y, alpha, x, labels = problem
-    found, _, beta = transport.reconstruction(z, y, alpha, x, labels if labelled else None)
+    found, _, beta = optimal_transport.reconstruction(z, y, alpha, x, labels if labelled else None)
     loss, *wanted = twin.reconstruction(z, y, alpha, x, labels if labelled else None)
     assert found.loss == pytest.approx(loss, rel=1e-6)
     assert found.features <= found.loss + 1e-9
@@ -211,7 +215,7 @@ def test_gradients_are_autograds(problem: tuple[Tensor, ...], labelled: bool):
 def test_gradients_by_hand():
     z, y = torch.tensor([[[0.0], [4.0]]]), torch.ones(1, 2, 1)
     x = torch.tensor([[5.0], [2.0]])  # 4 goes to 5 and 0 to 2: the loss is (1 + 4) / 2
-    found, b, _ = transport.reconstruction(z, y, torch.ones(1), x, None)
+    found, b, _ = optimal_transport.reconstruction(z, y, torch.ones(1), x, None)
     assert found.loss == 2.5
     assert found.z.tolist() == [[[-2], [-1]]]  # 2 / n (z - x)
     assert found.alpha.tolist() == [-4]  # -2 * 0 - 1 * 4
@@ -222,8 +226,8 @@ def test_a_whole_step_along_transport_arrives():
     z, y, _ = dictionary(8, 3, 2, 1, seed=0)
     x, _ = points(8, 3, 2, seed=9)
     one = torch.ones(1, dtype=torch.float64)
-    found, *_ = transport.reconstruction(z, y, one, x, None)
-    after, *_ = transport.reconstruction(z - 8 / 2 * found.z, y, one, x, None)
+    found, *_ = optimal_transport.reconstruction(z, y, one, x, None)
+    after, *_ = optimal_transport.reconstruction(z - 8 / 2 * found.z, y, one, x, None)
     assert after.loss == pytest.approx(0, abs=1e-9)
 
 
@@ -241,18 +245,18 @@ def test_theorem_3_1(problem: tuple[Tensor, ...], size: float, labelled: bool):
     e = size * torch.randn(z.shape[2], generator=g, dtype=torch.float64)
 
     def at(points: Tensor) -> tuple[float, Tensor]:
-        b = transport.barycenter(points, y, alpha)
-        cost = transport.feature_cost(b.z, x)
+        b = optimal_transport.barycenter(points, y, alpha)
+        cost = optimal_transport.feature_cost(b.z, x)
         if given_labels is not None:  # one beta for both, which a shift of one side would change
-            cost = cost + 3.0 * transport.feature_cost(b.y, given_labels)
-        plan = transport.solve(cost)
-        r = 2 / len(b.z) * (b.z - transport.move(plan, x))
-        return transport.moved_cost(plan, cost), r.sum(dim=0)
+            cost = cost + 3.0 * optimal_transport.feature_cost(b.y, given_labels)
+        plan = optimal_transport.solve(cost)
+        r = 2 / len(b.z) * (b.z - optimal_transport.move(plan, x))
+        return optimal_transport.moved_cost(plan, cost), r.sum(dim=0)
 
     f, slope = at(z)
     assert at(z + e)[0] == pytest.approx(f + float(e @ slope) + float(e @ e), rel=1e-7, abs=1e-9)
     if not labelled:  # what the gradients of all atoms' points add up to is that slope
-        found, *_ = transport.reconstruction(z, y, alpha, x, None)
+        found, *_ = optimal_transport.reconstruction(z, y, alpha, x, None)
         torch.testing.assert_close(found.z.sum(dim=(0, 1)), slope)
 
 
@@ -263,7 +267,7 @@ def test_theorem_3_1(problem: tuple[Tensor, ...], size: float, labelled: bool):
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.integers(0, 100))
 def test_no_point_of_the_simplex_is_nearer(values: list[float], seed: int):
     v = torch.tensor(values, dtype=torch.float64)
-    found = transport.project_simplex(v)
+    found = optimal_transport.project_simplex(v)
     assert float(found.sum()) == pytest.approx(1) and (found >= 0).all()
     e = -torch.rand(200, len(v), generator=torch.Generator().manual_seed(seed)).double().log()
     others = torch.cat([e / e.sum(dim=1, keepdim=True), torch.eye(len(v), dtype=torch.float64)])
@@ -273,6 +277,8 @@ def test_no_point_of_the_simplex_is_nearer(values: list[float], seed: int):
 def test_the_simplex_by_hand():
     # .9, .5, .1 are .5 too much, but taking a sixth of it away makes the last one negative:
     # the first two give .2 each.
-    found = transport.project_simplex(torch.tensor([0.9, 0.5, 0.1]))
+    found = optimal_transport.project_simplex(torch.tensor([0.9, 0.5, 0.1]))
     assert found.tolist() == pytest.approx([0.7, 0.3, 0.0], abs=1e-6)
-    assert transport.project_simplex(torch.tensor([0.2, 0.8])).tolist() == pytest.approx([0.2, 0.8])
+    assert optimal_transport.project_simplex(torch.tensor([0.2, 0.8])).tolist() == pytest.approx(
+        [0.2, 0.8]
+    )

@@ -31,15 +31,9 @@ import numpy as np
 import torch
 
 from fedda.compare import Cell, Plan, Score, Variant
+from fedda.compare.about import header
 from fedda.compare.statistics import by_target, difference, spread
-from fedda.compare.tables import (
-    as_csv,
-    as_markdown,
-    columns,
-    difference_text,
-    header,
-    markdown,
-)
+from fedda.compare.tables import as_csv, as_markdown, columns, difference_text, markdown
 from fedda.config import Flat
 from fedda.errors import DataError, FeddaError, RunError
 

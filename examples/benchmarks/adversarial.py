@@ -33,7 +33,9 @@ import accuracy
 import lazy
 from adversaries import BASELINE, BEGIN, CONTROL, DILS, EVERY_STEP, JOINT, LIVE, SETTINGS, TRIED
 
+from fedda import plugins
 from fedda.compare import Cell, Plan, Score, Variant
+from fedda.compare.about import header
 from fedda.compare.statistics import by_target
 from fedda.compare.tables import (
     as_csv,
@@ -41,11 +43,11 @@ from fedda.compare.tables import (
     columns,
     difference_text,
     differences,
-    header,
     markdown,
 )
-from fedda.config import Flat, methods, overrides
+from fedda.config import Flat
 from fedda.data import digits, rotate
+from fedda.settings import overrides
 
 DRAW = 0  # seed of each domain's images; the same for every training
 IMAGES, TESTS = 600, 500  # per domain
@@ -98,7 +100,7 @@ def drawn(data: Path, out: Path, images: int) -> Path:
 
 def changed_by(variant: Variant, changes: Flat) -> Variant:
     """With the command's settings, which win over its own."""
-    others = tuple(f"{method}." for method in methods() if method != variant.method)
+    others = tuple(f"{method}." for method in plugins.methods() if method != variant.method)
     mine = {k: v for k, v in changes.items() if not k.startswith(others)}
     return replace(variant, settings={**variant.settings, **mine})
 

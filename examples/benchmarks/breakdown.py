@@ -37,10 +37,10 @@ import torch
 
 from fedda import models, wire
 from fedda.algorithms import kd3a
-from fedda.config import RunConfig
 from fedda.data import digits
-from fedda.folders import load
-from fedda.processes import Deployment
+from fedda.halves import load
+from fedda.ops.federation import Deployment
+from fedda.settings import RunConfig
 
 TARGET = "fonts"
 
@@ -85,9 +85,9 @@ def clocked() -> Clock:
     for module in (wire, base, strategy):
         clock.on("packing", module, "pack")
     clock.on("packing", wire.Packed, "check_finite", "unpack")
-    clock.on("packing", base.FedDA, "_checked")
+    clock.on("packing", load("strategies", "sites.replies").Checks, "read")
     clock.on("averaging", strategy, "mix")
-    clock.on("testing", load("clients", "base").Client, "evaluate")
+    clock.on("testing", load("clients", "base").Client, "test")
     clock.on("checkpoint", load("server", "checkpoint"), "write")
     return clock
 
@@ -100,7 +100,7 @@ def configure(folder: Path, rounds: int, batch: int) -> RunConfig:
 
 def in_process(folder: Path, config: RunConfig) -> dict[str, float]:
     """Seconds per round of each part."""
-    local, journal = load("server", "local"), load("server", "journal")
+    local, journal = load("server", "simulation"), load("server", "journal")
     sites = local.folders(folder / "digits", TARGET, {}, 1)
     clock = clocked()
     start = time.perf_counter()

@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedda import data, models, transport
+from fedda import data, models
 from fedda.algorithms import feddadil
-from fedda.config import Flat, RunConfig, defaults, lasting
+from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import RunError
-from fedda.folders import load
+from fedda.halves import load
+from fedda.maths import optimal_transport
+from fedda.settings import RunConfig, defaults, lasting
 
 # A single layer of small first weights: what KD3A makes of it is many norms away.
 IDENTITY: Flat = {"model.name": "identity", "train.lr": 0.05, "guard.max-change": 0.0}
@@ -118,7 +120,7 @@ class Bench:
         config = RunConfig.parse(flat)
         if not (folder / "results.json").is_file():
             start = time.perf_counter()
-            local, journal = load("server", "local"), load("server", "journal")
+            local, journal = load("server", "simulation"), load("server", "journal")
             sites = [s | {"notes": False} for s in local.folders(source, cell.target, {}, 1)]
             local.simulate(config, sites, journal.Journal(), "process")
             seconds = time.perf_counter() - start
@@ -182,7 +184,7 @@ class After:
     def __init__(self, folder: Path, data: Path, cell: Cell) -> None:
         state = load("server", "checkpoint").read(folder / f"feddadil-{cell.seed}")
         assert state is not None
-        atoms = state.kept["atoms"]
+        atoms = state.arrays["atoms"].unpack()
         self.z, self.y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
         self.folder, self.data, self.cell = folder, data, cell
         self.model, about = models.load(folder / "model.safetensors")
@@ -202,7 +204,9 @@ class After:
         """Accuracy of the heads, as the target fits and tests them after the last round."""
         o, alpha = self.task.options, self.coordinates(target)
         _, _, tests, labels = self.points(target)
-        b = transport.barycenter(self.z, self.y, alpha, most=o.fixed_points, entropy=o.entropy)
+        b = optimal_transport.barycenter(
+            self.z, self.y, alpha, most=o.fixed_points, entropy=o.entropy
+        )
         W, bias = feddadil.fit_heads(b.z[None], b.y[None], o.head_decay)
         heads = feddadil.fit_heads(self.z, self.y, o.head_decay)
         p = {
@@ -232,8 +236,8 @@ class After:
     def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training and test points of a domain, in its own scaling, with their labels."""
         train, test = self._load(name)
-        site = load("clients", "site").Site(
+        site = load("clients", "site.memory").Site(
             {"role": "source", "name": name, "data": "", "device": "cpu"}
         )
-        made = load("clients", "dictionary").Dictionary(site, self.task, self.model, train)
+        made = load("clients", "site.dictionary").Dictionary(site, self.task, self.model, train)
         return made.points, train.y, made.scaling(made.encoded(test.x)), test.y

@@ -41,8 +41,9 @@ from torch import Tensor
 from fedda.algorithms import feddadil
 from fedda.compare.statistics import Values
 from fedda.compare.tables import columns, markdown
-from fedda.config import Flat, overrides
+from fedda.config import Flat
 from fedda.errors import ConfigError
+from fedda.settings import overrides
 
 ROUNDS = 20  # of the dictionary, after as many epochs of the encoder as the set says
 SPC = (1, 5, 10, 20)

@@ -49,7 +49,7 @@ import numpy as np
 
 from fedda import exchange
 from fedda.exchange import tls
-from fedda.processes import Deployment
+from fedda.ops.federation import Deployment
 
 SIZES = {"1kb": 250, "1mb": 250_000}
 WARM_UP = 50  # syncs or echoes not counted

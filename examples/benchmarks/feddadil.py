@@ -39,7 +39,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the twin is not in the wheel
 
-from fedda import transport
+from fedda.maths import optimal_transport
 from tests.reference import transport as twin
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[float, T]:
 def watched(*names: str) -> Any:
     """Seconds spent in functions of `transport`, by name."""
     spent = dict.fromkeys(names, 0.0)
-    kept = {name: getattr(transport, name) for name in names}
+    kept = {name: getattr(optimal_transport, name) for name in names}
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
@@ -102,15 +102,15 @@ def watched(*names: str) -> Any:
         return call
 
     for name in names:
-        setattr(transport, name, watch(name))
+        setattr(optimal_transport, name, watch(name))
     try:
         yield spent
     finally:
         for name, function in kept.items():
-            setattr(transport, name, function)
+            setattr(optimal_transport, name, function)
 
 
-SOLVE = transport.solve
+SOLVE = optimal_transport.solve
 
 
 def with_pot(simplex: bool) -> None:
@@ -119,14 +119,14 @@ def with_pot(simplex: bool) -> None:
     def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
         return twin.plan(cost).argmax(dim=1)
 
-    transport.solve = solve if simplex else SOLVE
+    optimal_transport.solve = solve if simplex else SOLVE
 
 
 def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
     """Both on the same problem."""
     z, y, alpha, x, labels = problem(n, args.width, args.classes, args.atoms, shuffled, args.seed)
     ours, (found, b, _) = timed(
-        lambda: transport.reconstruction(z, y, alpha, x, labels), args.repeats
+        lambda: optimal_transport.reconstruction(z, y, alpha, x, labels), args.repeats
     )
     # The twin is given beta, which it would compute from distances between all points of all atoms.
     beta = twin.label_weight(z)
@@ -141,12 +141,14 @@ def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
     for _ in range(args.repeats):
         with watched("solve", "_inner") as each:
             start = time.process_time()
-            transport.reconstruction(z, y, alpha, x, labels)
+            optimal_transport.reconstruction(z, y, alpha, x, labels)
             seconds = time.process_time() - start
         if seconds < least:
             least, spent = seconds, each
     with_pot(True)
-    simplex, _ = timed(lambda: transport.reconstruction(z, y, alpha, x, labels), args.repeats)
+    simplex, _ = timed(
+        lambda: optimal_transport.reconstruction(z, y, alpha, x, labels), args.repeats
+    )
     with_pot(False)
     return {
         "batch": n,

@@ -25,9 +25,9 @@ import live
 
 from fedda.compare.tables import markdown
 from fedda.config import Flat
-from fedda.processes import Deployment
-from fedda.results import load
-from fedda.spawn import LOOPBACK, free_port
+from fedda.ops.federation import Deployment
+from fedda.ops.spawn import LOOPBACK, free_port
+from fedda.results.read import load
 
 ANNOUNCED = "127.0.0.2"
 CHUNK = 1 << 16

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from fedda import fab
 from fedda.errors import RunError
-from fedda.processes import Deployment
+from fedda.ops import bundle
+from fedda.ops.federation import Deployment
 
 FEATURES, CLASSES = 64, 10
 SERVED, MEASURED = 'serverapp = "server.app:app"', 'serverapp = "server.measured:app"'
@@ -58,7 +58,7 @@ def mlp(megabytes: float) -> dict[str, Any]:
 
 def stage(folder: Path) -> Path:
     """The Flower app with `measured.py` as its server program."""
-    app = fab.stage(folder)
+    app = bundle.stage(folder)
     shutil.copy(Path(__file__).with_name("measured.py"), app / "server" / "measured.py")
     project = app / "pyproject.toml"
     text = project.read_text()

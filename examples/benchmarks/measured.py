@@ -14,11 +14,11 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedda.config import RunConfig
-from fedda.folders import load_half
+from fedda import plugins
+from fedda.settings import RunConfig
 from server import app as served
 from server import checkpoint, training
-from strategies.mail import Mail
+from strategies.sites.mail import Mail
 
 FILE = "measured.json"
 
@@ -110,7 +110,7 @@ def main(grid: Grid, context: Context) -> None:
     run = training.Training.run
 
     def note_then_run(self: training.Training) -> dict[str, Any]:
-        load_half("strategies", self.method)  # what it imports is no model
+        plugins.strategy(self.method)  # what it imports is no model
         start.append(memory("VmRSS"))
         return run(self)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import live
 
-from fedda.processes import Deployment
+from fedda.ops.federation import Deployment
 
 
 def by_phase(measured: live.Measured) -> dict[str, float]:

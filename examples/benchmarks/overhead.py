@@ -34,9 +34,9 @@ import torch
 from torch.nn import functional as F
 
 from fedda import models
-from fedda.config import RunConfig
-from fedda.folders import load
-from fedda.processes import Deployment
+from fedda.halves import load
+from fedda.ops.federation import Deployment
+from fedda.settings import RunConfig
 from fedda.train import batches, learning_rate, make_optimizer, round_images, seed_for
 
 SIDE, CLASSES = 28, 10
@@ -66,7 +66,9 @@ def federated(config: RunConfig, source: Path, target: Path) -> None:
         {"role": SOURCE, "name": SOURCE, "data": str(source), "device": "cpu", "threads": 1},
         {"role": TARGET, "name": TARGET, "data": str(target), "device": "cpu", "threads": 1},
     ]
-    load("server", "local").simulate(config, sites, load("server", "journal").Journal(), "process")
+    load("server", "simulation").simulate(
+        config, sites, load("server", "journal").Journal(), "process"
+    )
 
 
 def plain(config: RunConfig, source: Path) -> None:
@@ -77,7 +79,7 @@ def plain(config: RunConfig, source: Path) -> None:
     seed = seed_for(0, SOURCE)
     for server_round in range(1, config.rounds + 1):
         rate = learning_rate(config.train, server_round, config.rounds)
-        optimizer = make_optimizer(model, config.train, rate)
+        optimizer = make_optimizer(model.groups(rate), config.train, rate)
         model.train()
         shares = round_images(len(x), server_round, config.train.rounds_per_epoch, seed)
         for indices in batches(shares, config.train.batch_size):

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import live
 
-from fedda.processes import Deployment
+from fedda.ops.federation import Deployment
 
 TINY = 0.01  # MB
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
 from fedda.errors import ConfigError
-from fedda.wire import MODEL, Contract, Rule
+from fedda.methods import Hop, Method, Phase
+from fedda.wire import MODEL, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -78,11 +78,9 @@ def check_batchnorm(entries: Iterable[str], model: str) -> None:
         )
 
 
-CONTRACT = Contract(
-    enters={"source": Rule(MODEL), "target": Rule(MODEL)},
-    leaves={
-        "source": Rule(MODEL, frozenset({"loss", "steps", "seconds"})),
-        "target": Rule(MODEL, frozenset({"steps", "seconds"})),
-    },
+# After every mean of the sources' models.
+ESTIMATE: Hop = {"target": Part(Rule(MODEL), Rule(MODEL, frozenset({"steps", "seconds"})))}
+
+METHOD = Method(
+    "adabn", "AdaBN", Config, (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),)
 )
-PRESETS: dict[str, dict[str, Scalar]] = {}

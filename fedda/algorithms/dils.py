@@ -1,7 +1,7 @@
 """DILS: one collaborator and the target adapt by the gradients of a shared discriminator.
 
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1; the losses are in
-`fedda.adversary`, the lazy synchronisation in `fedda.lazy`.
+`fedda.adversarial.discriminators`, the lazy synchronisation in `fedda.adversarial.lazy`.
 
     E_opt, E_T   encoders     the collaborator's, trained on its labels, and the target's, which
                               starts as a copy of it
@@ -11,18 +11,20 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1; the losses are
 The first rounds train the collaborator's model on its labels. In all others no model moves between
 the sites: E_T stays at the target, as do the optimizers and what the exchange has gathered. CADA
 moves E_opt too and goes on training the collaborator's classifier on what E_opt gives (see
-`fedda.adversary.HALVES`), so there the target is sent the collaborator's model, to take its
-classifier.
+`fedda.adversarial.discriminators.HALVES`), so there the target is sent the collaborator's model, to
+take its classifier.
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from fedda import adversary
-from fedda.adversary import Loss, Network
+from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import Loss, Network
+from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
-from fedda.wire import MODEL, Contract, Manifest, Rule
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 
 class Config(Section):
@@ -65,20 +67,38 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
     """The discriminator whose gradients are summed."""
     sizes = options.discriminator.hidden
-    return {"discriminator": adversary.layout(adversary.width(model), sizes)}
+    return {"discriminator": discriminators.layout(discriminators.width(model), sizes)}
 
 
 NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
 
-CONTRACT = Contract(
-    enters={
-        "source": Rule(numbers=frozenset({"steps"}), optional=MODEL),
-        "target": Rule(numbers=frozenset({"steps"}), optional=MODEL),
-    },
-    leaves={
-        # A source's model while it is trained on labels and with CADA; the target's with `share`.
-        "source": Rule(numbers=NUMBERS, optional=MODEL),
-        "target": Rule(numbers=NUMBERS, optional=MODEL),
-    },
-    gradients={"source": frozenset({"discriminator"}), "target": frozenset({"discriminator"})},
+# The model comes in the first round. It goes back from the collaborator with CADA, and from the
+# target with `share`.
+ADAPT = Part(
+    Rule(numbers=frozenset({"steps"}), optional=MODEL),
+    Rule(numbers=NUMBERS, optional=MODEL),
+    frozenset({"discriminator"}),
+)
+
+METHOD = Method(
+    "dils",
+    "DILS",
+    Config,
+    (
+        Phase(
+            "pretrain",
+            {"train": {"collaborator": Part(Rule(MODEL), fedavg.TRAINED, labels=True)}},
+            rounds=lambda options, rounds: options.pretrain,
+            prepares=True,
+        ),
+        Phase(
+            "adapt",
+            {"adapt": {"collaborator": ADAPT, "target": ADAPT}},
+            layouts=layouts,
+            # The target tests the model that it has adapted, and is sent none.
+            test=Part(Rule(), TEST.leaves),
+        ),
+    ),
+    PRESETS,
+    stays=lambda options: not options.share,
 )

@@ -1,7 +1,7 @@
 """f-DAN: as f-DANN, but sources and target are brought together in multi-kernel MMD.
 
 Long et al., DAN, ICML 2015, https://arxiv.org/abs/1502.02791; federated by the exchange, with
-random Fourier features of the kernels (`fedda.fourier`).
+random Fourier features of the kernels (`fedda.maths.fourier`).
 
     w        (2M,)   the discriminator: linear in the Fourier features, mu_S - mu_T by its gradients
     MMD^2    float   |w|^2, with mu_S the mean over the sources
@@ -16,10 +16,11 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator
 
-from fedda.adversary import Reversal
+from fedda.adversarial.discriminators import Reversal
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.wire import MODEL, Contract, Entry, Kind, Manifest, Rule
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -70,17 +71,38 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 
 # One for all, or per pair one named after the source.
 WITNESSES = {"witness": Kind.GRADIENT, "witness/*": Kind.GRADIENT}
-TOLD = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
+SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
+ALIGNED = frozenset({"steps", "seconds", "mmd"})
 
-CONTRACT = Contract(
-    enters={"source": TOLD, "target": TOLD},
-    leaves={
-        "source": Rule(MODEL, frozenset({"loss", "steps", "seconds", "mmd"})),
-        # While there is no scale the target does not train: it sends the median of its distances.
-        "target": Rule(
-            numbers=frozenset({"steps", "seconds", "mmd", "median"}), optional=MODEL | WITNESSES
+METHOD = Method(
+    "fdan",
+    "f-DAN",
+    Config,
+    (
+        # Under the mean of the sources' models the target finds the median of its distances.
+        Phase(
+            "scale",
+            {
+                "train": fedavg.TRAIN,
+                "measure": {
+                    "target": Part(
+                        Rule(MODEL), Rule(numbers=frozenset({"steps", "seconds", "median"}))
+                    )
+                },
+            },
+            rounds=lambda options, rounds: 0 if options.scale else 1,
         ),
-    },
-    gradients={"source": GROUPS, "target": GROUPS},
+        Phase(
+            "align",
+            {
+                "align": {
+                    "source": Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True),
+                    "target": Part(SENT, Rule(MODEL, ALIGNED, WITNESSES), GROUPS),
+                }
+            },
+            layouts=layouts,
+        ),
+    ),
+    PRESETS,
 )

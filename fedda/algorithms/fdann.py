@@ -8,23 +8,24 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 
 Every source minimises cross entropy + lambda times minus its half of DI's loss, the target the
 latter alone, so with Adam, whose steps are as long whatever lambda is, nothing holds it: use sgd.
-DI's loss is FRUDA's eq. 8, averaged over sources, plus eq. 9 (`fedda.adversary`).
+DI's loss is FRUDA's eq. 8, averaged over sources, plus eq. 9 (`fedda.adversarial.discriminators`).
 After each round encoders are averaged over all sites, classifiers over the sources; so DI faces one
 encoder when a round begins, and from there on every site's own. A round is a whole number of
-windows (`fedda.lazy`), and the next one goes on from its discriminator, which travels with the
-model (`fedda.travelling`).
+windows (`fedda.adversarial.lazy`), and the next one goes on from its discriminator, which travels
+with the model (`fedda.adversarial.travelling`).
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from fedda import adversary
-from fedda.adversary import Network, Reversal
+from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import Network, Reversal
+from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.travelling import travelling_layout
-from fedda.wire import MODEL, Contract, Kind, Manifest, Rule
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -52,10 +53,10 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
     """The discriminator as it travels beside the model, and as its gradients are summed."""
-    d, network = adversary.width(model), options.discriminator
+    d, network = discriminators.width(model), options.discriminator
     return {
         "discriminator": travelling_layout(d, network),
-        "gradient": adversary.layout(d, network.hidden),
+        "gradient": discriminators.layout(d, network.hidden),
     }
 
 
@@ -63,10 +64,17 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 DISCRIMINATORS = {"discriminator": Kind.MODEL, "discriminator/*": Kind.MODEL}
 GROUPS = frozenset({"gradient", "gradient/*"})
 NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
-TOLD = Rule(MODEL, frozenset({"steps"}), DISCRIMINATORS)
+SENT = Rule(MODEL, frozenset({"steps"}), DISCRIMINATORS)
 
-CONTRACT = Contract(
-    enters={"source": TOLD, "target": TOLD},
-    leaves={"source": Rule(MODEL, NUMBERS), "target": Rule(MODEL, NUMBERS, DISCRIMINATORS)},
-    gradients={"source": GROUPS, "target": GROUPS},
+ALIGN = Phase(
+    "align",
+    {
+        "align": {
+            "source": Part(SENT, Rule(MODEL, NUMBERS), GROUPS, labels=True),
+            "target": Part(SENT, Rule(MODEL, NUMBERS, DISCRIMINATORS), GROUPS),
+        }
+    },
+    layouts=layouts,
 )
+
+METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS)

@@ -3,7 +3,7 @@
 McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629
 
     counts   (K,)   examples n_k at each site
-    weights  (K,)   n_k / n, summing to 1; the mean itself is `fedda.average`
+    weights  (K,)   n_k / n, summing to 1; the mean itself is `fedda.maths.average`
 """
 
 from typing import Literal
@@ -12,8 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedda.config import Scalar, Section
-from fedda.wire import MODEL, Contract, Rule
+from fedda.config import Section
+from fedda.methods import Hop, Method, Phase
+from fedda.wire import MODEL, Part, Rule
 
 Weighting = Literal["examples", "uniform"]
 
@@ -34,8 +35,9 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
     return n / n.sum()
 
 
-CONTRACT = Contract(
-    enters={"source": Rule(MODEL)},
-    leaves={"source": Rule(MODEL, frozenset({"loss", "steps", "seconds"}))},
-)
-PRESETS: dict[str, dict[str, Scalar]] = {}
+TRAINED = Rule(MODEL, frozenset({"loss", "steps", "seconds"}))
+
+# What any method asks of sites that have labels.
+TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
+
+METHOD = Method("fedavg", "FedAvg (source-only)", Config, (Phase("train", {"train": TRAIN}),))

@@ -1,7 +1,7 @@
 """FedDaDiL: every site's data as a Wasserstein barycenter of public atoms; coordinates stay home.
 
 Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670; equations are numbered as there. The
-transport itself is `fedda.transport`.
+transport itself is `fedda.maths.optimal_transport`.
 
     N, K, C, d      sizes      sites, atoms, classes, features
     n, n_b          sizes      points of an atom; of a mini-batch of it
@@ -16,7 +16,7 @@ alpha_k (the gradient of eq. 11), so the lengths of its moves are to each other 
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedda import transport
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.errors import ConfigError, WireError
-from fedda.wire import MODEL, Arrays, Contract, Entry, Kind, Manifest, Rule
+from fedda.maths import optimal_transport
+from fedda.maths.mixture import Mixture
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, TEST, Arrays, Entry, Kind, Manifest, Part, Rule
 
 Head = Literal["reconstruction", "ensemble"]
 
@@ -42,11 +44,6 @@ APART = 0.1  # part of it that one atom's point has for itself, unlike the other
 class Config(fedavg.Config):
     """FedDaDiL's choices, and FedAvg's for the encoder."""
 
-    encoder: str = Field(
-        default="",
-        description="a finished run's folder whose model to start from; all rounds are then the "
-        "dictionary's",
-    )
     encoder_share: float = Field(
         default=0.5,
         ge=0,
@@ -95,12 +92,6 @@ class Config(fedavg.Config):
     distil: int = Field(
         default=10, ge=1, description="samples per class of the distilled set that a target notes"
     )
-
-    def told(self) -> "Config":
-        """Without what is the server's business: where it keeps its runs."""
-        if not self.encoder:
-            return self
-        return self.model_copy(update={"encoder": "", "encoder_share": 0.0})
 
     def encoder_rounds(self, rounds: int) -> int:
         """How many rounds of the run belong to the encoder."""
@@ -300,39 +291,16 @@ def distilled(
         ]
     )
     label = torch.eye(y.shape[2], dtype=y.dtype, device=y.device).repeat_interleave(spc, dim=0)
-    b = transport.barycenter(z, y, alpha, (start_z[chosen], label), most, entropy)
+    b = optimal_transport.barycenter(z, y, alpha, (start_z[chosen], label), most, entropy)
     return b.z, b.y
 
 
 ATOMS = {"atoms": Kind.ATOMS}
 SENT = frozenset({"loss", "reconstruction", "steps", "seconds"})
 
-# Stage 1 is FedAvg's, and the target has no part in it.
-ENCODER = fedavg.CONTRACT
-# Stage 2. The encoder comes along for a site that does not have it yet; only atoms go back.
-CONTRACT = Contract(
-    enters={"source": Rule(MODEL | ATOMS), "target": Rule(MODEL | ATOMS)},
-    leaves={"source": Rule(ATOMS, SENT), "target": Rule(ATOMS, SENT)},
-)
-EVALUATION = Contract(
-    enters={"target": Rule(MODEL | ATOMS)},
-    leaves={
-        "target": Rule(
-            numbers=frozenset(
-                {"accuracy", "loss", "tested", "infomax", "seconds"}
-                | {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
-            )
-        )
-    },
-)
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {"weighting": "uniform", "target-pace": 1.0, "mean": "uniform", "entropy": 0.0}
 }
-
-
-def contract(arrays: Mapping[str, object]) -> Contract:
-    """The contract of the stage that a request's arrays belong to."""
-    return CONTRACT if "atoms" in arrays else ENCODER
 
 
 def layout(options: Config, model: Manifest, whole: bool) -> Manifest:
@@ -348,6 +316,44 @@ def layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
     return {"atoms": layout(options, model, whole=False)}
 
 
-def tested_layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
+def test_layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
     """The atoms that the target tests: all of them."""
     return {"atoms": layout(options, model, whole=True)}
+
+
+def extend(model: Any, settings: Mapping[str, Any]) -> None:
+    """Put so many heads in the place of the model's one: those that the target fits on atoms."""
+    model.head = Mixture(settings["heads"], model.width, model.head.out_features)
+
+
+# The encoder comes along for a site that does not have it yet; only atoms go back.
+LEARN = Rule(ATOMS, optional=MODEL)
+HEADS = frozenset(f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder"))
+
+METHOD = Method(
+    "feddadil",
+    "FedDaDiL",
+    Config,
+    (
+        Phase(
+            "encoder",
+            {"train": fedavg.TRAIN},
+            rounds=lambda options, rounds: options.encoder_rounds(rounds),
+            prepares=True,
+        ),
+        Phase(
+            "dictionary",
+            {
+                "learn": {
+                    "source": Part(LEARN, Rule(ATOMS, SENT), labels=True),
+                    "target": Part(LEARN, Rule(ATOMS, SENT)),
+                }
+            },
+            layouts=layouts,
+            test=Part(LEARN, Rule(numbers=TEST.leaves.numbers | HEADS)),
+            test_layouts=test_layouts,
+        ),
+    ),
+    PRESETS,
+    extend=extend,
+)

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import fedavg
+from fedda.methods import Method
 
 
 class Config(fedavg.Config):
@@ -28,5 +29,4 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) 
     return mu / 2 * torch.stack(terms).sum()
 
 
-CONTRACT = fedavg.CONTRACT
-PRESETS = fedavg.PRESETS
+METHOD = Method("fedprox", "FedProx (source-only)", Config, fedavg.METHOD.phases)

@@ -7,13 +7,14 @@ Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the excha
     gamma    float   weight of the gradient penalty, taken on each side's own samples
 
 In each step the critic first makes a few of its own, each on a batch of its own, to follow W, then
-the encoders make one to lower it (`fedda.adversary`).
+the encoders make one to lower it (`fedda.adversarial.discriminators`).
 """
 
 from pydantic import Field
 
 from fedda.algorithms import fdann
 from fedda.config import Scalar
+from fedda.methods import Method
 
 
 class Config(fdann.Config):
@@ -40,4 +41,4 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     }
 }
 
-layouts, CONTRACT = fdann.layouts, fdann.CONTRACT
+METHOD = Method("fwdgrl", "f-WDGRL", Config, (fdann.ALIGN,), PRESETS)

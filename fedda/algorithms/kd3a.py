@@ -21,10 +21,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
-from fedda.focus import NOBODY, Form, Value, team_quality, teams_and_shares
-from fedda.gap import gap_weights
-from fedda.wire import MODEL, Contract, Kind, Rule
+from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
+from fedda.maths.gap import gap_weights
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, Kind, Part, Rule
 
 
 class Gate(Section):
@@ -355,19 +357,31 @@ def mix_moments(
     return mu.to(means.dtype), var.to(variances.dtype)
 
 
-CONTRACT = Contract(
-    enters={
-        "source": Rule(MODEL),
-        # With `updated` teachers the target weighs too, so it needs N_k and last round's alpha.
-        "target": Rule(
-            MODEL | {"teacher/*": Kind.MODEL}, frozenset({"stage", "examples/*", "past/*"})
+OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*"})
+
+METHOD = Method(
+    "kd3a",
+    "KD3A",
+    Config,
+    (
+        Phase(
+            "train",
+            {
+                "train": fedavg.TRAIN,
+                "distil": {
+                    # With `updated` teachers the target weighs too, so it needs N_k and last
+                    # round's alpha.
+                    "target": Part(
+                        Rule(
+                            MODEL | {"teacher/*": Kind.MODEL}, frozenset({"examples/*", "past/*"})
+                        ),
+                        Rule(MODEL, fedavg.TRAINED.numbers | {"kept"} | OF_SOURCES),
+                    )
+                },
+                # With `batchnorm=loss`: eq. 12, on the mean.
+                "match_moments": {"target": Part(Rule(MODEL), fedavg.TRAINED)},
+            },
         ),
-    },
-    leaves={
-        "source": Rule(MODEL, frozenset({"loss", "steps", "seconds"})),
-        "target": Rule(
-            MODEL,
-            frozenset({"loss", "steps", "seconds", "kept", "focus/*", "distance/*", "gain/*"}),
-        ),
-    },
+    ),
+    PRESETS,
 )

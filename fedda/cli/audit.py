@@ -15,10 +15,10 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.predict import MODEL, model_file
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import replacing
-from fedda.folders import load as load_folder
+from fedda.halves import load as load_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from fedda.audit import Audit, Leak
+    from fedda.adversarial.attack import Audit, Leak
 
 RESULTS, CONFIG, AUDIT = "results.json", "config.json", "audit.json"
 
@@ -46,7 +46,8 @@ def gradients(
         str,
         typer.Option(
             metavar="METHOD",
-            help="Whose discriminator: dils, fdann or fwdgrl. Another than the run's is a what-if.",
+            help="Whose discriminator: dils, fdann, fwdgrl or mdan. "
+            "Another than the run's is a what-if.",
             show_default="the run's",
         ),
     ] = "",
@@ -121,11 +122,11 @@ def gradients(
     with clear_exit():
         file, home = model_file(run), _home(run)
         config = _read(home / CONFIG)
-        from fedda.audit import Settings
+        from fedda.adversarial.attack import Settings
 
         own = Settings.of(config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
-        settings = own.told({k: v for k, v in given.items() if v is not None}, sizes)
+        settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
         other = settings != own or own.method != config.get("method")
         results = _read(home / RESULTS)
         sent = windows or planned(config | {"method": own.method}, results, settings.p)
@@ -147,23 +148,31 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     Rounds of a whole number of windows, a critic's own steps, and a target's part in a pair with
     every source are counted where the method has them.
     """
+    from fedda import plugins
+    from fedda.config import unflatten, validate
+
     sites, method = results.get("sites", []), config.get("method", "")
     most = max((site.get("examples", 0) for site in sites), default=0)
     size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
     steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
-    if method == "dils":  # windows reach over rounds, and the pretraining has none
-        return max(1, max(1, rounds - int(config.get("dils.pretrain", 0))) * steps // p)
+    about = plugins.method(method or "fdann")  # a model alone does not say how it was trained
+    options: Any = validate(about.config, unflatten(config).get(method, {}), method)
+    stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
+    summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
+    if method == "dils":  # its windows reach over rounds
+        return max(1, summing * steps // p)
     sources = sum(site.get("role") == "source" for site in sites)
-    pairs = max(1, sources) if config.get(f"{method}.pairs", False) else 1
-    return rounds * math.ceil(steps / p) * pairs * int(config.get(f"{method}.critic-steps", 1))
+    pairs = max(1, sources) if getattr(options, "pairs", False) else 1
+    return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
 
 
 def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, device: str) -> "Audit":
-    from fedda import audit, models
+    from fedda import models
+    from fedda.adversarial import attack
     from fedda.data import load_target
 
     network, about = models.load(file)
-    network.to(load_folder("clients", "site").pick_device(device))
+    network.to(load_folder("clients", "site.memory").pick_device(device))
     channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
     examples = load_target(data, channels=channels, size=size)  # has no labels to read
     if examples.shape != about.shape:
@@ -171,13 +180,13 @@ def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, devic
             f"{data} holds examples of {'x'.join(map(str, examples.shape))} and the model takes "
             f"{'x'.join(map(str, about.shape))}; give data that the model was trained for."
         )
-    z = audit.features(network, examples.x, seed=seed)
-    return audit.audit(z, settings, trials=trials, seed=seed)
+    z = attack.features(network, examples.x, seed=seed)
+    return attack.audit(z, settings, trials=trials, seed=seed)
 
 
 def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
     """Epsilon of one window and of all, or why there is none."""
-    from fedda import privacy
+    from fedda.adversarial import privacy
 
     about: dict[str, Any] = {"delta": delta, "windows": windows}
     try:
@@ -210,7 +219,7 @@ def _write(path: Path, about: dict[str, Any]) -> Path:
 
 
 def _print(found: "Audit", about: dict[str, Any]) -> None:
-    from fedda.page.audit import parse, remarks
+    from fedda.page.recovered import parse, remarks
 
     def text(leak: "Leak | None") -> str:
         if leak is None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from fedda import keys
 from fedda.cli.exits import clear_exit
 from fedda.config import FEATURES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
-from fedda.folders import load
-from fedda.spawn import die_with_parent, free_port, watch_parent
-from fedda.submit import OFFLINE
+from fedda.halves import load
+from fedda.ops import keys
+from fedda.ops.spawn import die_with_parent, free_port, watch_parent
+from fedda.ops.submit import OFFLINE
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -167,7 +167,9 @@ def client(
             os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ.update(OFFLINE)
         _logging(log)
-        load("clients", "site").pick_device(device)  # refused here, not in the middle of a run
+        load("clients", "site.memory").pick_device(
+            device
+        )  # refused here, not in the middle of a run
         from fedda.data import describe
 
         typer.echo(_understood(describe(data, role)))
@@ -179,7 +181,7 @@ def client(
                 import torch
 
                 torch.set_num_threads(threads)
-            resident, installed = load("clients", "resident"), load("clients", "app").app
+            resident, installed = load("clients", "node.resident"), load("clients", "app").app
             logging.getLogger("fedda.client").info("connecting to %s", superlink)
             resident.serve(
                 installed,

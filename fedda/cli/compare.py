@@ -124,7 +124,7 @@ def compare(
 
 def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
     """Train what is missing, write and print what there is, and end with the right exit code."""
-    from fedda.compare.progress import Display
+    from fedda.compare.headway import Display
 
     plan.check()
     cells = plan.cells()
@@ -153,8 +153,9 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
 
 def _present(plan: "Plan", baseline: str, command: str) -> None:
     """Write the tables and the picture of what has finished, and print the tables."""
+    from fedda.compare.about import header
     from fedda.compare.figure import draw  # matplotlib takes a second to import
-    from fedda.compare.tables import as_csv, as_markdown, header
+    from fedda.compare.tables import as_csv, as_markdown
 
     scores = plan.scores()
     if not scores:
@@ -173,7 +174,7 @@ def _present(plan: "Plan", baseline: str, command: str) -> None:
 
 def _tell(plan: "Plan", failed: dict["Cell", str]) -> None:
     """Name what failed; cells that failed alike share a line."""
-    from fedda.compare.progress import title
+    from fedda.compare.headway import title
     from fedda.compare.workers import ERROR
 
     alike: dict[str, list[Cell]] = {}

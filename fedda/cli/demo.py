@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.config import RunConfig
 from fedda.errors import RunError
-from fedda.folders import load
+from fedda.halves import load
+from fedda.settings import RunConfig
 
 TARGET = "fonts"
 
@@ -57,9 +57,9 @@ def demo(
     from fedda.cli.launch import INTERRUPTED, on_terminate, watch
     from fedda.cli.report import present
     from fedda.data.digits import DOMAINS, build
-    from fedda.fab import stage
-    from fedda.processes import Deployment
-    from fedda.progress import Display
+    from fedda.ops.bundle import stage
+    from fedda.ops.federation import Deployment
+    from fedda.results.progress import Display
 
     on_terminate()
     folder = directory.absolute() / "demo"
@@ -83,7 +83,7 @@ def demo(
             typer.echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
             federation = Deployment(folder, sites, insecure=insecure)
             with federation as deployment, Display(config) as display:
-                run_id = deployment.submit(stage(folder / "app"), config.flat())
+                run_id = deployment.submit(stage(folder / "app", config.flat()), config.flat())
                 journal = folder / "journal.jsonl"
                 watch(journal, 0, lambda: deployment.status(run_id).ended, display)
                 deployment.wait(run_id, SECONDS)

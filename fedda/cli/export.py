@@ -8,6 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, ModelError
+from fedda.results.read import label
 
 MODEL = "model.safetensors"
 
@@ -35,6 +36,9 @@ def export(
             min=0, show_default=False, help="And this seed's. Default: the run's first seed."
         ),
     ] = None,
+    target: Annotated[
+        str, typer.Option(help="And this target's, of a run that adapted several.")
+    ] = "",
 ) -> None:
     r"""Write a model for programs that know nothing of fedda, and check what was written.
 
@@ -68,9 +72,9 @@ def export(
         kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]
         if not kinds:
             raise ConfigError("Say which kind of file to write: --onnx, --torch, or both.")
-        source = _chosen(run, method, seed)
+        source = _chosen(run, method, seed, target)
         places = _places(source, kinds, out)
-        from fedda.export import export as write  # torch takes seconds to import
+        from fedda.models.export import export as write  # torch takes seconds to import
 
         for place in places:
             done = write(source, place)
@@ -88,14 +92,14 @@ def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:
     return [out]
 
 
-def _chosen(run: Path, method: str, seed: int | None) -> Path:
+def _chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
     """The model file that is meant."""
-    chooses = bool(method) or seed is not None
+    chooses = bool(method) or seed is not None or bool(target)
     if not run.is_dir():
         if chooses:
             raise ConfigError(
-                f"--method and --seed choose among a run's trainings, and {run} is no run's "
-                "folder; leave them out, or give the folder."
+                f"--method, --seed and --target choose among a run's trainings, and {run} is no "
+                "run's folder; leave them out, or give the folder."
             )
         return run
     found = run / MODEL
@@ -103,13 +107,13 @@ def _chosen(run: Path, method: str, seed: int | None) -> Path:
         about = _settings(run) if not method or seed is None else {}
         method = method or str(about.get("method", ""))
         first = str(about.get("run.seeds", "0")).partition(",")[0]
-        found = run / f"{method}-{first if seed is None else seed}" / MODEL
+        found = run / label(method, first if seed is None else seed, target) / MODEL
     if found.is_file():
         return found
     there = ", ".join(sorted(path.parent.name for path in run.glob(f"*-*/{MODEL}")))
     what = f"{found.parent.name} has no {MODEL}" if chooses else f"{run} holds no {MODEL}"
     if there:
-        instead = f"finished are {there}: choose by --method and --seed."
+        instead = f"finished are {there}: choose by --method, --seed and --target."
     elif runs := sorted(
         file.parent for at in ("*", "cells/*") for file in run.glob(f"{at}/{MODEL}")
     ):

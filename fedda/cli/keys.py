@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from fedda import keys
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
+from fedda.ops import keys
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,10 +11,10 @@ from typing import Any
 
 import typer
 
-from fedda import keys
-from fedda.config import RunConfig
 from fedda.errors import ConfigError, FeddaError, RunError
-from fedda.folders import load
+from fedda.halves import load
+from fedda.ops import keys
+from fedda.settings import RunConfig
 
 INTERRUPTED = 130
 TRIES = 10  # questions in a row, a second apart, that a server may leave unanswered
@@ -37,7 +37,7 @@ class Launch:
 def perform(config: RunConfig, launch: Launch) -> None:
     """Run, show the progress, then the results; after a failure say how to go on."""
     from fedda.cli.report import present
-    from fedda.progress import Display
+    from fedda.results.progress import Display
 
     folder = Path(config.run.dir) / config.run.name
     try:
@@ -79,7 +79,7 @@ def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -
     Raises:
         RunError: the run failed, with the reason it gave; or the server does not answer any more.
     """
-    from fedda.progress import follow
+    from fedda.results.progress import follow
 
     failures = 0
 
@@ -105,7 +105,7 @@ def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -
 
 
 def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
-    local, journals = load("server", "local"), load("server", "journal")
+    local, journals = load("server", "simulation"), load("server", "journal")
     poison = {}
     for pair in filter(None, launch.poison.split(",")):
         who, _, percent = pair.partition("=")
@@ -120,15 +120,15 @@ def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
 
 
 def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
-    from fedda.fab import stage
-    from fedda.submit import submit, write_connection
+    from fedda.ops.bundle import stage
+    from fedda.ops.submit import submit, write_connection
 
     address, ca = _server_of(launch)
     if ca is not None:
         keys.check_certificate(ca)
     with load("server", "run").alone(folder):
         pass  # else this would show, and spoil, what another run writes
-    control = load("server", "control").Control(address, ca)
+    control = load("server", "superlink.control").Control(address, ca)
     journal = folder / "journal.jsonl"
     offset = journal.stat().st_size if journal.exists() else 0
     try:
@@ -136,7 +136,7 @@ def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) ->
         with tempfile.TemporaryDirectory() as scratch:
             home = Path(scratch) / "flwr"
             write_connection(home, address, ca)
-            run_id = submit(stage(Path(scratch) / "app"), config.flat(), home)
+            run_id = submit(stage(Path(scratch) / "app", config.flat()), config.flat(), home)
         try:
             watch(journal, offset, lambda: control.run_state(run_id).ended, display)
         except KeyboardInterrupt:

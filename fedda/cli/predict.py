@@ -13,15 +13,18 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import ModelError, RunError
 from fedda.files import replacing
-from fedda.folders import load
-from fedda.results import adapted_elsewhere
+from fedda.halves import load
+from fedda.results.read import RESULTS, adapted_elsewhere
 
 MODEL = "model.safetensors"
 
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help=f"A {MODEL}, or a run's folder with one.")
+        Path,
+        typer.Argument(
+            metavar="MODEL", help=f"A {MODEL}, or the folder of a run or training with one."
+        ),
     ],
     data: Annotated[
         Path,
@@ -77,7 +80,7 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
     from fedda.data import stream  # torch takes seconds to import, and --help should not
 
     network, about = models.load(model)
-    network.to(load("clients", "site").pick_device(device))
+    network.to(load("clients", "site.memory").pick_device(device))
     # Read before the heading is written, so that an error leaves an empty output.
     batches = stream(data, about.shape, batch)
     first = next(batches)
@@ -101,6 +104,11 @@ def model_file(model: Path) -> Path:
     if not model.is_dir():
         return model
     if not (model / MODEL).is_file():
+        if there := sorted(str(path.parent) for path in model.glob(f"*/{MODEL}")):
+            raise ModelError(
+                f"{model} holds no {MODEL} of its own, as it has several targets or has not "
+                f"finished; give the folder of one training: {', '.join(there)}."
+            )
         raise ModelError(
             f"{model} holds no {MODEL}, which a run writes when it has finished; give the folder "
             "of a finished run, or the file of a model."
@@ -112,6 +120,13 @@ def _elsewhere(model: Path) -> list[str]:
     """What there is to say of a run whose adapted model was not sent."""
     folder = model if model.is_dir() else model.parent
     try:
-        return adapted_elsewhere(json.loads((folder / "results.json").read_text()))
+        if (folder / RESULTS).is_file():
+            return adapted_elsewhere(json.loads((folder / RESULTS).read_text()))
+        results = json.loads((folder.parent / RESULTS).read_text())
+        results["trainings"] = {
+            method: [t for t in found if Path(t["model"]).parent.name == folder.name]
+            for method, found in results["trainings"].items()
+        }
+        return adapted_elsewhere(results)
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return []  # a model may come alone

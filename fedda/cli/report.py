@@ -74,9 +74,11 @@ def present(
     from rich.console import Console
 
     from fedda.page import write
-    from fedda.plot import plot  # matplotlib takes a second to import, and --help should not
-    from fedda.report import table
-    from fedda.results import load, summary
+    from fedda.results.picture import (
+        plot,  # matplotlib takes a second to import, and --help should not
+    )
+    from fedda.results.read import load, summary
+    from fedda.results.terminal import table
 
     results = load(folder)
     if as_json:

@@ -7,18 +7,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedda import config as settings
-from fedda import presets
+from fedda import plugins
 from fedda.cli.exits import clear_exit
 from fedda.cli.launch import Launch, apart, on_terminate, perform
-from fedda.config import RunConfig
 from fedda.errors import ConfigError, RunError
-from fedda.folders import load
-from fedda.results import begun
+from fedda.halves import load
+from fedda.results.read import begun
+from fedda.settings import RunConfig, overrides, presets
 
 LAUNCH = "launch.json"
 RESUMES = ("resume", "change")  # the only options of a run that goes on
-LOCAL, REMOTE = ("target", "engine", "poison", "threads"), ("server", "superlink", "ca")
+LOCAL, REMOTE = ("engine", "poison", "threads"), ("server", "superlink", "ca")
 INSTEAD = {
     "method": "the argument METHOD",
     "run.dir": "--dir",
@@ -50,8 +49,22 @@ def run(
     ] = 0,
     seeds: Annotated[str, typer.Option(help="One training per seed, such as 0,1,2.")] = "",
     baseline: Annotated[
-        str, typer.Option(help="Method to train beside it on the same seeds, or none.")
-    ] = "fedavg",
+        str,
+        typer.Option(
+            help="Method to train beside it on the same seeds, or none. Default: fedavg, and none "
+            "with --start-from."
+        ),
+    ] = "",
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--start-from",
+            metavar="RUN",
+            help="A finished run's folder, or a model file, whose model to start from. Phases that "
+            "only prepare a model are left out, and where no other phase gives sources a part, the "
+            "run needs none.",
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Results go to DIR/NAME. Default: the method.")] = "",
     directory: Annotated[
         Path, typer.Option("--dir", file_okay=False, help="Folder of all runs.")
@@ -60,7 +73,15 @@ def run(
         Path | None,
         typer.Option(metavar="ROOT", help="Without a server, over the domain folders of ROOT."),
     ] = None,
-    target: Annotated[str, typer.Option(help="Which folder of ROOT is the target.")] = "",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Of several targets that have joined, the one to adapt to; without it each is "
+            "adapted to in turn. With --simulate: which folder of ROOT is the target, or which "
+            "are, with commas.",
+        ),
+    ] = "",
     engine: Annotated[
         Literal["process", "ray"],
         typer.Option(help="process: one site after the other; ray: Flower's simulation."),
@@ -104,12 +125,18 @@ def run(
 
       fedda run kd3a --simulate ./digits --target fonts -c input.size=16 -c input.channels=1
 
+    To adapt the model of a finished run at a target, with no source at hand where the method needs
+    none:
+
+      fedda run METHOD --server hub --start-from runs/fedavg --target clinic-b
+
     After an interruption:
 
       fedda run --resume runs/kd3a
 
-    Results go to DIR/NAME: results.json, report.png and model.safetensors. Exit code 0 means that
-    the run finished, 1 that it could not, 130 that it was interrupted.
+    Results go to DIR/NAME: results.json, report.png and model.safetensors, of which every training
+    has one in its own folder, and with several targets no one else. Exit code 0 means that the run
+    finished, 1 that it could not, 130 that it was interrupted.
     """
     on_terminate()
     with clear_exit():
@@ -120,12 +147,18 @@ def run(
         else:
             if simulate is not None:
                 apart(directory, "--dir", simulate, "--simulate")
-            flat = _flat(method, change or [], preset or [], rounds, seeds, baseline)
+            given = {
+                "rounds": rounds,
+                "run.seeds": seeds,
+                "run.start-from": str(start_from.absolute()) if start_from else "",
+                "run.target": target if simulate is None else "",
+            }
+            flat = _flat(method, change or [], preset or [], given, baseline)
             flat["run.dir"] = str(directory.absolute())
             flat["run.name"] = name or _free_name(directory, method)
             launch = Launch(
                 str(simulate.absolute()) if simulate else "",
-                target,
+                target if simulate else "",
                 engine,
                 poison,
                 threads,
@@ -148,21 +181,35 @@ def run(
 
 
 def _flat(
-    method: str, change: list[str], chosen: list[str], rounds: int, seeds: str, baseline: str
+    method: str,
+    change: list[str],
+    chosen: list[str],
+    given: dict[str, Any],
+    baseline: str,
 ) -> dict[str, Any]:
-    """The settings of a new run."""
+    """The settings of a new run.
+
+    Args:
+        method: its name.
+        change: what -c gives; it wins over all else.
+        chosen: presets.
+        given: what has options of its own; those left out are empty.
+        baseline: a method, none, or empty where it was not given.
+    """
     if not method:
-        raise ConfigError(f"Say which method: {', '.join(settings.methods())}.")
+        raise ConfigError(f"Say which method: {', '.join(plugins.methods())}.")
     flat: dict[str, Any] = {"method": method, **presets.settings(method, chosen)}
-    flat |= {"rounds": rounds} if rounds else {}
-    flat |= {"run.seeds": seeds} if seeds else {}
-    flat["run.baseline"] = "" if baseline in ("none", method) else baseline
-    return flat | _changes(method, change)
+    flat |= {key: value for key, value in given.items() if value}
+    changes = _changes(method, change)
+    # A baseline that goes on from the same model is not what the method would be compared with.
+    beside = baseline or ("none" if (flat | changes).get("run.start-from") else "fedavg")
+    flat["run.baseline"] = "" if beside in ("none", method) else beside
+    return flat | changes
 
 
 def _changes(method: str, pairs: list[str]) -> dict[str, Any]:
     """The settings given by -c, without those that have an option of their own."""
-    found: dict[str, Any] = settings.overrides(method, pairs)
+    found: dict[str, Any] = overrides(method, pairs)
     for key in filter(INSTEAD.get, found):
         raise ConfigError(f"-c {key}= is not taken here; use {INSTEAD[key]} instead.")
     return found
@@ -174,13 +221,9 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
     Raises:
         ConfigError: naming the first of them.
     """
-    given = [
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
-    for name in given:
-        option = {"method": "METHOD", "directory": "--dir"}.get(name, f"--{name}")
+    for name in (name for name in context.params if _given(context, name)):
+        words = {"method": "METHOD", "directory": "--dir"}
+        option = words.get(name, f"--{name.replace('_', '-')}")
         if resume is not None and name not in RESUMES:
             raise ConfigError(
                 f"{option} has no effect with --resume, which goes on with a run as it was "
@@ -192,6 +235,11 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
             )
         if simulate is not None and name in REMOTE:
             raise ConfigError(f"{option} is for runs on a server; leave out it or --simulate.")
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether an option was on the command line."""
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def _begun(folder: Path) -> tuple[dict[str, Any], Launch]:

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedda import config, crossing, presets
+from fedda import plugins
+from fedda.cli import wire_table
 from fedda.cli.exits import clear_exit
+from fedda.settings import RunConfig, presets
 
 
 def methods(
@@ -20,10 +22,14 @@ def methods(
 ) -> None:
     """List the methods that `fedda run` knows."""
     if wire:
-        return typer.echo(crossing.table())
-    for name in config.methods():
-        about = (config.method_module(name).__doc__ or "").splitlines()[0]
-        typer.echo(f"{name:10} {about}")
+        return typer.echo(wire_table.table())
+    unfinished = plugins.unfinished()
+    for name in sorted({*plugins.methods()} - {each.name for each in unfinished}):
+        typer.echo(f"{name:10} {plugins.about(name)}{_from(plugins.origin(name))}")
+    _show_added("models", "networks that other packages add, for model.name:")
+    _show_added("data", "readers that other packages add, for --data:")
+    for each in [*plugins.broken(), *unfinished]:
+        typer.echo(str(each), err=True)
 
 
 def settings(
@@ -39,12 +45,30 @@ def settings(
     with clear_exit():
         if show:
             return _presets(method)
-        module = config.method_module(method)
+        chosen = plugins.method(method)
         table = Table("setting", "default", "meaning")
-        for key, default, about in [*_rows(config.RunConfig), *_rows(module.Config)]:
+        for key, default, about in [*_rows(RunConfig), *_rows(chosen.config)]:
             table.add_row(key, escape(str(default)), escape(about))
         Console().print(table)
+        if plugins.origin(method) != plugins.OWN:
+            typer.echo(f"{method} is added by {plugins.origin(method)}.")
+        _show_added("models", "model.name may also be:")
+        _show_added("data", "--data may also be what these readers take:")
+        for each in plugins.broken():
+            typer.echo(str(each), err=True)
         typer.echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
+
+
+def _show_added(group: plugins.Group, title: str) -> None:
+    """What other packages add, if they add anything, and which ones."""
+    if found := plugins.installed(group):
+        typer.echo(f"\n{title}")
+    for added in found.values():
+        typer.echo(f"{added.name:10} {added.about}{_from(added.origin)}")
+
+
+def _from(origin: str) -> str:
+    return "" if origin == plugins.OWN else f" ({origin})"
 
 
 def _presets(method: str) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda import keys
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
-from fedda.folders import load
-from fedda.spawn import watch_parent
-from fedda.submit import write_connection
+from fedda.halves import load
+from fedda.ops import keys
+from fedda.ops.spawn import watch_parent
+from fedda.ops.submit import write_connection
 
 if TYPE_CHECKING:
-    from server.gateway import Settings
+    from server.superlink.gateway import Settings
 
 ABOUT = "server.json"
 
@@ -91,7 +91,7 @@ def superlink(
         if parent_pid is not None:
             watch_parent(parent_pid)
         directory = directory.absolute()
-        gateway, control = load("server", "gateway"), load("server", "control")
+        gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
         settings: Settings = gateway.Settings(
             host=host,
             port=port,

@@ -1,4 +1,4 @@
-"""What stands above a comparison's tables: what was trained, on what, with what, and when."""
+"""The text above a comparison's tables: command, data, settings, versions, dates."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,26 +6,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedda.config import defaults, lasting, methods
-from fedda.progress import clock
-from fedda.results import counted
+from fedda import plugins
+from fedda.results.progress import clock
+from fedda.results.read import counted
+from fedda.settings import defaults, lasting
 
-from .cells import Plan
+from .plan import Plan
 from .tables import markdown
 from .variants import Variant
 
-MOST = 5  # unfinished trainings named one by one
+MOST = 5  # unfinished trainings that are named
+
+
+def header(plan: Plan, heading: str, command: str) -> str:
+    """The text above the tables: what was compared, and the command that repeats it.
+
+    Dates and versions are those of the trainings, not of the moment at which this is called.
+    """
+    lines = [f"## {heading}", "", f"    {command}", "", *about(plan)]
+    return "\n".join(lines) + "\n\n"
 
 
 def about(plan: Plan) -> list[str]:
-    """Lines of Markdown; facts come from the finished trainings where these hold them."""
+    """The facts as lines of Markdown, as the finished trainings recorded them if they did."""
     cells = plan.cells()
-    results = {c: found for c in cells if (found := plan.results(c)) is not None}
+    results = {c: result for c in cells if (result := plan.results(c)) is not None}
     noted = [plan.noted(c) for c in results]
-    threads = _among({n["threads"] for n in noted if "threads" in n} or {plan.threads})
-    engines = _among({n["engine"] for n in noted if "engine" in n} or {plan.engine})
+    threads = _joined({n["threads"] for n in noted if "threads" in n} or {plan.threads})
+    engines = _joined({n["engine"] for n in noted if "engine" in n} or {plan.engine})
     times = sorted(t for c in results if (t := _ended(plan.folder(c) / "journal.jsonl")))
-    seconds = sum(found["seconds"] for found in results.values())
+    seconds = sum(result["seconds"] for result in results.values())
     facts = [
         f"data: `{plan.data.resolve().name}`, {counted(len(plan.targets), 'target')}",
         f"seeds: {', '.join(map(str, plan.seeds))}",
@@ -37,11 +47,13 @@ def about(plan: Plan) -> list[str]:
     ]
     if plan.poison:
         facts.append(f"wrong labels: {_poison(plan.poison)}")
-    left = [c.name for c in cells if c not in results]
-    if left:
-        more = f" and {len(left) - MOST} more" if len(left) > MOST else ""
-        named = ", ".join(left[:MOST])
-        facts.append(f"**not finished: {len(left)} of {len(cells)} trainings** ({named}{more})")
+    unfinished = [c.name for c in cells if c not in results]
+    if unfinished:
+        more = f" and {len(unfinished) - MOST} more" if len(unfinished) > MOST else ""
+        named = ", ".join(unfinished[:MOST])
+        facts.append(
+            f"**not finished: {len(unfinished)} of {len(cells)} trainings** ({named}{more})"
+        )
     lines = [f"- {fact}" for fact in facts]
     lines += ["", *_variants(plan.variants), ""]
     return lines + _domains(results.values())
@@ -49,18 +61,22 @@ def about(plan: Plan) -> list[str]:
 
 def _rounds(plan: Plan) -> str:
     rounds = {plan.config(c).rounds for c in plan.cells()}
-    return _among(rounds)
+    return _joined(rounds)
 
 
 def _settings(plan: Plan) -> str:
     usual = defaults()
-    own = {k: v for k, v in lasting(plan.settings, methods()).items() if not k.startswith("run.")}
+    own = {
+        k: v
+        for k, v in lasting(plan.settings, plugins.methods()).items()
+        if not k.startswith("run.")
+    }
     return ", ".join(f"`{k}={_value(v)}`" for k, v in own.items() if v != usual.get(k))
 
 
 def _value(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Path(text).name if "/" in text else text  # folders of a machine are nobody's business
+    return Path(text).name if "/" in text else text  # no folders of this machine in a text to share
 
 
 def _variants(variants: Sequence[Variant]) -> list[str]:
@@ -78,11 +94,11 @@ def _poison(poison: Any) -> str:
 
 
 def _domains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """Images and tests of each domain; the sites say them, and count them as a target's too."""
+    """Each domain's numbers of images and tests: the most that its site reported, in any role."""
     images: dict[str, int] = {}
     tests: dict[str, int] = {}
-    for found in results:
-        for site in found["sites"]:
+    for result in results:
+        for site in result["sites"]:
             name = site["name"]
             images[name] = max(images.get(name, 0), site["examples"])
             tests[name] = max(tests.get(name, 0), site["tested"])
@@ -93,7 +109,7 @@ def _domains(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _ended(journal: Path) -> float:
-    """When a run ended, 0 if its journal does not say."""
+    """When a run ended, in seconds since 1970; 0 if its journal does not say."""
     try:
         *_, last = journal.read_text().splitlines()
         return float(json.loads(last)["time"])
@@ -109,14 +125,14 @@ def _days(times: Sequence[float]) -> str:
 
 
 def _versions(results: Iterable[dict[str, Any]]) -> str:
-    found: dict[str, set[str]] = {}
-    for each in results:
-        for what, version in each["versions"].items():
-            found.setdefault(what, set()).add(version)
-    return ", ".join(f"{what} {_among(v)}" for what, v in found.items()) or "nothing yet"
+    versions: dict[str, set[str]] = {}
+    for result in results:
+        for package, version in result["versions"].items():
+            versions.setdefault(package, set()).add(version)
+    return ", ".join(f"{p} {_joined(v)}" for p, v in versions.items()) or "nothing yet"
 
 
-def _among(values: Iterable[Any]) -> str:
-    """One value, or all of them: 1, or 1 and 2."""
+def _joined(values: Iterable[Any]) -> str:
+    """All different values, sorted, as a text: `1`, or `1 and 2`."""
     *others, last = sorted(set(values))
     return f"{', '.join(map(str, others))} and {last}" if others else str(last)

@@ -1,4 +1,4 @@
-"""A comparison in one picture: accuracy by target and variant, and what each is worth more."""
+"""A comparison in one picture: accuracies by target, and differences from the baseline."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,30 +12,30 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedda.errors import RunError
-from fedda.plot import _GRAY as GRAY
-from fedda.plot import _METHODS as METHODS
-from fedda.plot import _SITES as SITES
-from fedda.plot import _text as text
+from fedda.results.picture import _GRAY as GRAY
+from fedda.results.picture import _METHODS as METHODS
+from fedda.results.picture import _SITES as SITES
+from fedda.results.picture import _text as text
 
-from .cells import Score
+from .plan import Score
 from .statistics import MEAN, Table, by_target, spread
 from .tables import columns, differences
 
-# The baseline is gray as in a run's report; the others have the colours of its lines.
+# The baseline is gray, as in a run's report; the others have the colours of the report's lines.
 _BASELINE = METHODS[1]
 _COLOURS = (METHODS[0], *SITES)
 _MARKERS = ("o", "s", "^", "D", "v")
-_FULL = 0.8  # of a group's width that its variants take
-_LABEL = 16  # characters of a target's name on a line
-_SHORT = 38  # characters of a variant's name in the legend's line
+_FULL = 0.8  # the share of a group's width that its variants fill
+_LABEL = 16  # characters per line of a target's name
+_SHORT = 38  # characters per line of a variant's name in the legend
 
-_ASIDE = 0.22  # of a variant's width, by which its seeds stand to the left of their mean
+_ASIDE = 0.22  # the share of a variant's width by which its seeds are drawn left of their mean
 
 Looks = Mapping[str, dict[str, Any]]  # how a variant's dots are drawn
 
 
 def draw(scores: Sequence[Score], baseline: str, path: Path, targets: Sequence[str] = ()) -> bool:
-    """Write a PNG, above accuracies, below differences from the baseline -> whether there are any.
+    """Write a PNG of accuracies and differences from the baseline -> False without accuracies.
 
     Raises:
         RunError: the file cannot be written.
@@ -46,18 +46,18 @@ def draw(scores: Sequence[Score], baseline: str, path: Path, targets: Sequence[s
         return False
     looks = _looks(list(table), baseline)
     groups = columns(table, targets)
-    shows = baseline in table and len(table) > 1
+    has_differences = baseline in table and len(table) > 1
     names = ["\n".join(wrap(text(name), _SHORT)) for name in looks]
-    wide = min(max(0.16 * len(groups) * len(looks) + 0.45 * len(groups), 5.0), 17)
-    listed = sum(0.25 + 0.16 * name.count("\n") for name in names)
-    tall = max(3.4 * (1 + shows) * (1 if wide < 10 else 1.3), 0.5 + listed)
-    figure = Figure(figsize=(wide + 3.4, tall), dpi=150, layout="constrained")
+    width = min(max(0.16 * len(groups) * len(looks) + 0.45 * len(groups), 5.0), 17)
+    legend_height = sum(0.25 + 0.16 * name.count("\n") for name in names)
+    height = max(3.4 * (1 + has_differences) * (1 if width < 10 else 1.3), 0.5 + legend_height)
+    figure = Figure(figsize=(width + 3.4, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2 if shows else 1, 1, sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(2 if has_differences else 1, 1, sharex=True, squeeze=False)[:, 0]
     for axes in panels:
         _frame(axes, groups)
     _accuracies(panels[0], table, groups, looks)
-    if shows:
+    if has_differences:
         _differences(panels[1], table, groups, looks, baseline)
     handles = [
         Line2D([], [], **look | {"lw": 0, "ms": 6, "label": name})
@@ -65,7 +65,7 @@ def draw(scores: Sequence[Score], baseline: str, path: Path, targets: Sequence[s
     ]
     legend: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelspacing": 0.6}
     figure.legend(handles=handles, loc="outside right upper", **legend)
-    _note(figure, table, shows, int(11 * (wide + 3)))
+    _note(figure, table, has_differences, int(11 * (width + 3)))
     try:
         with warnings.catch_warnings():
             # A name may need a script that the font does not have: boxes are good enough.
@@ -76,21 +76,23 @@ def draw(scores: Sequence[Score], baseline: str, path: Path, targets: Sequence[s
     return True
 
 
-def _note(figure: Figure, table: Table, shows: bool, width: int) -> None:
-    """What bars and dots mean, where there is more than one seed."""
+def _note(figure: Figure, table: Table, has_differences: bool, width: int) -> None:
+    """Explain bars and dots below the panels."""
     counts = {len(values) for row in table.values() for values in row.values()}
     most = max(counts)
     if most == 1:
         note = "one seed, hence neither a spread nor an interval"
     else:
         seeds = f"{min(counts)} to {most} seeds" if len(counts) > 1 else f"{most} seeds"
-        note = "above: " * shows + f"mean and standard deviation of {seeds}, each a small dot"
-        note += "; below: mean of the differences and its 95 % interval, Student's t" * shows
+        note = f"mean and standard deviation of {seeds}, each a small dot"
+        if has_differences:
+            note = f"above: {note}; below: mean of the differences and its 95 % interval, "
+            note += "Student's t"
     figure.supxlabel("\n".join(wrap(note, width)), fontsize=9, color=GRAY)
 
 
 def _looks(names: Sequence[str], baseline: str) -> Looks:
-    """Baseline a gray dot; once all colours are used the next ones are hollow, of another form."""
+    """A gray dot for the baseline; when all colours are used, another shape, hollow by turns."""
     looks: dict[str, dict[str, Any]] = {baseline: {"color": _BASELINE, "marker": "o", "ms": 5}}
     for i, name in enumerate(n for n in names if n != baseline):
         turn, colour = divmod(i, len(_COLOURS))
@@ -112,7 +114,8 @@ def _frame(axes: Axes, groups: Sequence[str]) -> None:
         axes.axvline(i + 0.5, color="#999999" if last else "#e5e5e5", lw=0.8)
 
 
-def _place(group: int, variant: int, variants: int) -> float:
+def _x(group: int, variant: int, variants: int) -> float:
+    """Where a variant's mean is drawn within its group."""
     return group + _FULL * ((variant + 0.5) / variants - 0.5)
 
 
@@ -122,14 +125,14 @@ def _accuracies(axes: Axes, table: Table, groups: Sequence[str], looks: Looks) -
             values = table[name].get(group)
             if not values:
                 continue
-            x, found = _place(g, v, len(looks)), spread(values)
-            if found.std is not None:
+            x, summary = _x(g, v, len(looks)), spread(values)
+            if summary.std is not None:
                 aside = [x - min(_ASIDE * _FULL / len(looks), 0.02 * len(groups))] * len(values)
                 dots = [100 * y for y in values.values()]
                 axes.plot(aside, dots, ".", color=look["color"], alpha=0.45, ms=6, mew=0)
-                low, high = 100 * (found.mean - found.std), 100 * (found.mean + found.std)
+                low, high = 100 * (summary.mean - summary.std), 100 * (summary.mean + summary.std)
                 axes.vlines(x, low, high, color=look["color"], lw=1.4)
-            axes.plot(x, 100 * found.mean, lw=0, **look)
+            axes.plot(x, 100 * summary.mean, lw=0, **look)
     axes.set_title("Target accuracy after the last round", loc="left", fontsize=11)
     axes.set_ylabel("accuracy (%)")
     axes.tick_params(axis="x", labelbottom=True)
@@ -138,28 +141,28 @@ def _accuracies(axes: Axes, table: Table, groups: Sequence[str], looks: Looks) -
 def _differences(
     axes: Axes, table: Table, groups: Sequence[str], looks: Looks, baseline: str
 ) -> None:
-    found = differences(table, baseline)
+    by_variant = differences(table, baseline)
     axes.axhline(0, color=_BASELINE, lw=1.2)
-    ends = [0.0]
+    values = [0.0]
     for v, (name, look) in enumerate(looks.items()):
         for g, group in enumerate(groups):
-            each = found.get(name, {}).get(group)
-            if each is None:
+            change = by_variant.get(name, {}).get(group)
+            if change is None:
                 continue
-            x, mean = _place(g, v, len(looks)), 100 * each.mean
-            ends.append(mean)
-            if each.low is not None and each.high is not None:
-                low, high = 100 * each.low, 100 * each.high
+            x, mean = _x(g, v, len(looks)), 100 * change.mean
+            values.append(mean)
+            if change.low is not None and change.high is not None:
+                low, high = 100 * change.low, 100 * change.high
                 axes.vlines(x, low, high, color=look["color"], lw=1.4)
-                ends += [low, high]
+                values += [low, high]
             axes.plot(x, mean, lw=0, **look)
-    _limit(axes, ends)
+    _limit(axes, values)
     axes.set_title(f"Minus {text(baseline)}, paired by seed", loc="left", fontsize=11)
     axes.set_ylabel("points")
 
 
-def _limit(axes: Axes, ends: Sequence[float]) -> None:
-    """An interval from two seeds can be wider than all differences that there can be."""
-    low, high = max(min(ends), -100.0), min(max(ends), 100.0)
+def _limit(axes: Axes, values: Sequence[float]) -> None:
+    """Show -100 to 100 points at most: an interval from two seeds can reach far beyond."""
+    low, high = max(min(values), -100.0), min(max(values), 100.0)
     room = max(0.06 * (high - low), 0.5)
     axes.set_ylim(low - room, high + room)

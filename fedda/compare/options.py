@@ -1,4 +1,4 @@
-"""What the words of `fedda compare` mean, and what is wrong with those that mean nothing."""
+"""Reading the options of `fedda compare`, and refusing those that make no sense."""
 
 import os
 from collections.abc import Sequence
@@ -7,17 +7,16 @@ from typing import Literal
 
 import typer
 
-from fedda import config as settings
-from fedda import presets
 from fedda.config import Flat
 from fedda.errors import ConfigError, RunError
+from fedda.settings import overrides, presets
 
-from .cells import Plan, domains
+from .plan import Plan, domains
 from .variants import SHARED, Variant, is_shared, parse
 
 
 def variants_of(methods: Sequence[str], baseline: str) -> tuple[list[Variant], str]:
-    """What is compared, the baseline first if it was not named, and what the baseline is called."""
+    """The variants, with the baseline first if METHODS lacks it, and the baseline's name."""
     variants = parse(methods)
     if baseline == "none":
         return variants, ""
@@ -30,7 +29,7 @@ def variants_of(methods: Sequence[str], baseline: str) -> tuple[list[Variant], s
 
 
 def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:
-    """The settings of all variants."""
+    """The settings that all variants share."""
     flat: Flat = {}
     for name in chosen:
         if name not in presets.BENCHMARKS:
@@ -40,7 +39,7 @@ def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:
             )
         flat |= {key: given.value for key, given in presets.BENCHMARKS[name].items()}
     flat |= {"rounds": rounds} if rounds else {}
-    own = settings.overrides("", change)
+    own = overrides("", change)
     for key in filter(is_shared, own):
         raise ConfigError(f"-c {key}= is not taken here; {SHARED}.")
     return flat | own
@@ -57,68 +56,72 @@ def plan_of(
     engine: Literal["process", "ray"],
     threads: int,
 ) -> Plan:
-    """The whole comparison, checked as far as names go.
+    """The plan of the whole comparison; the names of domains are checked.
 
     Raises:
         ConfigError: seeds or percents are malformed.
         RunError: there are no such domains.
     """
-    found = domains(data)
-    if len(found) < 2:
+    known = domains(data)
+    if len(known) < 2:
         raise RunError(
-            f"{data} holds {' and '.join(found) or 'no domain'}; a comparison needs a target and "
+            f"{data} holds {' and '.join(known) or 'no domain'}; a comparison needs a target and "
             "at least one source, so give a folder with two domains or more."
         )
-    targets = found if target == "all" else [t for t in target.split(",") if t]
-    odd = next((t for t in targets if t not in found), None)
-    if odd is not None or not targets:
+    targets = known if target == "all" else [t for t in target.split(",") if t]
+    unknown = next((t for t in targets if t not in known), None)
+    if unknown is not None or not targets:
         raise RunError(
-            f"{data} has no domain '{odd or ''}', it has {', '.join(found)}; choose --target "
+            f"{data} has no domain '{unknown or ''}', it has {', '.join(known)}; choose --target "
             "among them, several with commas, or all."
         )
     if len(set(targets)) < len(targets):
         raise ConfigError(f"--target {target} names a domain twice; name each once.")
-    wrong = poison_of(poison)
-    if not set(wrong) <= set(found):
-        odd = next(name for name in wrong if name not in found)
-        raise RunError(f"--poison {odd}: {data} has no such domain, it has {', '.join(found)}.")
-    always = [name for name in wrong if targets == [name]]
+    percents = poison_of(poison)
+    if not set(percents) <= set(known):
+        unknown = next(name for name in percents if name not in known)
+        raise RunError(
+            f"--poison {unknown}: {data} has no such domain, it has {', '.join(known)}; choose "
+            "among them."
+        )
+    always = [name for name in percents if targets == [name]]
     if always:
         raise RunError(
             f"--poison {always[0]}: it is the target, whose labels nobody uses; choose a source."
         )
-    for name in set(wrong) & set(targets):
+    for name in set(percents) & set(targets):
         typer.echo(f"note: {name} has no wrong labels while it is the target", err=True)
-    return Plan(data, out, variants, targets, seeds_of(seeds), flat, wrong, engine, threads)
+    return Plan(data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads)
 
 
 def seeds_of(text: str) -> list[int]:
-    """3 -> 0, 1, 2; 5,6 -> 5, 6; 7, -> 7."""
+    """The seeds that a text means: "3" is 0, 1, 2; "5,6" is 5, 6; "7," is 7."""
     try:
-        found = [int(s) for s in text.split(",") if s.strip()]
+        seeds = [int(s) for s in text.split(",") if s.strip()]
     except ValueError:
-        found = []
+        seeds = []
     if "," not in text:
-        found = list(range(sum(found)))
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+        seeds = list(range(sum(seeds)))
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"--seeds '{text}' cannot be; give how many, such as 3 for 0, 1 and 2, or different "
-            "ones with commas, such as 5,6 (or 7, for one)."
+            f"--seeds '{text}' is not valid; give their number, such as 3 for 0, 1 and 2, or "
+            "different seeds with commas, such as 5,6 (or 7, for one)."
         )
-    return found
+    return seeds
 
 
 def poison_of(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    """The percent of wrong labels by site, from `svhn=30,mnist=5`."""
+    percents: dict[str, float] = {}
     for pair in filter(None, text.split(",")):
         name, _, percent = pair.partition("=")
         try:
-            found[name] = float(percent)
+            percents[name] = float(percent)
         except ValueError:
-            found[name] = -1.0
-        if not 0 < found[name] <= 100:
-            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.")
-    return found
+            percents[name] = -1.0
+        if not 0 < percents[name] <= 100:
+            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT; give for example svhn=30.")
+    return percents
 
 
 def jobs_of(jobs: int, threads: int, engine: str) -> int:
@@ -126,7 +129,7 @@ def jobs_of(jobs: int, threads: int, engine: str) -> int:
     if engine == "ray":
         if jobs > 1:
             raise ConfigError(
-                f"--jobs {jobs} cannot be with --engine ray, which uses all cores for one "
+                f"--jobs {jobs} does not go with --engine ray, which uses all cores for one "
                 "training; leave one of them out."
             )
         return 1

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from .cells import Score
+from .plan import Score
 
 MEAN = "mean"  # the column over all targets
 Which = Literal["last", "selected"]
@@ -13,7 +13,7 @@ Values = dict[int, float]  # accuracy by seed
 
 
 class Spread(NamedTuple):
-    """Over seeds; `std` is None with one."""
+    """Mean and standard deviation over n seeds; `std` is None for one seed."""
 
     mean: float
     std: float | None
@@ -21,7 +21,7 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Mean of the differences pair by pair, and its confidence interval; None with one pair."""
+    """Mean of the differences of n pairs, and its confidence interval, None for one pair."""
 
     mean: float
     low: float | None
@@ -33,13 +33,14 @@ Table = dict[str, dict[str, Values]]  # by variant and target
 
 
 def by_target(scores: Sequence[Score], which: Which = "last", targets: Sequence[str] = ()) -> Table:
-    """Accuracies as variant -> target -> seed; `MEAN` is a target too if there are several.
+    """Accuracies as variant -> target -> seed; several targets have a further row, `MEAN`.
 
     Args:
         scores: of the finished cells.
-        which: the round.
-        targets: all there will be; by default those of the scores. A seed enters a variant's mean
-            only if the variant has it at every one of them, so that no mean is over fewer.
+        which: after the last round, or after the one selected without labels.
+        targets: all targets of the comparison; by default those of the scores. A seed counts in a
+            variant's mean only if the variant has a score for it at all of them, so that no mean
+            is over fewer targets.
     """
     table: Table = {}
     targets = list(dict.fromkeys([*targets, *(s.target for s in scores)]))
@@ -48,29 +49,27 @@ def by_target(scores: Sequence[Score], which: Which = "last", targets: Sequence[
         if value is not None:
             table.setdefault(score.variant, {}).setdefault(score.target, {})[score.seed] = value
     if len(targets) > 1:
-        for found in table.values():
-            seeds = set.intersection(*(set(found.get(t, {})) for t in targets))
+        for row in table.values():
+            seeds = set.intersection(*(set(row.get(t, {})) for t in targets))
             if seeds:
-                found[MEAN] = {
-                    s: statistics.fmean(found[t][s] for t in targets) for s in sorted(seeds)
-                }
+                row[MEAN] = {s: statistics.fmean(row[t][s] for t in targets) for s in sorted(seeds)}
     return table
 
 
 def spread(values: Mapping[int, float]) -> Spread:
     """Mean and standard deviation over seeds."""
-    found = list(values.values())
-    std = statistics.stdev(found) if len(found) > 1 else None
-    return Spread(statistics.fmean(found), std, len(found))
+    accuracies = list(values.values())
+    std = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    return Spread(statistics.fmean(accuracies), std, len(accuracies))
 
 
-def difference(mine: Values, baseline: Values, level: float = 0.95) -> Difference | None:
-    """Mine minus the baseline's on the seeds both have, with Student's t interval.
+def difference(values: Values, baseline: Values, level: float = 0.95) -> Difference | None:
+    """`values` minus `baseline` on the seeds that both have, with Student's t interval.
 
-    The pairs share the seed, hence the initial model and the order of images, so that what varies
-    between seeds for both alike cancels. None if they share no seed.
+    Both accuracies of a pair come from one seed, hence from one initial model and one order of
+    images, so that what a seed changes for both alike cancels. None if they share no seed.
     """
-    pairs = [mine[s] - baseline[s] for s in sorted(set(mine) & set(baseline))]
+    pairs = [values[s] - baseline[s] for s in sorted(set(values) & set(baseline))]
     if not pairs:
         return None
     mean = statistics.fmean(pairs)

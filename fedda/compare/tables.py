@@ -1,13 +1,13 @@
-"""A comparison as CSV, one line per training, and as Markdown for people."""
+"""A comparison as CSV, with one row per training, and as Markdown for people."""
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from fedda.results import counted, printable
+from fedda.results.read import counted, printable
 
-from .cells import Plan, Score
+from .plan import Score
 from .statistics import MEAN, Difference, Table, Values, by_target, difference, spread
 
 T = TypeVar("T")
@@ -40,19 +40,8 @@ CHOSEN = (
 UNTESTED = "no labelled tests there, hence no accuracy"
 
 
-def header(plan: Plan, heading: str, command: str) -> str:
-    """What was compared, and how to do it again; above the tables.
-
-    Dates and versions are those of the trainings, not of the moment the text is made.
-    """
-    from .about import about  # reads every result
-
-    lines = [f"## {heading}", "", f"    {command}", "", *about(plan)]
-    return "\n".join(lines) + "\n\n"
-
-
 def as_csv(scores: Sequence[Score]) -> str:
-    """Every training on a line of its own, accuracies between 0 and 1."""
+    """One row per training, with accuracies between 0 and 1."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -68,8 +57,8 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
 
     Args:
         scores: of the finished trainings.
-        baseline: the variant that the others are measured against; none if it is not among them.
-        targets: all there should be; by default those of the scores.
+        baseline: the variant from which differences are taken; without its scores there are none.
+        targets: all targets of the comparison; by default those of the scores.
     """
     targets = list(dict.fromkeys([*targets, *(s.target for s in scores)]))
     if not scores:
@@ -81,8 +70,8 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
         few = "" if len(values) == seeds else f" ({len(values)} of {counted(seeds, 'seed')})"
         return spread_text(values) + few
 
-    def minus(found: Difference) -> str:
-        return difference_text(found) + ("" if found.n == seeds else f" (n = {found.n})")
+    def minus(change: Difference) -> str:
+        return difference_text(change) + ("" if change.n == seeds else f" (n = {change.n})")
 
     parts = ["### Last round", ""]
     parts += [SPREAD, "", *_rows(last, text, targets)] if last else []
@@ -97,42 +86,42 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
 
 
 def _untested(scores: Sequence[Score]) -> list[str]:
-    """A sentence on targets that brought no accuracy, so that no table is just empty."""
+    """A sentence that names targets without accuracies, so that their column is explained."""
     tested = {s.target for s in scores if s.last is not None}
     without = [t for t in dict.fromkeys(s.target for s in scores) if t not in tested]
     return ["", f"{', '.join(map(_cell, without))}: {UNTESTED}."] if without else []
 
 
 def differences(table: Table, baseline: str) -> dict[str, dict[str, Difference]]:
-    """Every variant's difference from the baseline, by target; where they share a seed."""
+    """Every variant's difference from the baseline, by target, if the two share a seed there."""
     base = table[baseline]
-    found: dict[str, dict[str, Difference]] = {}
+    by_variant: dict[str, dict[str, Difference]] = {}
     for name, row in table.items():
         if name != baseline:
             pairs = {t: difference(values, base.get(t, {})) for t, values in row.items()}
-            found[name] = {t: d for t, d in pairs.items() if d is not None}
-    return found
+            by_variant[name] = {t: d for t, d in pairs.items() if d is not None}
+    return by_variant
 
 
 def spread_text(values: Values) -> str:
-    """75.9 ± 0.8, in percent."""
-    found = spread(values)
-    return f"{100 * found.mean:.1f}" + ("" if found.std is None else f" ± {100 * found.std:.1f}")
+    """Mean and standard deviation in percent, such as 75.9 ± 0.8."""
+    mean, std, _ = spread(values)
+    return f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
 
 
-def difference_text(found: Difference) -> str:
-    """+9.4 [+5.1, +13.7], in points."""
-    text = f"{100 * found.mean:+.1f}"
-    if found.low is None or found.high is None:
+def difference_text(change: Difference) -> str:
+    """A difference and its interval in points, such as +9.4 [+5.1, +13.7]."""
+    text = f"{100 * change.mean:+.1f}"
+    if change.low is None or change.high is None:
         return text
-    return f"{text} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return f"{text} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
 
 
 def columns(table: Mapping[str, Mapping[str, object]], targets: Sequence[str] = ()) -> list[str]:
-    """The targets in order, the mean over them last."""
-    found = dict.fromkeys([*targets, *(t for row in table.values() for t in row)])
+    """The targets in order; the mean over them, if there is one, is last."""
+    names = dict.fromkeys([*targets, *(t for row in table.values() for t in row)])
     mean = any(MEAN in row for row in table.values())
-    return [t for t in found if t != MEAN] + [MEAN] * mean
+    return [t for t in names if t != MEAN] + [MEAN] * mean
 
 
 def _rows(
@@ -149,7 +138,7 @@ def _rows(
 def markdown(
     heads: Sequence[str], body: Sequence[Sequence[str]], numbers: bool = True
 ) -> list[str]:
-    """A table whose source can be read too; columns after the first are numbers, or not."""
+    """A table with aligned source text; all columns but the first hold `numbers` or text."""
     rows = [[_cell(text) for text in row] for row in (heads, *body)]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(heads))]
 
@@ -164,8 +153,8 @@ def markdown(
 
 
 def _cell(text: str) -> str:
-    """A name as a table's cell takes it."""
+    """A text as a table's cell can hold it."""
     return printable(text).replace("|", "\\|")
 
 
-__all__ = ["as_csv", "as_markdown", "header"]
+__all__ = ["as_csv", "as_markdown"]

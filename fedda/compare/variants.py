@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedda.config import Flat, method_module, methods, overrides
+from fedda import plugins
+from fedda.config import Flat
 from fedda.errors import ConfigError
-from fedda.results import title
+from fedda.settings import overrides
 
-SHARED = "a comparison names methods, seeds, targets and folders by itself, for all alike"
+SHARED = "a comparison sets method, seeds, target and folders itself, alike for all variants"
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Variant:
     """One row of a comparison.
 
     Args:
-        method: its name.
-        preset: of the method; empty for the defaults.
+        method: the method's name.
+        preset: the name of one of its presets; empty for the defaults.
         settings: flat settings that only this variant has.
-        label: how tables call it; made from the rest if empty.
+        label: the variant's name in tables; if empty, made from the other fields.
         poison: percent of labels that are flipped, by source.
         without: domains that take no part.
     """
@@ -37,18 +38,18 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """The variant's name in tables."""
         if self.label:
             return self.label
         own = [f"{k.removeprefix(f'{self.method}.')}={v}" for k, v in self.settings.items()]
         own += [f"poison {site}={percent:g}" for site, percent in self.poison.items()]
         own += [f"without {site}" for site in self.without]
-        short = title(self.method).partition(" (")[0]
+        short = plugins.method(self.method).title.partition(" (")[0]
         return ", ".join([" ".join(filter(None, (short, self.preset))), *own])
 
     @property
     def slug(self) -> str:
-        """A file name that no other training has; a label changes none."""
+        """A file name that no variant with other fields has; the label does not change it."""
         facts = (self.method, self.preset, sorted(self.settings.items()))
         facts += (sorted(self.poison.items()), sorted(self.without))
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
@@ -56,8 +57,8 @@ class Variant:
         return f"{readable}-{digest}"
 
     def flat(self) -> Flat:
-        """Its settings: the preset's, then its own."""
-        presets: Mapping[str, Flat] = method_module(self.method).PRESETS
+        """All settings of the variant: the preset's, overridden by its own."""
+        presets = plugins.method(self.method).presets
         if self.preset and self.preset not in presets:
             known = ", ".join(presets) or "none"
             raise ConfigError(f"{self.method} has no preset '{self.preset}'; it has {known}.")
@@ -66,42 +67,42 @@ class Variant:
 
 
 def is_shared(key: str) -> bool:
-    """Whether a comparison decides a setting by itself."""
+    """Whether the comparison itself sets a setting, so that no variant may."""
     return key == "method" or key.startswith("run.")
 
 
 def parse(texts: Sequence[str]) -> list[Variant]:
-    """Read `kd3a`, `kd3a:official`, `kd3a:paper,vote=hard`, or several behind one another.
+    """Read `kd3a`, `kd3a:official`, `kd3a:paper,vote=hard`, or several joined by commas.
 
-    A part with `=` belongs to the method before it, one that begins with a digit to the value
-    before it; any other part begins a new variant.
+    A part with `=` is a setting of the method before it, a part that begins with a digit continues
+    the value before it, and any other part begins a new variant.
 
     Raises:
-        ConfigError: there is no such method, preset or setting, or one is given twice.
+        ConfigError: there is no such method, preset or setting, or a variant is given twice.
     """
-    found: list[tuple[str, list[str]]] = []
+    groups: list[tuple[str, list[str]]] = []
     for part in filter(None, (p.strip() for text in texts for p in text.split(","))):
-        if part[0].isdigit() and found and found[-1][1]:
-            found[-1][1][-1] += f",{part}"  # model.sizes=200,100
+        if part[0].isdigit() and groups and groups[-1][1]:
+            groups[-1][1][-1] += f",{part}"  # model.sizes=200,100
         elif "=" not in part:
-            found.append((part, []))
-        elif found:
-            found[-1][1].append(part)
+            groups.append((part, []))
+        elif groups:
+            groups[-1][1].append(part)
         else:
             raise ConfigError(f"'{part}' is a setting of no method; write METHOD,{part}.")
-    if not found:
-        raise ConfigError(f"Say which methods to compare: {', '.join(methods())}.")
+    if not groups:
+        raise ConfigError(f"Say which methods to compare: {', '.join(plugins.methods())}.")
     variants = []
-    for head, pairs in found:
+    for head, pairs in groups:
         method, _, preset = head.partition(":")
-        method_module(method)
+        plugins.method(method)
         own = overrides(method, pairs)
         for key in filter(is_shared, own):
             raise ConfigError(f"'{head},{key}=' is not taken here; {SHARED}.")
         variants.append(Variant(method, preset, own))
         variants[-1].flat()
     names = [v.name for v in variants]
-    twice = next((n for n in names if names.count(n) > 1), None)
-    if twice:
-        raise ConfigError(f"'{twice}' is given twice; name each variant once.")
+    repeated = next((n for n in names if names.count(n) > 1), None)
+    if repeated:
+        raise ConfigError(f"'{repeated}' is given twice; name each variant once.")
     return variants

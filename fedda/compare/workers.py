@@ -8,37 +8,60 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
 from fedda.errors import FeddaError, RunError
-from fedda.folders import load
-from fedda.results import begun
+from fedda.halves import load
+from fedda.results.read import begun
+from fedda.settings import RunConfig
 
-if TYPE_CHECKING:
-    from .cells import Cell, Plan
+from .cells import Cell, Notify
 
-# What happens, to which cell: "begin" and the rounds it has from an earlier try, "round" and its
-# number, "done" and an error or None.
-Notify = Callable[[str, "Cell", Any], None]
-
-ERROR, LOG = "error.txt", "log.txt"  # in a cell's folder: of its last try
+ERROR, LOG = "error.txt", "log.txt"  # in a cell's folder, about its last try
 READY = "ready"
-PATIENCE = 10.0  # seconds that a process has to end
+PATIENCE = 10.0  # seconds to wait for a process to end
 KILLED = "its process was killed (exit code {}); if memory is short, give fewer --jobs"
 
 
-def train(plan: "Plan", cell: "Cell", notify: Notify) -> None:
-    """One cell, resumed if it was begun before."""
+class Trainings(Protocol):
+    """What training needs to know of a comparison; `Plan` is one."""
+
+    @property
+    def engine(self) -> Literal["process", "ray"]: ...
+
+    def config(self, cell: Cell) -> RunConfig:
+        """The settings of one cell's run."""
+        ...
+
+    def sites(self, cell: Cell) -> list[dict[str, Any]]:
+        """The sites of one cell."""
+        ...
+
+    def folder(self, cell: Cell) -> Path:
+        """Where a cell's run is kept."""
+        ...
+
+    def results(self, cell: Cell) -> dict[str, Any] | None:
+        """A cell's results, or None if it has not finished."""
+        ...
+
+    def note(self, cell: Cell, sites: Sequence[Mapping[str, Any]]) -> None:
+        """Save what a cell is trained with beyond its settings."""
+        ...
+
+
+def train(plan: Trainings, cell: Cell, notify: Notify) -> None:
+    """Train one cell; if it was begun before, resume it."""
     folder, error = plan.folder(cell), None
     try:
-        if plan.results(cell) is None:  # else somebody else finished it meanwhile
+        if plan.results(cell) is None:  # else another process has finished it meanwhile
             with _logged(folder / LOG):
                 _simulate(plan, cell, notify)
         (folder / ERROR).unlink(missing_ok=True)
@@ -52,11 +75,13 @@ def train(plan: "Plan", cell: "Cell", notify: Notify) -> None:
         except OSError as full:
             error += f" (and {folder / ERROR} cannot be written: {full})"
     finally:
-        load("clients", "site").resident.cache_clear()  # else every cell's data stays in memory
+        load(
+            "clients", "site.memory"
+        ).resident.cache_clear()  # else every cell's data stays in memory
     notify("done", cell, error)
 
 
-def _simulate(plan: "Plan", cell: "Cell", notify: Notify) -> None:
+def _simulate(plan: Trainings, cell: Cell, notify: Notify) -> None:
     folder, config, sites = plan.folder(cell), plan.config(cell), plan.sites(cell)
 
     def listen(event: dict[str, Any]) -> None:
@@ -68,70 +93,70 @@ def _simulate(plan: "Plan", cell: "Cell", notify: Notify) -> None:
     config = config.model_copy(update={"run": run})
     journal = load("server", "journal").Journal(folder / "journal.jsonl", listen)
     plan.note(cell, sites)
-    load("server", "local").simulate(config, sites, journal, plan.engine)
-    # Checkpoints and the sites' optimizers: there is nothing left to go on with.
-    for left in (*folder.glob("*-*/"), folder / "sites"):
-        shutil.rmtree(left, ignore_errors=True)
+    load("server", "simulation").simulate(config, sites, journal, plan.engine)
+    # A finished training needs no checkpoints and no state of its sites.
+    for state in (*folder.glob("*-*/"), folder / "sites"):
+        shutil.rmtree(state, ignore_errors=True)
 
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Keep what sites log beside the training's results, and out of the progress shown."""
+    """Write the sites' log to a file beside the results, not into the progress display."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    ours, handler = logging.getLogger("fedda"), logging.FileHandler(path, "w", delay=True)
+    logger, handler = logging.getLogger("fedda"), logging.FileHandler(path, "w", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    before = ours.propagate
-    ours.propagate = False
-    ours.addHandler(handler)
+    before = logger.propagate
+    logger.propagate = False
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
-        ours.propagate = before
+        logger.removeHandler(handler)
+        logger.propagate = before
         handler.close()
 
 
 @dataclass
 class _Worker:
-    """A process, the end of its pipe that is here, and what it trains; None before it is ready."""
+    """A process, our end of its pipe, and the cell that it trains, None before it is ready."""
 
     process: BaseProcess
     link: Connection
-    cell: "Cell | None" = None
+    cell: Cell | None = None
 
 
-def in_parallel(plan: "Plan", cells: Sequence["Cell"], jobs: int, notify: Notify) -> None:
-    """Train in several processes; a killed one costs its cell and is replaced.
+def in_parallel(plan: Trainings, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:
+    """Train in several processes; if one is killed, its cell fails and a new process replaces it.
 
     Raises:
         RunError: no process can be started.
     """
     todo = deque(cells)
-    crew: list[_Worker] = []
-    # A tracker started later would end the hold on Ctrl-C in `_hire`.
+    workers: list[_Worker] = []
+    # Started now, as its start would unblock the Ctrl-C that `_start` blocks.
     resource_tracker.ensure_running()
     try:
-        while todo or crew:
-            while len(crew) < jobs and len(todo) > sum(w.cell is None for w in crew):
-                crew.append(_hire(plan))
-            ready = wait([w.link for w in crew])
-            for worker in [w for w in crew if w.link in ready]:
-                if not _hear(worker, todo, notify, once=plan.engine == "ray"):
-                    crew.remove(worker)
+        while todo or workers:
+            while len(workers) < jobs and len(todo) > sum(w.cell is None for w in workers):
+                workers.append(_start(plan))
+            ready = wait([w.link for w in workers])
+            for worker in [w for w in workers if w.link in ready]:
+                if not _serve(worker, todo, notify, once=plan.engine == "ray"):
+                    workers.remove(worker)
     finally:
-        for worker in crew:
+        for worker in workers:
             worker.process.terminate()
-        for worker in crew:
-            _bury(worker)
+        for worker in workers:
+            _end(worker)
 
 
-def _hear(worker: _Worker, todo: deque["Cell"], notify: Notify, once: bool) -> bool:
-    """Take one message of a worker, give it a cell if it has none -> whether it stays."""
+def _serve(worker: _Worker, todo: deque[Cell], notify: Notify, once: bool) -> bool:
+    """Handle one message of a worker; when idle, give it a cell or end it -> whether it stays."""
     try:
-        told = worker.link.recv()
-    except (EOFError, OSError):  # it is dead
-        _bury(worker)
+        message = worker.link.recv()
+    except (EOFError, OSError):  # the worker is dead
+        _end(worker)
         if worker.cell is None:
             raise RunError(
                 "A training's process could not start; a script that trains with jobs above 1 "
@@ -139,38 +164,39 @@ def _hear(worker: _Worker, todo: deque["Cell"], notify: Notify, once: bool) -> b
             ) from None
         notify("done", worker.cell, KILLED.format(worker.process.exitcode))
         return False
-    if told != READY:
-        notify(*told)
-        if told[0] != "done":
+    if message != READY:
+        notify(*message)
+        if message[0] != "done":
             return True
-    over = once and worker.cell is not None
-    worker.cell = todo.popleft() if todo and not over else None
+    used_up = once and worker.cell is not None
+    worker.cell = todo.popleft() if todo and not used_up else None
     try:
         worker.link.send(worker.cell)
-    except OSError:  # it died between two cells: the next look at it finds out
+    except OSError:  # the worker died between two cells: its next message says so
         return True
     if worker.cell is None:
-        _bury(worker)
+        _end(worker)
     return worker.cell is not None
 
 
-def _hire(plan: "Plan") -> _Worker:
+def _start(plan: Trainings) -> _Worker:
+    """Start a worker's process."""
     # Spawned: a forked copy of a process that has used torch's threads may hang.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(plan, theirs), daemon=True)
-    # Ctrl-C reaches every process of a terminal; this one alone decides what it means.
+    our_end, worker_end = context.Pipe()
+    process = context.Process(target=_work, args=(plan, worker_end), daemon=True)
+    # Ctrl-C reaches every process of a terminal; only this process may react to it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    theirs.close()  # so that its death is the end of the pipe
-    return _Worker(process, ours)
+    worker_end.close()  # so that the pipe ends when the worker dies
+    return _Worker(process, our_end)
 
 
-def _bury(worker: _Worker) -> None:
-    """Wait for a process to end, and end it if it does not."""
+def _end(worker: _Worker) -> None:
+    """Wait for a worker's process to end, and kill it if it does not."""
     worker.process.join(PATIENCE)
     if worker.process.is_alive():
         worker.process.kill()
@@ -178,17 +204,17 @@ def _bury(worker: _Worker) -> None:
     worker.link.close()
 
 
-def _work(plan: "Plan", link: Connection) -> None:
-    """A worker's life: cells until there are none."""
+def _work(plan: Trainings, link: Connection) -> None:
+    """What a worker's process does: train the cells that it receives until it receives None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     link.send(READY)
     while (cell := link.recv()) is not None:
-        train(plan, cell, lambda *told: link.send(told))
+        train(plan, cell, lambda *message: link.send(message))
 
 
 def _leave_with_parent() -> None:
-    """End when the first process is gone, even if it was killed and could end nobody."""
+    """End this worker when the first process ends, even if that was killed without cleaning up."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,5 +1,8 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
+from fedda.data.batchwise import stream
+from fedda.data.load import describe, load_evaluation, load_source, load_target, verify
+from fedda.data.reader import Reader
 from fedda.data.sets import (
     Description,
     Examples,
@@ -9,14 +12,13 @@ from fedda.data.sets import (
     align,
     poison,
 )
-from fedda.data.site import describe, load_evaluation, load_source, load_target, verify
-from fedda.data.stream import stream
 from fedda.data.unify import conform
 
 __all__ = [
     "Description",
     "Examples",
     "Labelled",
+    "Reader",
     "Role",
     "Unlabelled",
     "align",

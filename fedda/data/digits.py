@@ -1,12 +1,12 @@
-"""The embedded benchmark: four domains of 16x16 digits, drawn from what the dependencies ship.
+"""The built-in benchmark: four domains of 16x16 digits, from the dependencies' images and fonts.
 
     handwritten   scikit-learn's pen digits, white on black                        (N, H, W)
     blended       other pen digits, |photo - digit| on colour photos as MNIST-M    (N, H, W, 3)
     fonts         serif fonts, white on black                                      (N, H, W)
-    street        sans fonts in colour on photos, neighbours at both sides         (N, H, W, 3)
+    street        sans fonts in colour on photos, a neighbour on each side         (N, H, W, 3)
 
-No handwritten digit is used in two domains, nor in both the training and the test half of one,
-and no font draws two domains. Everything is offline and a function of the seed.
+No pen digit is used in two domains, or in both the training and the test set of one domain. No
+font is used in two domains. Nothing is downloaded, and the seed determines every image.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
 DOMAINS = ("handwritten", "blended", "fonts", "street")
-# Labels are dear and pictures cheap: the site without labels holds more of them in the demo.
+# Labels are expensive and images are cheap: the demo's target, without labels, has more images.
 TRAIN = {"handwritten": 200, "blended": 200, "fonts": 600, "street": 200}
 SIDE = 16
 CLASSES = 10
@@ -45,7 +45,8 @@ def build(
 ) -> list[Path]:
     """Write OUT/<domain>/data.npz with x_train, y_train, x_test, y_test -> the files written.
 
-    `train` counts the training images, of every domain or by domain; `test` those of every domain.
+    `train` is the number of training images, one for all domains or one for each; `test` is the
+    number of test images of each domain.
     """
     sizes = dict.fromkeys(DOMAINS, train) if isinstance(train, int) else train
     files = []
@@ -70,17 +71,17 @@ def pen_digits() -> tuple[Unit, NDArray[np.int64]]:
 
 
 def handwritten_ids(seed: int) -> dict[tuple[str, str], list[NDArray[np.int64]]]:
-    """Deal the pen digits out to (domain, split) -> per class, row numbers in load_digits."""
+    """Share the pen digits out: for each (domain, split), a list of row numbers per class."""
     rng = np.random.default_rng([seed, len(DOMAINS)])
     _, target = pen_digits()
-    dealt: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
+    shares: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
     for c in range(CLASSES):
         rows = rng.permutation(np.flatnonzero(target == c))
         pieces = np.split(rows, [int(f * len(rows)) for f in (0.3, 0.5, 0.8)])
-        pots = [(domain, split) for domain in DOMAINS[:2] for split in ("train", "test")]
-        for pot, piece in zip(pots, pieces, strict=True):
-            dealt.setdefault(pot, []).append(piece)
-    return dealt
+        owners = [(domain, split) for domain in DOMAINS[:2] for split in ("train", "test")]
+        for owner, piece in zip(owners, pieces, strict=True):
+            shares.setdefault(owner, []).append(piece)
+    return shares
 
 
 def draw(
@@ -93,18 +94,18 @@ def draw(
     images = []
     for i, label in enumerate(labels):
         if domain in DOMAINS[:2]:
-            # Pen digits are few: beyond the first pass they come again, jittered differently.
+            # There are few pen digits: when all are used they are used again, with another jitter.
             rows = ids[domain, split][label]
-            shape = _jitter(_enlarge(pen[rows[i // CLASSES % len(rows)]]), rng, tilt=10, shift=3)
+            picture = _jitter(_enlarge(pen[rows[i // CLASSES % len(rows)]]), rng, tilt=10, shift=3)
         else:
             fonts = SERIF if domain == "fonts" else SANS
-            shape = _jitter(_glyph(str(label), fonts, rng), rng, tilt=15, shift=5)
+            picture = _jitter(_glyph(str(label), fonts, rng), rng, tilt=15, shift=5)
         match domain:
             case "blended":
-                shape = np.abs(_patch(photos, rng) - shape[..., None])
+                picture = np.abs(_patch(photos, rng) - picture[..., None])
             case "street":
-                shape = _street(shape, photos, rng)
-        images.append(np.round(shape * 255).astype(np.uint8))
+                picture = _street(picture, photos, rng)
+        images.append(np.round(picture * 255).astype(np.uint8))
     return np.stack(images)
 
 
@@ -164,7 +165,7 @@ def _street(digit: Unit, photos: list[Pixels], rng: np.random.Generator) -> Unit
 
 
 def _shifted(image: Unit, columns: int) -> Unit:
-    """Move an image sideways; what leaves is lost."""
+    """Move an image sideways; columns that leave the frame are lost."""
     moved = np.zeros_like(image)
     if columns > 0:
         moved[:, columns:] = image[:, :-columns]

@@ -27,7 +27,7 @@ from fedda.data.sets import listed
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
-_MOST_CLASSES = 1 << 16  # beyond this a label is an accident, such as an identity number
+_MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -58,35 +58,38 @@ class Npz:
         self._close()
 
     def has(self, x: str) -> bool:
-        """Whether the examples `x` are there, dense or as CSR pieces."""
+        """Whether the file has the examples `x`, dense or as CSR pieces."""
         return x in self.keys or f"{x}_data" in self.keys
 
     def used(self, x: str) -> set[str]:
-        """The arrays that hold the examples `x`."""
+        """The names of the arrays that hold the examples `x`."""
         return {x} if x in self.keys else {f"{x}_{piece}" for piece in _PIECES}
 
     def shape(self, x: str) -> tuple[int, ...]:
         """(N, channels, H, W) or (N, d) of the examples `x`, without reading them."""
         if x not in self.keys:
             return self._csr_shape(x)
-        shape, dtype = self._header(x)
-        if dtype == np.uint8 and len(shape) in (3, 4):
-            n, height, width, channels = shape if len(shape) == 4 else (*shape, 1)
+        stored, dtype = self._header(x)
+        if dtype == np.uint8 and len(stored) in (3, 4):
+            n, height, width, channels = stored if len(stored) == 4 else (*stored, 1)
             if channels not in (1, 3):
-                raise self._bad(x, shape, dtype)
-            found = (n, channels, height, width)
-        elif dtype.kind in "fiub" and len(shape) == 2:
-            found = shape
+                raise self._bad(x, stored, dtype)
+            shape = (n, channels, height, width)
+        elif dtype.kind in "fiub" and len(stored) == 2:
+            shape = stored
         else:
-            raise self._bad(x, shape, dtype)
-        if 0 in found:
-            raise DataError(f"{x} in {self.path} is empty, {shape}: examples are needed")
-        return found
+            raise self._bad(x, stored, dtype)
+        if 0 in shape:
+            raise DataError(
+                f"{x} in {self.path} is empty, {stored}: one example or more is needed; give "
+                f"another file"
+            )
+        return shape
 
     def examples(self, x: str) -> Tensor:
         """-> uint8 (N, channels, H, W) or float32 (N, d)."""
         shape = self.shape(x)
-        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused
+        with np.errstate(over="ignore"):  # values too large for float32 become inf: refused below
             if x not in self.keys:
                 return self._finite(x, self._csr(x, *shape))
             array = self._array(x)
@@ -101,13 +104,13 @@ class Npz:
         shape, dtype = self._header(y)
         if dtype.kind not in "iu" or len(shape) != 1:
             raise DataError(
-                f"{y} in {self.path} is {dtype} {shape}, and labels are one integer per example: "
+                f"{y} in {self.path} is {dtype} {shape}, but labels are one integer per example: "
                 f"number the classes from 0 and save {y} as int64 of shape ({n},)"
             )
         if shape[0] != n:
             raise DataError(
                 f"{self.path} has {n} examples and {shape[0]} labels in {y}: one label per "
-                f"example is needed"
+                f"example is needed; add or remove labels"
             )
         array = self._array(y)
         if array.min() < 0:
@@ -123,7 +126,7 @@ class Npz:
         return torch.from_numpy(array.astype(np.int64))
 
     def classes(self, y: str, labels: Tensor) -> tuple[str, ...]:
-        """The names in `classes`, or "0" to the highest label; `y` is for messages."""
+        """The names in `classes`, or "0" to the highest label; `y` names the labels in messages."""
         highest = int(labels.max())
         if "classes" not in self.keys:
             return tuple(map(str, range(highest + 1)))
@@ -136,7 +139,7 @@ class Npz:
             )
         if highest >= len(names):
             raise DataError(
-                f"{y} in {self.path} has the label {highest} and `classes` names {len(names)} "
+                f"{y} in {self.path} has the label {highest}, but `classes` names {len(names)} "
                 f"classes, 0 to {len(names) - 1}: add the missing names or mend the labels"
             )
         return tuple(names)
@@ -148,11 +151,11 @@ class Npz:
         except _UNREADABLE as error:
             raise DataError(
                 f"{f'{key} in ' if key else ''}{self.path} cannot be read ({error}): the file is "
-                f"damaged or no .npz; write it again with numpy.savez_compressed"
+                f"damaged or is no .npz; write it again with numpy.savez_compressed"
             ) from error
 
     def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape and type of an array, from the first bytes of it."""
+        """Shape and type of an array, from its first bytes."""
         assert self._file.zip is not None
         with self._reading(key), self._file.zip.open(f"{key}.npy") as stream:
             version = np.lib.format.read_magic(stream)
@@ -207,7 +210,7 @@ class Npz:
         """Make the pieces dense -> float32 (N, d)."""
         names = [f"{x}_{piece}" for piece in _PIECES[:3]]
         for name in names:
-            self._header(name)  # refuses objects
+            self._header(name)  # refuses Python objects
         data, indices, indptr = map(self._array, names)
         if wrong := sparse.mismatch(data, indices, indptr, n, d):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Image files to tensors: headers first, then pixels, a few threads and a few files at a time."""
+"""Image files to tensors: first the headers, then the pixels, on a few threads."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ _COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", 
 _TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that swap width and height
 _ORIENTATION = 0x0112
 
-_CHUNK = 256  # files in flight: the first bad one ends the reading at once
+_CHUNK = 256  # files handed to the threads at a time: a bad file ends the reading soon
 _Result = TypeVar("_Result")
 
 
@@ -34,7 +34,7 @@ class Header(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What the headers of many files say: one example file for every size and channel count."""
+    """The sizes and channel counts that occur in many files, each with one file as example."""
 
     sizes: dict[tuple[int, int], Path]
     channels: dict[int, Path]
@@ -60,11 +60,11 @@ class Survey(NamedTuple):
 
 def survey(files: Sequence[Path]) -> Survey:
     """Read every file's header, not its pixels."""
-    found = Survey({}, {})
+    seen = Survey({}, {})
     for file, head in zip(files, _each(_header, files), strict=True):
-        found.sizes.setdefault((head.width, head.height), file)
-        found.channels.setdefault(head.channels, file)
-    return found
+        seen.sizes.setdefault((head.width, head.height), file)
+        seen.channels.setdefault(head.channels, file)
+    return seen
 
 
 def read_images(
@@ -77,18 +77,18 @@ def read_images(
     """
     height = width = size
     if channels == 0 or size == 0:
-        found = survey(files)
-        channels = channels or found.shape[0]
-        if size == 0 and found.mixed:
-            raise DataError(found.mixed)
+        headers = survey(files)
+        channels = channels or headers.shape[0]
+        if size == 0 and headers.mixed:
+            raise DataError(headers.mixed)
         if size == 0:
-            _, height, width = found.shape
+            _, height, width = headers.shape
 
     def decode(file: Path) -> np.ndarray:
         return _pixels(file, channels, size)
 
     x = torch.empty((len(files), channels, height, width), dtype=torch.uint8)
-    into = x.numpy()  # shares memory
+    into = x.numpy()  # shares its memory with x
     for i, image in enumerate(_each(decode, files)):
         into[i] = image
         if progress:
@@ -108,8 +108,8 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         with Image.open(file) as image:
             if image.mode not in _GRAY | _COLOUR:
                 raise DataError(
-                    f"{file} has pixels of the kind {image.mode!r} and 8 bits per channel are "
-                    f"needed: convert it to an 8-bit grayscale or RGB image"
+                    f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel "
+                    f"are needed: convert it to an 8-bit grayscale or RGB image"
                 )
             yield image
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
@@ -131,12 +131,12 @@ def _header(file: Path) -> Header:
 
 
 def _pixels(file: Path, channels: int, size: int) -> np.ndarray:
-    """One file, upright, -> uint8 (channels, H, W)."""
+    """Decode one file and turn it upright -> uint8 (channels, H, W)."""
     with _opened(file) as image:
         if image.format in ("JPEG", "MPO"):
             image = ImageOps.exif_transpose(image)
         if image.mode in ("P", "PA"):
-            image = image.convert("RGBA")  # a palette with transparency has no direct way to RGB
+            image = image.convert("RGBA")  # a palette with transparency cannot become RGB directly
         if channels == 1 and image.mode not in _GRAY:
             image = image.convert("RGB")
         image = image.convert("L" if channels == 1 else "RGB")

@@ -1,8 +1,8 @@
 """One domain made into many, each turned by its own angle: the Rotated MNIST setting of FRUDA.
 
-Images turn clockwise about their middle. What turns into view is filled with the image's own
-background, the median of its border. FRUDA turns all images for every domain; here each image is
-in one domain only, as it would be at different sites, unless asked for otherwise. Training images
+Images turn clockwise about their centre. Corners that turn into view are filled with the image's
+own background, the median of its border. In FRUDA every domain holds all images; here each image is
+in one domain only, as it would be at different sites, unless `everywhere` is set. Training images
 stay training images, test images stay test images.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedda.data.load import describe, load_evaluation, load_source, load_target
 from fedda.data.sets import Labelled, Role, Unlabelled, listed
-from fedda.data.site import describe, load_evaluation, load_source, load_target
 from fedda.data.unify import CHUNK
 from fedda.errors import ConfigError, DataError
 
@@ -29,7 +29,7 @@ _SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class Rotated:
-    """One domain that was written, and how many examples it has."""
+    """A domain that was written, and how many examples it has."""
 
     path: Path
     train: int
@@ -46,54 +46,54 @@ def build(
     everywhere: bool = False,
     seed: int = 0,
 ) -> list[Rotated]:
-    """Write OUT/<angle>/data.npz for every angle, which is from 0 to 359 in a folder's name.
+    """Write OUT/<angle>/data.npz for every angle; folder names use angles from 0 to 359.
 
     Args:
         source: an image folder, an .npz file, or a folder that holds exactly one .npz file.
         out: a new or empty folder.
         angles: whole degrees clockwise, one domain each.
-        role: labels of a source are kept, labels of a target's training images are not read.
-        size: pixels per side that images are brought to first; 0 leaves them as they are.
+        role: a source's labels are written too; a target's training labels are not even read.
+        size: pixels per side to which images are resized first; 0 leaves them as they are.
         everywhere: every domain holds all images, as in FRUDA; else each image is in one domain.
-        seed: of who gets which images, and in which order.
+        seed: decides which domain gets which images, and in which order.
 
     Raises:
-        ConfigError: there is no angle, or one comes twice.
-        DataError: there are no square images, too few of them, or OUT holds something.
+        ConfigError: no angle is given, or one is given twice.
+        DataError: the images are missing, not square or too few, or OUT is not empty.
     """
     angles = _checked(angles)
     halves = _read(source, role, size)
-    heaps = []
+    shares = []
     for s, half in enumerate(halves):
         rng = np.random.default_rng([seed, s])
-        if everywhere:  # in an order that tells no class
-            heaps.append([rng.permutation(len(half)) for _ in angles])
+        if everywhere:  # shuffled, as the order must reveal no class
+            shares.append([rng.permutation(len(half)) for _ in angles])
         else:
-            heaps.append(
+            shares.append(
                 _dealt(half, len(angles), rng, f"{('training', 'test')[s]} images in {source}")
             )
-    new = _claim(out)
+    created = _claim(out)
     written: list[Rotated] = []
     try:
         for i, angle in enumerate(angles):
             folder = out / str(angle)
             folder.mkdir()
-            rows = [heap[i] for heap in heaps]
+            rows = [share[i] for share in shares]
             train, test = [*map(len, rows), 0][:2]
             written.append(Rotated(folder / "data.npz", train, test))
             arrays: dict[str, Any] = _arrays(halves, rows, angle)
             np.savez_compressed(written[-1].path, **arrays)
     except BaseException:
-        for folder in [out] if new else [out / str(angle) for angle in angles]:
+        for folder in [out] if created else [out / str(angle) for angle in angles]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return written
 
 
 def rotate(x: Tensor, angle: int) -> Tensor:
-    """Turn square images clockwise by whole degrees -> uint8 (N, channels, H, W), as x.
+    """Turn square images x clockwise by whole degrees -> uint8 (N, channels, H, W).
 
-    Quarter turns are exact; other angles are interpolated linearly between the four pixels around.
+    Quarter turns are exact; other angles are interpolated between the four nearest pixels.
     """
     quarters, rest = divmod(angle % 360, 90)
     if not rest:
@@ -105,52 +105,52 @@ def rotate(x: Tensor, angle: int) -> Tensor:
 
 
 def background(x: Tensor) -> Tensor:
-    """The median of the pixels at each image's border, by channel -> (N, channels, 1, 1)."""
+    """The median of each image's border pixels, per channel -> (N, channels, 1, 1)."""
     edges = (x[..., 0, :], x[..., -1, :], x[..., 1:-1, 0], x[..., 1:-1, -1])
     return torch.cat(edges, dim=-1).median(dim=-1).values[..., None, None]
 
 
 def deal(y: Tensor, domains: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Row numbers into heaps, class by class, none twice; sizes differ by one at most."""
+    """Deal rows out, class by class -> row numbers per domain; sizes differ by one at most."""
     labels = y.numpy()
     rows = np.concatenate([rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)])
     return [rng.permutation(rows[d::domains]) for d in range(domains)]
 
 
 def _turned(x: Tensor, radians: float) -> Tensor:
-    """Where each pixel of the turned image is in x, sampled there -> float (N, channels, H, W)."""
+    """Sample x where each pixel of the turned image comes from -> float (N, channels, H, W)."""
     c, s = math.cos(radians), math.sin(radians)
     places = x.new_tensor([[c, s, 0.0], [-s, c, 0.0]]).expand(len(x), 2, 3)
     grid = F.affine_grid(places, list(x.shape), align_corners=False)
     fill = background(x)
-    # grid_sample fills with zeros, so that zero has to be the background meanwhile.
+    # grid_sample fills with zeros, so the background is subtracted before and added after.
     return F.grid_sample(x - fill, grid, mode="bilinear", align_corners=False) + fill
 
 
 def _checked(angles: Sequence[int]) -> list[int]:
     if not angles:
-        raise ConfigError("There is no angle to turn by; give degrees clockwise, as 0,30,60.")
-    whole = [angle % 360 for angle in angles]
-    if len(set(whole)) < len(angles):
+        raise ConfigError("There is no angle to turn by; give degrees clockwise, such as 0,30,60.")
+    reduced = [angle % 360 for angle in angles]
+    if len(set(reduced)) < len(angles):
         raise ConfigError(
-            f"The angles {', '.join(map(str, angles))} have one twice (a whole turn is 360); give "
+            f"The angles {', '.join(map(str, angles))} name one twice (360 is a whole turn); give "
             "each once."
         )
-    return whole
+    return reduced
 
 
 def _read(source: Path, role: Role, size: int) -> list[_Half]:
-    """The training images and, where there are any, the test images."""
-    found = describe(source, role)
-    if found.kind != "image":
+    """The training images and, if there are any, the test images."""
+    description = describe(source, role)
+    if description.kind != "image":
         raise DataError(
-            f"{source} holds vectors of {found.shape[0]} numbers, and images are needed to be "
+            f"{source} holds vectors of {description.shape[0]} numbers, but only images can be "
             "turned: give a folder of images, or an .npz file with images"
         )
-    if found.shape[1] == 0 and size == 0:
+    if description.shape[1] == 0 and size == 0:
         raise DataError(
-            f"{source} has images of several sizes, and one is needed to turn them together: give "
-            "--size, and they are all brought to it"
+            f"{source} has images of several sizes, but all must have one size: give --size, and "
+            "they are all resized to it"
         )
     halves: list[_Half] = []
     if role == "source":
@@ -164,15 +164,15 @@ def _read(source: Path, role: Role, size: int) -> list[_Half]:
             continue
         if half.shape[1] != half.shape[2]:
             raise DataError(
-                f"{source} has images of {half.shape[2]}x{half.shape[1]} pixels, and square ones "
-                "are needed to be turned: give --size, and they are stretched to it"
+                f"{source} has images of {half.shape[2]}x{half.shape[1]} pixels, but only square "
+                "ones can be turned: give --size, and they are stretched to it"
             )
         halves.append(half)
     return halves
 
 
 def _dealt(half: _Half, domains: int, rng: np.random.Generator, what: str) -> list[np.ndarray]:
-    """Rows for each domain, none twice, every class in each."""
+    """Rows for each domain: every row in one domain, every class in every domain."""
     if isinstance(half, Unlabelled):
         y, names = torch.zeros(len(half), dtype=torch.int64), ("images",)
     else:
@@ -180,8 +180,8 @@ def _dealt(half: _Half, domains: int, rng: np.random.Generator, what: str) -> li
     counts = torch.bincount(y, minlength=len(names)).tolist()
     if few := [f"{name}: {n}" for name, n in zip(names, counts, strict=True) if 0 < n < domains]:
         raise DataError(
-            f"there are too few {what} for {domains} angles ({listed(few)}), of each class one for "
-            "every angle is needed: give fewer angles or more images, or let every domain hold "
+            f"there are too few {what} for {domains} angles ({listed(few)}): every class needs "
+            "one per angle; give fewer angles or more images, or let every domain hold "
             "all images (--everywhere)"
         )
     return deal(y, domains, rng)
@@ -190,23 +190,21 @@ def _dealt(half: _Half, domains: int, rng: np.random.Generator, what: str) -> li
 def _arrays(halves: list[_Half], rows: list[np.ndarray], angle: int) -> dict[str, np.ndarray]:
     """One domain as `fedda data digits` writes it, with the names of the classes."""
     arrays: dict[str, np.ndarray] = {}
-    for split, half, mine in zip(_SPLITS, halves, rows, strict=False):
-        x = rotate(half.x[torch.from_numpy(mine)], angle)  # (n, channels, H, W)
+    for split, half, chosen in zip(_SPLITS, halves, rows, strict=False):
+        x = rotate(half.x[torch.from_numpy(chosen)], angle)  # (n, channels, H, W)
         arrays[f"x_{split}"] = x[:, 0].numpy() if x.shape[1] == 1 else x.permute(0, 2, 3, 1).numpy()
         if isinstance(half, Labelled):
-            arrays[f"y_{split}"] = half.y.numpy()[mine]
+            arrays[f"y_{split}"] = half.y.numpy()[chosen]
             arrays["classes"] = np.array(half.classes)
     return arrays
 
 
 def _claim(out: Path) -> bool:
-    """Make sure that OUT is an empty folder -> whether it was made."""
+    """Make sure that OUT is an empty folder -> whether it was created here."""
     if not out.exists():
         out.mkdir(parents=True)
         return True
     if not out.is_dir() or any(out.iterdir()):
         what = "not empty" if out.is_dir() else "a file"
-        raise DataError(
-            f"{out} is {what}, and nothing is overwritten: give a new or an empty folder"
-        )
+        raise DataError(f"{out} is {what}, and nothing is overwritten: give a new or empty folder")
     return False

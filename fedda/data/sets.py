@@ -1,4 +1,6 @@
-"""What a site brings, in two types: a source's examples carry labels, a target's have none to give.
+"""A site's examples, in two types: `Labelled` for a source, `Unlabelled` for a target.
+
+`Unlabelled` has no field for labels, so no code can read a target's by mistake.
 
 Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
 """
@@ -33,7 +35,7 @@ class Examples:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example: (channels, H, W) or (d,)."""
+        """The shape of one example: (channels, H, W) or (d,)."""
         return tuple(self.x.shape[1:])
 
     @property
@@ -56,20 +58,20 @@ class Labelled(Examples):
 
 @dataclass(frozen=True)
 class Description:
-    """What was understood of a site's files, without decoding them.
+    """What a site's files hold, as far as can be told without decoding images.
 
     Attributes:
         path: the folder or .npz file that was read.
-        role: what the site would take part as.
+        role: the role in which the site would take part.
         kind: "image" or "vector".
         shape: of one training example: (channels, H, W) or (d,); (channels, 0, 0) where the
-            images come in several sizes and a run has to set `input.size`.
+            images have several sizes, so that a run has to set `input.size`.
         train: number of training examples.
         test: number of labelled test examples; 0 when the site has no test set.
-        classes: a source's class names; at a target those of its test set, which only
-            evaluation reads, or () without one.
-        counts: training examples per class, at a source; empty at a target.
-        warnings: whole sentences on what was passed over or looks odd.
+        classes: a source's class names, or those of a target's test set, which only evaluation
+            reads; () for a target without one.
+        counts: training examples per class of a source; empty for a target.
+        warnings: sentences about files that were passed over or look odd.
     """
 
     path: Path
@@ -83,7 +85,7 @@ class Description:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
+        """The description as plain JSON types."""
         return asdict(self) | {"path": str(self.path)}
 
 
@@ -121,6 +123,6 @@ def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> La
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first few of `names` for a message, and how many more there are."""
+    """The first few of `names`, for a message, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

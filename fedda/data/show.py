@@ -1,4 +1,4 @@
-"""A contact sheet: one picture to see what a site's images look like, and whether labels fit."""
+"""A contact sheet: one picture that shows a site's images, to check them and their labels."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def contact_sheet(dataset: Labelled | Unlabelled, out: Path, per_class: int = 10
     """
     if dataset.kind == "vector":
         raise DataError(
-            f"this site's examples are vectors of {dataset.shape[0]} numbers and there is no "
+            f"this site's examples are vectors of {dataset.shape[0]} numbers, so there is no "
             f"picture to show: use `fedda data check`"
         )
     if isinstance(dataset, Labelled):

@@ -11,7 +11,7 @@ from fedda.errors import DataError
 
 AnySet = TypeVar("AnySet", bound=Examples)
 
-CHUNK = 512  # images converted at a time, so that the working memory does not grow with the set
+CHUNK = 512  # images converted at a time, so that working memory does not grow with the set
 
 
 def conform(dataset: AnySet, channels: int, size: int) -> AnySet:
@@ -47,7 +47,7 @@ def conform_images(x: Tensor, channels: int, size: int) -> Tensor:
     if channels != c and {channels, c} != {1, 3}:
         raise DataError(
             f"images of {c} channels cannot get {channels}: only 1 (grayscale) and 3 (colour) "
-            f"change into each other; set input.channels to 1 or 3"
+            f"can be converted into each other; set input.channels to 1 or 3"
         )
     out = x.new_empty(n, channels, height, width)
     for part, into in zip(x.split(CHUNK), out.split(CHUNK), strict=True):

@@ -1,29 +1,29 @@
 """Sums of gradients between sites, step by step.
 
-- server: `Host.open(groups)` -> `Session`, whose invitations go out in Flower messages
-- site: `connect(invitation)` -> `Stream`, whose `swap(group, gradient, examples)` gives the sum
-- one process: `LocalHost` and `Turns`, without a network
+- server: `Host.open(groups)` -> `Session`; its invitations go to the sites in Flower messages
+- site: `connect(invitation)` -> `Stream`; `swap(group, gradient, examples)` returns the sum
+- one process: `LocalHost` and `Turns` do the same without a network
 
-Only discriminator gradients cross: no data, no model and no feature.
+Only gradients of discriminators cross the exchange: no data, no model and no feature.
 """
 
+from fedda.exchange.baton import Turns
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.host import Host
-from fedda.exchange.local import LocalHost, LocalStream
+from fedda.exchange.in_process import LocalHost, LocalStream
 from fedda.exchange.remote import RemoteStream
 from fedda.exchange.session import Session
 from fedda.exchange.stream import Stream
-from fedda.exchange.turns import Turns
 
 __all__ = ["Group", "Host", "Invitation", "LocalHost", "Session", "Stream", "Turns", "connect"]
 
 
 def connect(invitation: Invitation, host: str = "") -> Stream:
-    """Join a session.
+    """Join a session as one site.
 
     Args:
-        invitation: what came from the server.
-        host: the server that the site dials anyway, for an invitation that names none.
+        invitation: the one that the server sent to this site.
+        host: of the server that this site is connected to; used if the invitation names no host.
 
     Raises:
         ExchangeError: the exchange cannot be reached, or refuses this site.

@@ -1,8 +1,8 @@
-"""Frames as bytes: what the messages of exchange.proto are built from and read into.
+"""Frames as bytes: writing and reading the messages of exchange.proto.
 
-Both ends speak bytes to gRPC and read them here, so that what cannot be read is refused in our own
-words, and traffic is counted as it travels. protobuf would copy a gradient four times on its way
-through; the values are the last field of a frame, so they are put behind the rest, and read there.
+Both ends pass plain bytes to gRPC. So a frame that cannot be read is refused in our own words, and
+traffic is counted as it travels. protobuf would copy a gradient four times on its way. Here its
+values, the last field of a frame, are appended to the rest, and are read in place.
 """
 
 from typing import TypeVar
@@ -17,8 +17,7 @@ from fedda.exchange.sums import Vector
 T = TypeVar("T", bound=Message)
 
 FLOAT = np.dtype("<f4")
-# What a frame needs beside its values: names of groups, counts, a sentence.
-ROOM = 64 * 1024
+ROOM = 64 * 1024  # bytes of a frame besides its values: names of groups, counts, a sentence
 LENGTH = 2  # protobuf's wire type of fields that begin with their length
 VALUES = Up.VALUES_FIELD_NUMBER << 3 | LENGTH  # how the last field begins
 LEAVE = Up(leave=Leave()).SerializeToString()
@@ -26,7 +25,7 @@ EMPTY = np.zeros(0, np.float32)
 
 
 def gradient(group: str, index: int, examples: int, values: Vector) -> bytes:
-    """A participant's gradient for one sync."""
+    """A site's gradient for one sync."""
     return _frame(Up(gradient=Gradient(group=group, index=index, examples=examples)), values)
 
 
@@ -36,24 +35,24 @@ def total(group: str, index: int, values: Vector) -> bytes:
 
 
 def ended(reason: str, *, again: bool = False) -> bytes:
-    """The exchange's last word to a participant."""
+    """The last frame to a site: why the session or the connection ended."""
     return Down(ended=Ended(reason=reason, again=again)).SerializeToString()
 
 
 def up(data: bytes) -> tuple[Up, Vector]:
-    """Read what a participant sent -> the frame without its values, and a view of those.
+    """Read what a site sent -> the frame without its values, and a view of these.
 
     Raises:
-        ExchangeError: it is no frame.
+        ExchangeError: the bytes are no frame.
     """
     return _read(Up(), data)
 
 
 def down(data: bytes) -> tuple[Down, Vector]:
-    """Read what the exchange sent -> the frame without its values, and a view of those.
+    """Read what the server sent -> the frame without its values, and a view of these.
 
     Raises:
-        ExchangeError: it is no frame.
+        ExchangeError: the bytes are no frame.
     """
     return _read(Down(), data)
 
@@ -74,7 +73,7 @@ def _read(message: T, data: bytes) -> tuple[T, Vector]:
 
 
 def _split(data: bytes) -> tuple[int, int]:
-    """Where the last field begins, and where its values do; the end of data where there is none."""
+    """Where the field of the values begins, and where the values do; without it, twice the end."""
     at = 0
     while at < len(data):
         field, (size, start) = data[at], _read_varint(data, at + 1)
@@ -94,7 +93,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """The number that begins here, and where it ends."""
     number = 0
     for place in range(5):
         byte = data[at + place]

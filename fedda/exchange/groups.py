@@ -1,10 +1,10 @@
-"""What is agreed before the first gradient: groups, and the invitation that a site gets.
+"""What is agreed before the first gradient: the groups, and each site's invitation.
 
-    Group        who sums what, and how often
-    Invitation   where a site finds the exchange, how it knows it, and how it is known there
+    Group        which sites sum gradients together, and how often
+    Invitation   where a site finds the exchange, and how the two recognise each other
 
-An invitation travels inside a Flower message, so it is as secret and as trusted as that link. What
-it brings is still checked as everything that comes from outside: `Invitation.parse` trusts nothing.
+An invitation travels inside a Flower message, so it is as secret and as trusted as that connection.
+`Invitation.parse` still checks all of it, as it checks whatever comes from outside.
 """
 
 import json
@@ -34,9 +34,9 @@ class Group:
     """Sites that sum their gradients.
 
     Attributes:
-        name: unique in a session.
+        name: unique in its session.
         size: float32 values of one flat gradient.
-        syncs: how many sums there are to be.
+        syncs: how many sums the group makes.
         members: names of the sites; their gradients are added in this order.
     """
 
@@ -65,7 +65,7 @@ class Group:
 
 
 def check_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Refuse a session without groups, or with two of one name.
+    """Refuse a session without groups, with too many, or with two of one name.
 
     Raises:
         ExchangeError: with the names.
@@ -84,13 +84,13 @@ class Invitation:
     """What one site needs to take part in one session.
 
     Attributes:
-        host: of the exchange; empty for the server that the site dials anyway.
-        port: of the exchange; 0 for a session inside this process.
-        certificate: PEM, the only one that the site accepts; empty inside this process.
-        ticket: 64 hexadecimal digits, known to this site and the exchange alone.
+        host: of the exchange; empty: that of the server that the site is connected to.
+        port: of the exchange; 0: the session is inside this process.
+        certificate: the only one that the site accepts, in PEM; empty inside this process.
+        ticket: 64 hexadecimal digits that only this site and the exchange know.
         node: the site's name.
-        groups: those the site is a member of.
-        wait: seconds after which a site that gets no answer gives up by itself.
+        groups: those that the site is a member of.
+        wait: seconds without an answer after which the site gives up by itself.
     """
 
     host: str
@@ -102,7 +102,7 @@ class Invitation:
     wait: float
 
     def flat(self) -> dict[str, str | int | float]:
-        """The form that travels."""
+        """The invitation as the record of a Flower message."""
         groups = [[g.name, g.size, g.syncs, list(g.members)] for g in self.groups]
         return {
             "host": self.host,
@@ -119,15 +119,15 @@ class Invitation:
         """Read what `flat` wrote, trusting nothing.
 
         Raises:
-            WireError: it is no invitation; what is wrong in it is not repeated.
+            WireError: it is no invitation; the error repeats nothing of its content.
         """
         try:
-            found: dict[str, Any] = dict(flat)
-            if set(found) != FIELDS:
+            fields: dict[str, Any] = dict(flat)
+            if set(fields) != FIELDS:
                 raise ValueError
-            groups = tuple(_group(*entry) for entry in json.loads(found["groups"]))
-            found["groups"] = check_groups(groups)
-            invitation = cls(**found)
+            groups = tuple(_group(*entry) for entry in json.loads(fields["groups"]))
+            fields["groups"] = check_groups(groups)
+            invitation = cls(**fields)
             invitation._check()
         except (ValueError, TypeError, RecursionError, ExchangeError):
             raise WireError(
@@ -138,7 +138,7 @@ class Invitation:
 
     def _check(self) -> None:
         local = self.port == 0 and self.certificate == ""
-        fine = (
+        valid = (
             type(self.host) is str
             and len(self.host) <= MAX_TEXT
             and type(self.port) is int
@@ -150,7 +150,7 @@ class Invitation:
             and math.isfinite(self.wait)
             and 0 < self.wait <= MAX_WAIT
         )
-        if not fine:
+        if not valid:
             raise ValueError
 
 

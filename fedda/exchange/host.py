@@ -1,4 +1,4 @@
-"""Where the server of the exchange listens: gRPC, TLS, tickets."""
+"""The server's end of the gRPC exchange: it listens with TLS and admits sites by their tickets."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ import grpc
 
 from fedda.errors import ExchangeError
 from fedda.exchange import tls
-from fedda.exchange.desk import Desk
+from fedda.exchange.connections import Connections
 from fedda.exchange.groups import Group
 from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.session import Session, ignore, invite
@@ -23,14 +23,17 @@ from fedda.exchange.session import Session, ignore, invite
 log = logging.getLogger("fedda.exchange")
 
 TICK_S = 0.1
-AGAIN_S = 0.25  # between two attempts to get a port
+RETRY_S = 0.25  # between two attempts to get a port
 GRACE_S = 2.0  # for streams to end by themselves when a session is closed
-SPARE = 16  # connections beyond one per participant: they are refused, but heard
-LEVEL = {"refused": logging.WARNING, "ended": logging.WARNING, "cut": logging.WARNING}
+SPARE = 16  # connections beyond one per site, so that strangers are told that they are refused
+LOG_LEVELS = {"refused": logging.WARNING, "ended": logging.WARNING, "cut": logging.WARNING}
 
 
 class Host:
-    """Where sessions listen; one at a time, unless the system chooses the port."""
+    """Opens sessions that sites join over the network.
+
+    Only one session at a time can be open, unless the system chooses the port.
+    """
 
     def __init__(
         self,
@@ -39,15 +42,15 @@ class Host:
         notice: Notice = ignore,
         announce: str = "",
     ) -> None:
-        """Say where.
+        """Set where sessions listen.
 
         Args:
-            bind: address of this machine; 0.0.0.0 or :: for all of them, and then invitations
-                name none.
-            port: 0 for one that the system chooses.
-            notice: told what happens (joined, cut, resumed, left, refused, ended), to which site,
-                in one sentence. It is called from several threads, one at a time.
-            announce: name or address that invitations give, where sites cannot use `bind`.
+            bind: this machine's address to listen on; 0.0.0.0 or :: for all its addresses.
+            port: to listen on; 0: the system chooses one.
+            notice: called with each event (joined, cut, resumed, left, refused, ended), its site
+                and a sentence about it; from several threads, one at a time.
+            announce: the host name or address in invitations. By default it is `bind`, or no host
+                if `bind` stands for all addresses.
         """
         self._bind, self._port, self._notice, self._announce = bind, port, notice, announce
 
@@ -56,26 +59,27 @@ class Host:
     ) -> "RemoteSession":
         """Open a session; the arguments are those of `Meeting`.
 
-        Another run's session may hold the port while a round of it lasts: it is waited for as long
-        as for the sites.
+        Another run's session may hold the port during a round. This waits for the port as long as
+        for the sites.
 
         Raises:
-            ExchangeError: the port is and stays taken, or the groups cannot be.
+            ExchangeError: the port stays taken, the address is not this machine's, or the groups
+                are not valid.
         """
 
         def notice(what: str, site: str, text: str) -> None:
-            log.log(LEVEL.get(what, logging.INFO), "%s", text)
+            log.log(LOG_LEVELS.get(what, logging.INFO), "%s", text)
             self._notice(what, site, text)
 
-        ends = time.monotonic() + join
+        deadline = time.monotonic() + join
         while True:
             meeting = Meeting(groups, join=join, wait=wait, rejoin=rejoin, notice=notice)
             try:
                 return RemoteSession(meeting, self._bind, self._port, self._announce)
             except ExchangeError:
-                if time.monotonic() > ends or not _is_free_or_taken(self._bind, self._port):
+                if time.monotonic() > deadline or not _may_become_free(self._bind, self._port):
                     raise
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
 
 
 class RemoteSession(Session):
@@ -84,7 +88,7 @@ class RemoteSession(Session):
     def __init__(self, meeting: Meeting, bind: str, port: int, announce: str = "") -> None:
         super().__init__(meeting)
         certificate, key = tls.fresh()
-        self._desk = Desk(meeting, self._to, self._from)
+        self._connections = Connections(meeting, self._bytes_to, self._bytes_from)
         self._pool = ThreadPoolExecutor(len(meeting.sites) + SPARE, "exchange")
         self._server = grpc.server(
             self._pool,
@@ -103,9 +107,9 @@ class RemoteSession(Session):
             self._server.stop(None).wait()
             self._pool.shutdown()
             raise ExchangeError(
-                f"The exchange cannot listen on {tls.address(bind, port)}: wait for the end of the "
-                "run, or stop the program, that uses this port, or give another (exchange.port; 0 "
-                "lets the system choose)."
+                f"The exchange cannot listen on {tls.address(bind, port)}: wait for the run that "
+                "uses this port to end, stop the program that uses it, or give another address or "
+                "port (exchange.bind, exchange.port; with port 0 the system chooses)."
             ) from None
         host = announce or ("" if _is_wildcard(bind) else bind)
         self.invitations = invite(meeting, host, port, certificate.decode())
@@ -116,37 +120,37 @@ class RemoteSession(Session):
         self._clock.start()
 
     def give_up(self, site: str) -> None:
-        self._desk.give_up(site)
+        self._connections.give_up(site)
 
     def close(self) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._desk.lock:
+        with self._connections.lock:
             self._end_if_early()
-        self._desk.close()
+        self._connections.close()
         self._clock.join()
         self._server.stop(GRACE_S).wait()
         self._pool.shutdown()
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_S):
-            self._desk.tick()
+            self._connections.tick()
 
     def _join(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        shown = dict(context.invocation_metadata()).get(tls.TICKET, "")
-        return self._desk.serve(tls.owner(str(shown), self._tickets), incoming)
+        ticket = dict(context.invocation_metadata()).get(tls.TICKET, "")
+        return self._connections.serve(tls.owner(str(ticket), self._tickets), incoming)
 
 
 def _handler(join: Any) -> grpc.GenericRpcHandler:
     _, service, method = tls.PATH.split("/")
-    # Bytes in and out: `frames` reads them, and counts.
+    # gRPC passes plain bytes, so that `frames` reads them and their length can be counted.
     handlers = {method: grpc.stream_stream_rpc_method_handler(join)}
     return grpc.method_handlers_generic_handler(service, handlers)
 
 
-def _is_free_or_taken(bind: str, port: int) -> bool:
-    """Whether a port that could not be had may be had later; an address of others never can."""
+def _may_become_free(bind: str, port: int) -> bool:
+    """Whether another attempt at a port may succeed; none does at another machine's address."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
         socket.create_server((bind, port), family=family).close()

@@ -1,12 +1,12 @@
-"""The rules of one session: who is there, what is due until when, and why it ended.
+"""The rules of one session: which sites take part, what is due by when, and why it ended.
 
-    arrive, lose, leave   a participant joins or comes back, loses its connection, goes
+    arrive, lose, leave   a site joins or comes back, loses its connection, leaves
     add                   a gradient comes in
     tick                  time passes
 
-No network, no thread and no clock of its own: the server and the exchange inside a process drive
-the same rules, one call at a time. What breaks a rule ends the session for everybody, with one
-sentence that names sites and never holds a value.
+The module has no network, no thread and no clock of its own: the server and the exchange inside a
+process call the same rules, one call at a time. A broken rule ends the session for all sites. The
+reason is one sentence, which names sites and never contains a value.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedda.errors import ExchangeError
 from fedda.exchange.groups import Group, check_groups
 from fedda.exchange.sums import Sums, Vector
 
-Notice = Callable[[str, str, str], None]  # what happened, to which site, in one sentence
+Notice = Callable[[str, str, str], None]  # takes the event, its site and a sentence about it
 
 
 class Meeting:
@@ -26,8 +26,8 @@ class Meeting:
     Attributes:
         sites: the members of all groups.
         sums: by name of the group.
-        ended: the reason, once the session is over early; empty until then.
-        fewest: by site, the fewest examples that one of its gradients summed over.
+        ended: why the session ended early; empty if it did not.
+        fewest: the smallest number of examples that a gradient summed over, by site.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Meeting:
         notice: Notice,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open it.
+        """Open the session.
 
         Args:
-            groups: who sums what.
-            join: seconds until everybody must have arrived.
+            groups: which sites sum gradients together.
+            join: seconds within which all sites must join.
             wait: seconds that a sync may take from its first gradient on.
-            rejoin: seconds that a participant has to come back after its connection broke; 0: the
-                session ends at once.
-            notice: told what happens, for logs and reports.
-            clock: seconds.
+            rejoin: seconds that a site has to come back after its connection broke; 0: the session
+                ends at once.
+            notice: called with every event, for logs and reports.
+            clock: returns the time in seconds.
         """
         self.sums = {group.name: Sums(group) for group in check_groups(groups)}
         self.sites = tuple(dict.fromkeys(m for group in groups for m in group.members))
@@ -59,111 +59,113 @@ class Meeting:
         self.notice, self._clock = notice, clock
         self._join_by = clock() + join
         self._arrived: set[str] = set()
-        self._back_by: dict[str, float] = {}  # those whose connection broke
+        self._return_by: dict[str, float] = {}  # deadlines of sites whose connection broke
         self._left: set[str] = set()
-        self._since: dict[str, float] = {}  # when a group's sync got its first gradient
-        self._complete_since = math.inf  # when the last one arrived or came back
+        self._began: dict[str, float] = {}  # when a group's sync got its first gradient
+        self._complete_since = math.inf  # when the last site joined or came back
 
-    def of(self, site: str) -> list[Sums]:
-        """The groups of a site."""
+    def sums_of(self, site: str) -> list[Sums]:
+        """The sums of all groups that a site is a member of."""
         return [sums for sums in self.sums.values() if site in sums.group.members]
 
     def arrive(self, site: str) -> None:
-        """A participant joins, or comes back.
+        """A site joins, or comes back after its connection broke.
 
         Raises:
-            ExchangeError: it is here already, has left, or the session is over.
+            ExchangeError: the site is connected already, has left, or the session is over.
         """
         if self.ended:
             raise ExchangeError(self.ended)
         if site in self._left:
             raise ExchangeError(f"{site} has left this session of the exchange already.")
-        if self.is_here(site):
+        if self.is_connected(site):
             raise ExchangeError(f"{site} takes part already: a ticket is good for one connection.")
-        back = self._back_by.pop(site, None) is not None
+        returned = self._return_by.pop(site, None) is not None
         self._arrived.add(site)
-        if not self._absent():
+        if self._is_complete():
             self._complete_since = self._clock()
-        self.notice("resumed" if back else "joined", site, f"{site} {_HERE[back]} the exchange.")
+        event, verb = ("resumed", "came back to") if returned else ("joined", "joined")
+        self.notice(event, site, f"{site} {verb} the exchange.")
 
-    def is_here(self, site: str) -> bool:
-        return site in self._arrived and site not in self._back_by and site not in self._left
+    def is_connected(self, site: str) -> bool:
+        return site in self._arrived and site not in self._return_by and site not in self._left
 
     def lose(self, site: str) -> None:
-        """The connection of a participant broke."""
-        if self.ended or not self.is_here(site):
+        """The connection of a site broke."""
+        if self.ended or not self.is_connected(site):
             return
-        done = all(sums.over for sums in self.of(site))  # it may still come back for the last sum
-        self._back_by[site] = math.inf if done else self._clock() + self.rejoin
+        # A site whose syncs are all done delays nobody: it may come back for its last sum any time.
+        done = all(sums.over for sums in self.sums_of(site))
+        self._return_by[site] = math.inf if done else self._clock() + self.rejoin
         self.notice("cut", site, f"The connection of {site} to the exchange broke.")
         self.tick()
 
     def leave(self, site: str) -> None:
-        """A participant goes by itself; who still waits for a gradient of it is told."""
-        if self.is_here(site):
+        """A site leaves by itself; the session ends if another site waits for its gradient."""
+        if self.is_connected(site):
             self._left.add(site)
             self.notice("left", site, f"{site} left the exchange.")
-            self._without_those_who_left()
+            self._end_if_a_missing_site_left()
 
     def add(
         self, site: str, group: str, index: int, examples: int, values: Vector
     ) -> Vector | None:
-        """Take a gradient -> the sum, if it was the last to come.
+        """Take a gradient -> the sum, once all members' gradients are in.
 
         Raises:
-            ExchangeError: it is refused, which ends the session.
+            ExchangeError: the gradient is refused, which ends the session.
         """
         if self.ended:
             raise ExchangeError(self.ended)
         try:
-            sums = self._sums(site, group, examples)
+            sums = self._checked_sums(site, group, examples)
             total = sums.add(site, index, values)
         except ExchangeError as error:
             self.refuse(site, str(error))
             raise ExchangeError(self.ended) from None
         self.fewest[site] = min(examples, self.fewest.get(site, examples))
         if total is not None:
-            self._since.pop(group, None)
+            self._began.pop(group, None)
         else:
-            self._since.setdefault(group, self._clock())
-            self._without_those_who_left()
+            self._began.setdefault(group, self._clock())
+            self._end_if_a_missing_site_left()
         return total
 
     def refuse(self, site: str, text: str) -> None:
-        """End the session because of what a participant sent."""
+        """End the session because of what a site sent."""
         self.notice("refused", site, text)
         self.end(f"The exchange ended, because a frame was refused: {text}")
 
     def tick(self) -> None:
-        """End the session if something took too long."""
+        """End the session if a site is late."""
         now = self._clock()
-        late = sorted(site for site, by in self._back_by.items() if now >= by)
+        late = sorted(site for site, by in self._return_by.items() if now >= by)
         if late:
             self.end(
                 f"The connection of {listed(late)} to the exchange broke and was not made again "
                 f"within {self.rejoin:g} s (exchange.rejoin): see the log of {listed(late)}."
             )
-        absent = [site for site in self.sites if site not in self._arrived]
-        if absent and now >= self._join_by:
+        missing = [site for site in self.sites if site not in self._arrived]
+        if missing and now >= self._join_by:
             self.end(
-                f"Still missing after {self.join:g} s (exchange.join): {listed(absent)}. All "
-                f"{len(self.sites)} participants of the exchange must run at the same time: start "
-                "them, give a simulation one slot for each, or allow more time."
+                f"Still missing after {self.join:g} s (exchange.join): {listed(missing)}. All "
+                f"{len(self.sites)} sites of the exchange must run at the same time: start them, "
+                "give a simulation one slot for each, or allow more time."
             )
-        for group, since in self._since.items():
-            if not self._absent() and now >= max(since, self._complete_since) + self.wait:
+        for group, began in self._began.items():
+            if self._is_complete() and now >= max(began, self._complete_since) + self.wait:
                 sums = self.sums[group]
                 self.end(
                     f"Sync {sums.index + 1} of {sums.group.syncs} of group '{group}' waited "
-                    f"{self.wait:g} s (exchange.wait) for {listed(sums.missing())}: see the log "
-                    "there, or allow more time."
+                    f"{self.wait:g} s (exchange.wait) for {listed(sums.missing())}: see the logs "
+                    "of the missing sites, or allow more time."
                 )
                 break
 
     def give_up(self, site: str) -> None:
-        """A participant will not come, or not come back: the server heard so by another way."""
-        if site in self.sites and not all(sums.over for sums in self.of(site)):
-            self.end(f"{site} stopped before its last sync: see the log there.")
+        """A site will not come, or not come back, as the server learned outside the exchange."""
+        if site in self.sites and not all(sums.over for sums in self.sums_of(site)):
+            self.end(f"{site} stopped before its last sync: see the log of {site}.")
 
     def end(self, reason: str) -> None:
         """End the session early; the first reason stays."""
@@ -171,9 +173,9 @@ class Meeting:
             self.ended = reason
             self.notice("ended", "", reason)
 
-    def _sums(self, site: str, group: str, examples: int) -> Sums:
+    def _checked_sums(self, site: str, group: str, examples: int) -> Sums:
         sums = self.sums.get(group)
-        if sums is None:  # the name is not repeated: it could be anything
+        if sums is None:  # the sentence omits the group's name, which could be any text
             raise ExchangeError(f"{site} sent a gradient for a group that does not exist.")
         if site not in sums.group.members:
             raise ExchangeError(
@@ -183,24 +185,22 @@ class Meeting:
             raise ExchangeError(f"{site} sent group '{group}' a gradient over no examples.")
         return sums
 
-    def _absent(self) -> bool:
-        cut = any(by < math.inf for by in self._back_by.values())
-        return cut or len(self._arrived) < len(self.sites)
+    def _is_complete(self) -> bool:
+        """Whether all sites have joined, and none with syncs to come has lost its connection."""
+        cut = any(by < math.inf for by in self._return_by.values())
+        return not cut and len(self._arrived) == len(self.sites)
 
-    def _without_those_who_left(self) -> None:
+    def _end_if_a_missing_site_left(self) -> None:
         for sums in self.sums.values():
             gone = [m for m in sums.missing() if m in self._left] if sums.begun else []
             if gone:
                 self.end(
                     f"{listed(gone)} left the exchange after {sums.index} of {sums.group.syncs} "
-                    f"syncs of group '{sums.group.name}': see the log there."
+                    f"syncs of group '{sums.group.name}': see the log of {listed(gone)}."
                 )
 
 
-_HERE = {False: "joined", True: "came back to"}
-
-
 def listed(names: Sequence[str]) -> str:
-    """Names as one says them."""
+    """Names as in a sentence: `a, b and c`."""
     *head, last = names
     return f"{', '.join(head)} and {last}" if head else last

@@ -1,4 +1,4 @@
-"""What a server holds while its sites exchange gradients, whatever carries them."""
+"""What the server does with one session of the exchange, with or without a network."""
 
 import math
 import secrets
@@ -11,22 +11,22 @@ from fedda.exchange.meeting import Meeting
 
 
 def ignore(_what: str, _site: str, _text: str) -> None:
-    """The notice of a host that was given none."""
+    """The notice of a host that was given no function to call."""
 
 
 class Session(ABC):
-    """One session, from its invitations to its end; as a context manager, closed at the end.
+    """One session; a `with` block closes it at its end.
 
     Attributes:
-        invitations: what each site must get, over a link it trusts.
+        invitations: by site, what the site must get over a link that it trusts.
     """
 
     invitations: Mapping[str, Invitation]
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        self._to = dict.fromkeys(meeting.sites, 0)
-        self._from = dict.fromkeys(meeting.sites, 0)
+        self._bytes_to = dict.fromkeys(meeting.sites, 0)
+        self._bytes_from = dict.fromkeys(meeting.sites, 0)
 
     @property
     def ended(self) -> str:
@@ -34,20 +34,21 @@ class Session(ABC):
         return self._meeting.ended
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes of frames by site: to it, from it."""
-        return {site: (self._to[site], self._from[site]) for site in self._meeting.sites}
+        """Bytes of frames by site: sent to it, received from it."""
+        sites = self._meeting.sites
+        return {site: (self._bytes_to[site], self._bytes_from[site]) for site in sites}
 
     def fewest(self) -> dict[str, int]:
-        """By site, the fewest examples that one of its gradients summed over."""
+        """The smallest number of examples that a gradient summed over, by site."""
         return dict(self._meeting.fewest)
 
     @abstractmethod
     def give_up(self, site: str) -> None:
-        """Wait no longer for a site, of which the server heard by another way that it failed."""
+        """Stop waiting for a site that failed, as the server learned outside the exchange."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it; participants who still wait are told."""
+        """End the session; sites that still wait for a sum get an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,10 +64,10 @@ class Session(ABC):
 def invite(
     meeting: Meeting, host: str = "", port: int = 0, certificate: str = ""
 ) -> dict[str, Invitation]:
-    """An invitation with a ticket of its own for every site of a meeting."""
-    # The longest a sum can take while the rules are kept, and a little for the way.
+    """An invitation for every site of a meeting, each with its own ticket."""
+    # The longest that a sum can take within the rules, and 10 s for the frames' way.
     longest = math.fsum([meeting.join, meeting.wait, 2 * meeting.rejoin, 10.0])
-    patience = min(longest, MAX_WAIT)  # what a site accepts
+    patience = min(longest, MAX_WAIT)  # a site refuses an invitation with more
     return {
         site: Invitation(
             host=host,
@@ -74,7 +75,7 @@ def invite(
             certificate=certificate,
             ticket=secrets.token_hex(32),
             node=site,
-            groups=tuple(sums.group for sums in meeting.of(site)),
+            groups=tuple(sums.group for sums in meeting.sums_of(site)),
             wait=patience,
         )
         for site in meeting.sites

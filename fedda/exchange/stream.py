@@ -1,10 +1,10 @@
-"""What a site does with an exchange: send a gradient, get the sum.
+"""What a site does in an exchange: send a gradient, receive the sum.
 
     with exchange.connect(invitation) as stream:
         total = stream.swap("pair", gradient, examples)
 
-Or `send`, compute on, and `receive`. What a site sends and gets is checked here, on the site,
-whatever carries it.
+Instead of `swap`, a site may `send`, go on computing, and `receive` the sum later. The site itself
+checks here all that it sends and receives, with or without a network.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from fedda.exchange.sums import Vector
 
 
 class Stream(ABC):
-    """One site's way into a session; for one thread."""
+    """One site's connection to a session; only one thread may use it."""
 
     def __init__(self, invitation: Invitation) -> None:
         self.node = invitation.node
@@ -27,7 +27,7 @@ class Stream(ABC):
         self._due: set[str] = set()  # groups whose sum is still to be received
 
     def swap(self, group: str, gradient: Vector, examples: int) -> Vector:
-        """Send a gradient and wait for the sum over all members -> (size,), the caller's own.
+        """Send a gradient and wait for the sum over all members -> a copy of it (size,).
 
         Raises:
             ExchangeError: the session ended early, or this is not what was agreed on.
@@ -37,7 +37,12 @@ class Stream(ABC):
         return self.receive(group)
 
     def send(self, group: str, gradient: Vector, examples: int) -> None:
-        """Send a gradient that sums over so many examples; `receive` must come before the next.
+        """Send a gradient; its sum must be received before the next one is sent.
+
+        Args:
+            group: name of the group.
+            gradient: (size,) float32, a sum over examples.
+            examples: how many.
 
         Raises:
             ExchangeError: the session ended early, or this is not what was agreed on.
@@ -59,7 +64,10 @@ class Stream(ABC):
                 f"it must be float32 of shape ({agreed.size},)."
             )
         if type(examples) is not int or examples < 1:
-            raise ExchangeError(f"A gradient for group '{group}' sums over {examples!r} examples.")
+            raise ExchangeError(
+                f"A gradient for group '{group}' sums over {examples!r} examples: "
+                "it must be a whole number above 0."
+            )
         if not np.isfinite(gradient).all():
             raise NotFiniteError(
                 f"The gradient for group '{group}' holds values that are not finite: "
@@ -70,7 +78,7 @@ class Stream(ABC):
         self._due.add(group)
 
     def receive(self, group: str) -> Vector:
-        """Wait for the sum of the gradient sent last -> (size,), the caller's own.
+        """Wait for the sum of the gradient sent last -> a copy of it (size,).
 
         Raises:
             ExchangeError: the session ended early, or the sum is not usable.
@@ -96,15 +104,15 @@ class Stream(ABC):
     def sent(self, group: str) -> int:
         """How many gradients of this site the session has.
 
-        More than 0 at the start if this site took part before and its program began anew; the last
-        sum is then still to be received.
+        It is more than 0 at the start if this site's program was restarted during the session; the
+        last sum is then still to be received.
         """
         self._agreed(group)
         return self._sent[group]
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the session; others who still need this site are told."""
+        """Leave the session; it ends if other sites wait for this one's gradient."""
 
     def __enter__(self) -> Self:
         return self

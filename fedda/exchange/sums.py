@@ -1,12 +1,12 @@
 """The sums of one group, one sync after the other.
 
-    total   (size,)   the gradients of the first members, in their order, as far as they are in
-    early             gradients whose turn in that order has not come
-    last    (size,)   the sum before, for a participant that lost its connection waiting for it
+    total   (size,)   sum of the gradients added so far
+    early             gradients that came in before it was their turn to be added
+    last    (size,)   the sum of the sync before, for a member whose connection broke before it came
 
-Floating-point sums depend on the order, so gradients are added in the order of the members, whoever
-comes first: a session gives the same bits every time. A member sends its next gradient only when it
-has the sum before, so no more than one sum is ever kept.
+Floating-point sums depend on the order. So gradients are added in the order of the members, not of
+their arrival, and a session gives the same bits every time. A member sends its next gradient only
+after it received the sum before, so only the last sum is kept.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ Vector = NDArray[np.float32]
 
 
 class Sums:
-    """A barrier that adds.
+    """Adds the members' gradients, one sync at a time.
 
     Attributes:
-        group: who adds what.
-        index: of the sync that is being added, from 0.
-        last: the sum of the sync before; None at the first.
+        group: its members, and the size and number of its sums.
+        index: of the current sync, from 0.
+        last: the sum of the sync before; None during the first.
     """
 
     def __init__(self, group: Group) -> None:
@@ -37,19 +37,19 @@ class Sums:
         self._early: dict[int, Vector] = {}
 
     def add(self, member: str, index: int, gradient: Vector) -> Vector | None:
-        """Take the gradient of one member for one sync -> the sum, if it was the last to come.
+        """Take one member's gradient for one sync -> the sum, once all members' gradients are in.
 
         Raises:
-            ExchangeError: the member or the index is not due, or the gradient is not usable.
+            ExchangeError: this gradient of the member is not due, or is not usable.
         """
         self._check(member, index, gradient)
         self._early[self._place[member]] = gradient
         while (due := self._early.pop(self._added, None)) is not None:
             if self._total is None:
-                self._total = due  # not ours to write to: the first addition makes a new one
+                self._total = due  # the caller's array: the first addition makes a new one
             else:
                 out = self._total if self._added > 1 else None
-                with np.errstate(over="ignore"):  # whoever gets the sum refuses it
+                with np.errstate(over="ignore"):  # a site refuses an infinite sum
                     self._total = np.add(self._total, due, out=out)
             self._added += 1
         if self._added < len(self._place):
@@ -59,22 +59,22 @@ class Sums:
         return self.last
 
     def taken(self, member: str) -> int:
-        """How many gradients of a member are in."""
+        """How many gradients of a member have come in."""
         place = self._place[member]
         return self.index + (place < self._added or place in self._early)
 
     @property
     def begun(self) -> bool:
-        """Whether anybody waits for the sum of this sync."""
+        """Whether a gradient of the current sync has come in, and so a member waits."""
         return self._added > 0 or bool(self._early)
 
     @property
     def over(self) -> bool:
-        """Whether all sums are done."""
+        """Whether all of the group's syncs are done."""
         return self.index == self.group.syncs
 
     def missing(self) -> list[str]:
-        """Members whose gradient for this sync is not in."""
+        """Members whose gradient for the current sync has not come in."""
         return [] if self.over else [m for m in self._place if self.taken(m) == self.index]
 
     def _check(self, member: str, index: int, gradient: Vector) -> None:

@@ -1,7 +1,8 @@
-"""How the two ends of the gRPC exchange know each other, and the limits both keep.
+"""How the two ends of the gRPC exchange recognise each other, and the limits that both keep.
 
-The server makes a certificate per session and the site accepts no other, so names and authorities
-play no part. The site shows a ticket with its call; of tickets the server keeps hashes only.
+The server makes a new certificate for each session, and a site accepts only that one: host names
+and certificate authorities play no part. A site sends its ticket with its call. The server keeps
+only the hashes of tickets.
 """
 
 import hmac
@@ -20,14 +21,14 @@ from fedda.exchange.groups import Group
 
 NAME = "fedda-exchange"
 PATH = "/fedda.exchange.Exchange/Join"
-TICKET = "fedda-ticket"  # the call's metadata
+TICKET = "fedda-ticket"  # its name in the call's metadata
 DAYS = 365
-# A peer that is gone without a word is noticed after the sum of the two.
+# Once the other end vanishes without closing, this end notices after the sum of the two.
 PING_MS, PONG_MS = 10_000, 10_000
 
 
 def fresh() -> tuple[bytes, bytes]:
-    """A self-signed certificate and its private key, both PEM; the key is never written down."""
+    """A new self-signed certificate and its private key, in PEM; the key is never put on disk."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     now = datetime.now(UTC)
@@ -49,32 +50,39 @@ def fresh() -> tuple[bytes, bytes]:
 
 
 def hashed(ticket: str) -> bytes:
-    """What the server keeps of a ticket."""
+    """The hash of a ticket: all that the server keeps of it."""
     return sha256(ticket.encode()).digest()
 
 
 def owner(ticket: str, known: Mapping[str, bytes]) -> str | None:
-    """Whose ticket it is; the time it takes says nothing about how much of it was right."""
-    found, given = None, hashed(ticket)
-    for site, kept in known.items():
-        if hmac.compare_digest(kept, given):
-            found = site
-    return found
+    """The site that a ticket belongs to, or None.
+
+    How long this takes does not reveal how much of a wrong ticket was right.
+
+    Args:
+        ticket: as the caller sent it.
+        known: the hash of every site's ticket.
+    """
+    site, digest = None, hashed(ticket)
+    for name, expected in known.items():
+        if hmac.compare_digest(expected, digest):
+            site = name
+    return site
 
 
 def options(groups: Iterable[Group]) -> list[tuple[str, int | str]]:
-    """Settings of gRPC for both ends: frames up to what was agreed on, and pings."""
+    """Settings of gRPC at both ends: frames large enough for the groups' gradients, and pings."""
     largest = max(group.size for group in groups) * FLOAT.itemsize + ROOM
     return [
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", largest),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", PONG_MS),
-        ("grpc.http2.ping_timeout_ms", PONG_MS),  # without this, a minute
+        ("grpc.http2.ping_timeout_ms", PONG_MS),  # the default is a minute
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
 def address(host: str, port: int) -> str:
-    """Host and port as gRPC wants them."""
+    """Host and port as gRPC expects them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

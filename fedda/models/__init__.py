@@ -1,28 +1,31 @@
-"""Classification models: an encoder and a linear head, built by name.
+"""Classification models: an encoder and a linear head, built by name, and what a method adds.
 
-build(config, shape, classes, seed)   a new model, pretrained where `model.weights` says so
-blank(config, shape, classes)         the same network for weights that arrive later
-to_arrays, load_arrays                its state as numpy arrays and back, for the wire
-save, load                            a finished model as a safetensors file that explains itself
-predict(model, x, batch)              class probabilities
+build(config, shape, classes, seed, extension)   a new model, pretrained where settings say so
+blank(config, shape, classes, extension)         the same for weights that arrive later
+Extension                                        a method's own layers in it
+to_arrays, load_arrays      its state as numpy arrays and back, for the wire
+save, load, describe        a finished model as a safetensors file that explains itself
+predict(model, x, batch)    class probabilities
 batchnorms, batch_statistics, inputs_of   what the BatchNorm methods need
 """
 
 from .arrays import load_arrays, to_arrays
-from .files import Meta, load, save
-from .mixture import Mixture
+from .extension import Extension
 from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
-from .networks import Model, blank, build, parameter_count, predict
+from .networks import Model, as_inputs, blank, build, parameter_count, predict
+from .saved import Meta, describe, load, save
 
 __all__ = [
     "BatchNorm",
+    "Extension",
     "Meta",
-    "Mixture",
     "Model",
+    "as_inputs",
     "batch_statistics",
     "batchnorms",
     "blank",
     "build",
+    "describe",
     "evaluating",
     "inputs_of",
     "load",

@@ -16,4 +16,7 @@ def to_arrays(model: Model) -> Arrays:
 def load_arrays(model: Model, arrays: Arrays) -> None:
     """Copy arrays of the same names and shapes into the model, on whatever device it is."""
     for name, tensor in model.state_dict().items():
-        tensor.copy_(torch.tensor(arrays[name]))
+        if tensor.device.type == "cpu":
+            tensor.numpy()[...] = arrays[name]
+        else:
+            tensor.copy_(torch.tensor(arrays[name]))

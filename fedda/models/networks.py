@@ -9,6 +9,8 @@ lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
 mlp         hidden layers of `model.sizes`; KD3A uses three linear layers in all for Amazon Review
 identity    none: inputs that are features already, such as vectors of a pretrained network
 resnet18, resnet50, resnet101, alexnet   torchvision's, without their last linear layer
+
+Other packages may add encoders (`fedda.plugins`); a site builds only what is installed there.
 """
 
 import math
@@ -19,10 +21,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from fedda import plugins
 from fedda.config import ModelConfig
-from fedda.errors import ModelError
+from fedda.errors import FeddaError, ModelError
+from fedda.train import seed_for
 
-from .mixture import Mixture
+from .extension import Extension
 from .modes import evaluating
 from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
 
@@ -37,7 +41,14 @@ _NEW_LAYERS = 10
 
 
 class Model(nn.Module):
-    """An encoder and a linear head; names in the state_dict start with `encoder.` or `head.`."""
+    """An encoder and a linear head; names in the state_dict start with `encoder.` or `head.`.
+
+    A method may put other layers in their places, or add some under names of its own.
+
+    Attributes:
+        extension: what a method has added, if any has.
+        fresh: names of the parameters that no pretrained file knows.
+    """
 
     mean: Tensor
     std: Tensor
@@ -45,7 +56,7 @@ class Model(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
-        head: nn.Linear | Mixture,
+        head: nn.Linear,
         *,
         pretrained: bool = False,
         repeat: bool = False,
@@ -63,6 +74,8 @@ class Model(nn.Module):
         self.head = head
         self.pretrained = pretrained
         self.repeat = repeat
+        self.extension: Extension | None = None
+        self.fresh = frozenset(f"head.{name}" for name, _ in head.named_parameters())
         # Constants, so they stay out of the state_dict: what travels is what was learnt.
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
@@ -85,19 +98,35 @@ class Model(nn.Module):
         return self.head(self.features(x))
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups of an optimizer; the head learns 10 x as fast if pretrained.
+        """Parameter groups of an optimizer; if pretrained, what is not learns 10 x as fast.
 
         FADA's rule: ten times the learning rate for parameters that start from random values.
         """
         if not self.pretrained:
             return [{"params": list(self.parameters()), "lr": lr}]
+        named = list(self.named_parameters())
         return [
-            {"params": list(self.encoder.parameters()), "lr": lr},
-            {"params": list(self.head.parameters()), "lr": _NEW_LAYERS * lr},
+            {"params": [p for name, p in named if name not in self.fresh], "lr": lr},
+            {"params": [p for name, p in named if name in self.fresh], "lr": _NEW_LAYERS * lr},
         ]
 
+    def extend(self, extension: Extension, seed: int) -> None:
+        """Let a method add its layers, drawn from the seed and from nothing else."""
+        pretrained = {id(p) for p in self.encoder.parameters()}
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed_for(seed, "extension"))
+            extension.add_to(self)
+        self.extension = extension
+        self.fresh = frozenset(n for n, p in self.named_parameters() if id(p) not in pretrained)
 
-def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Model:
+
+def build(
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    extension: Extension | None = None,
+) -> Model:
     """A new model on the CPU; the same seed gives the same weights, and no global draw is used up.
 
     Args:
@@ -105,24 +134,41 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) 
         shape: Of one input, (channels, H, W) or (D,).
         classes: Number of outputs C.
         seed: Of the weights that are not pretrained.
+        extension: What a method adds, if any does.
     """
     model = _assemble(config, shape, classes, seed)
     if config.weights != "none":
         load_pretrained(model, config)
+    if extension is not None:
+        model.extend(extension, seed)
     return model
 
 
-def blank(config: ModelConfig, shape: tuple[int, ...], classes: int) -> Model:
+def blank(
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    extension: Extension | None = None,
+) -> Model:
     """The network of `build` before any pretrained weights, to be filled from a file or a server.
 
     It normalises inputs as the pretrained network does, so nobody else needs the weights file.
     """
-    return _assemble(config, shape, classes, seed=0)
+    model = _assemble(config, shape, classes, seed=0)
+    if extension is not None:
+        model.extend(extension, seed=0)
+    return model
 
 
 def parameter_count(model: nn.Module) -> int:
     """How many numbers training can change; BatchNorm's running statistics are not among them."""
     return sum(p.numel() for p in model.parameters())
+
+
+def as_inputs(x: Tensor, device: torch.device) -> Tensor:
+    """Data as they are kept -> as a model takes them: bytes become floats in [0, 1]."""
+    x = x.to(device, non_blocking=True)
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
 @torch.no_grad()
@@ -138,9 +184,7 @@ def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
     with evaluating(model):
         parts = []
         for part in x.split(batch):
-            part = part.to(device)
-            part = part.float() / 255 if part.dtype == torch.uint8 else part.float()
-            parts.append(model(part).softmax(dim=1).cpu())
+            parts.append(model(as_inputs(part, device)).softmax(dim=1).cpu())
     return torch.cat(parts)
 
 
@@ -149,7 +193,7 @@ def _assemble(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: i
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would reseed the GPUs too, which the fork above does not restore.
         torch.default_generator.manual_seed(seed)
-        encoder, width = _ENCODERS[config.name](config, shape)
+        encoder, width = _ENCODERS.get(config.name, _added)(config, shape)
         return Model(
             encoder,
             nn.Linear(width, classes),
@@ -163,7 +207,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
     name = config.name
     if classes < 2:
         raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
-    if config.sizes and name != "mlp":
+    if config.sizes and name in _ENCODERS and name != "mlp":
         raise ModelError(
             f"model.sizes is '{config.sizes}', but {name} has fixed sizes; leave it empty "
             "or set model.name to mlp."
@@ -173,7 +217,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
             f"model.weights is '{config.weights}', but {name} has no pretrained weights; "
             f"set model.weights to none or model.name to one of {', '.join(LAST)}."
         )
-    if name in ("mlp", "identity"):
+    if name in ("mlp", "identity") or name not in _ENCODERS:
         return
     if len(shape) != 3:
         raise ModelError(
@@ -247,6 +291,40 @@ def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module
     parent, _, name = LAST[config.name].rpartition(".")
     setattr(encoder.get_submodule(parent), name, nn.Identity())
     return encoder, last.in_features
+
+
+def _added(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """An encoder of another package, once it has shown that it takes these inputs.
+
+    Raises:
+        ModelError: it is not installed on this machine, or is not what it says.
+    """
+    added = plugins.installed("models").get(config.name)
+    if added is None:
+        raise ModelError(
+            f"The network '{config.name}' is not installed on this machine; install the package "
+            f"that adds it, or set model.name to one of {', '.join([*_ENCODERS])}."
+            f"{plugins.why_not('models', config.name)}"
+        )
+    called = f"The network {config.name} of {added.origin}"
+    try:
+        encoder, width = added.value(config, shape)
+        with evaluating(encoder), torch.no_grad():
+            found = tuple(encoder(torch.zeros(2, *shape)).shape)
+    except FeddaError:
+        raise
+    except Exception as error:  # another's code, on whatever shape the sites' data have
+        why = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{called} does not take inputs of shape {shape} ({type(error).__name__}: {why}); "
+            "choose another, or other settings of model and input."
+        ) from error
+    if found != (2, width):
+        raise ModelError(
+            f"{called} says that it gives {width} features of an input, but of two it gives an "
+            f"array of shape {found}; it needs to be mended."
+        )
+    return encoder, width
 
 
 _ENCODERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], tuple[nn.Module, int]]] = {

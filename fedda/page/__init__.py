@@ -10,11 +10,11 @@ series.py      results.json, as the sections ask for it
 headline.py    the first screen
 rounds.py      accuracy, weights, losses, gate
 costs.py       bytes and time
-setup.py       sites, troubles, settings
-notes.py       what sites noted for themselves, where it can be read
+conditions.py  sites, troubles, settings
+noted.py       what sites noted for themselves, where it can be read
 confusion.py   of the target's test
 features.py    of all sites, before and after
-audit.py       what gradients would give away, if it was tried
+recovered.py   what gradients would give away, if it was tried
 windows.py     its curves
 """
 

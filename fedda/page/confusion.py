@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .html import Html, e, n
-from .notes import Noted
+from .noted import Noted
 from .parts import figure, folded, grid, note, table
-from .series import Run, short
+from .series import Run
 
 CELLS = 20  # classes that a table with numbers has room for
 TABLE = 60  # classes up to which all counts are in a table
@@ -19,12 +19,12 @@ Counts = NDArray[np.float64]
 
 
 def confusions(run: Run, noted: Noted) -> Html | None:
-    """A figure per method, of the last round."""
-    return grid(*(_one(run, noted, method) for method in run.methods), pairs=True)
+    """A figure per method and target, of the last round."""
+    return grid(*(_one(run, noted, m, t) for m in run.methods for t in run.targets), pairs=True)
 
 
-def _one(run: Run, noted: Noted, method: str) -> Html | None:
-    found = noted.confusions(method)
+def _one(run: Run, noted: Noted, method: str, target: str) -> Html | None:
+    found = noted.confusions(method, target)
     if not found:
         return None
     classes = next(iter(found.values()))[0]
@@ -40,7 +40,7 @@ def _one(run: Run, noted: Noted, method: str) -> Html | None:
     rows = [[name, *map(_count, row)] for name, row in zip(classes, counts, strict=True)]
     numbers = table(["class", *classes], rows, label="Counts by class and prediction", open_=False)
     return figure(
-        f"{short(method)}: test at {run.target}, last round",
+        f"{run.short(method)}: test at {target}, last round",
         f"% of each class, {over}",
         e("div", picture, class_="wide"),
         note(f"{right:.1f} % of {_count(total)} right. {_worst(classes, counts, shares)}"),

@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 
-from fedda.results import human
+from fedda.results.read import human
 
 from .bars import Layer, bars
 from .html import Html
 from .line import Curve, Scale, chart
 from .parts import NOTHING, grid, note, section, table
 from .rounds import site_looks
-from .series import Run, short
+from .series import Run
 
 PHASES = {
     "train": ("training: until the last reply", 1),
@@ -54,7 +54,7 @@ def _bytes_table(run: Run) -> Html:
     done = [sum(len(t["rounds"]) for t in run.results["trainings"][m]) for m in run.methods]
     add("in all", list(totals), "strong")
     add("a round", [round(t / max(d, 1)) for t, d in zip(totals, done, strict=True)])
-    head = ["what", *(x for m in run.methods for x in (f"{short(m)}, bytes", ""))]
+    head = ["what", *(x for m in run.methods for x in (f"{run.short(m)}, bytes", ""))]
     return table(head, rows, styles=styles, label="Bytes by kind, direction and role, all rounds")
 
 
@@ -70,13 +70,13 @@ def _bytes(run: Run) -> Html | None:
         colours[key] = (1 + len(colours)) % 8
     highest = max((_tallest(list(values.values())) for values in found.values()), default=0)
     factor, unit = next(((f, u) for f, u in UNITS if highest >= f), (1, "B"))
-    per = ", mean of the seeds" if len(run.seeds) > 1 else ""
+    per = f", mean of the {run.every}" if run.over else ""
     figures = []
     for method, values in found.items():
         layers = [Layer(_name(k), colours[k], v) for k, v in values.items()]
         figures.append(
             bars(
-                f"{short(method)}: bytes per round",
+                f"{run.short(method)}: bytes per round",
                 f"{unit}{per}",
                 layers,
                 run.rounds,
@@ -97,7 +97,7 @@ def _tallest(values: list[dict[int, float]]) -> float:
 
 
 def _time(run: Run) -> Html:
-    per = ", mean of the seeds" if len(run.seeds) > 1 else ""
+    per = f", mean of the {run.every}" if run.over else ""
     layers: dict[str, list[Layer]] = {}
     for method in run.methods:
         known = run.keys(method, "phases")
@@ -107,11 +107,11 @@ def _time(run: Run) -> Html:
         ] or [Layer("round, without its checkpoint", 1, _whole(run, method))]
     highest = max(_tallest([dict(x.values) for x in of]) for of in layers.values())
     figures: list[Html | None] = [
-        bars(f"{short(m)}: time per round", f"s{per}", of, run.rounds, _seconds, high=highest)
+        bars(f"{run.short(m)}: time per round", f"s{per}", of, run.rounds, _seconds, high=highest)
         for m, of in layers.items()
     ]
     split = any(run.keys(m, "phases") for m in run.methods)
-    remark = "One training, mean of the seeds. " if len(run.seeds) > 1 else "One training. "
+    remark = f"One training, mean of the {run.every}. " if run.over else "One training. "
     remark += (
         "Replies are checked and added as they arrive, while other sites still work: the server's "
         "own work is what nobody but the server was busy with."
@@ -148,7 +148,7 @@ def _time_table(run: Run, layers: dict[str, list[Layer]]) -> Html:
             share = f"{100 * value / whole:.0f} %" if value is not None and whole else ""
             row += [NOTHING if value is None else _seconds(value), share]
         rows.append(row)
-    head = ["phase", *(x for m in run.methods for x in (short(m), ""))]
+    head = ["phase", *(x for m in run.methods for x in (run.short(m), ""))]
     return table(head, rows, label="Time by phase")
 
 
@@ -162,5 +162,5 @@ def _sites(run: Run, method: str) -> Html | None:
     remark = "As each site says itself, without the way to it and back."
     if len(curves) > 8:
         remark += " The slowest eight; all are in the table."
-    heading = f"{short(method)}: training time at the sites"
+    heading = f"{run.short(method)}: training time at the sites"
     return chart(heading, curves, SECONDS, run.rounds, remark=remark, thin=False)

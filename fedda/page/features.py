@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedda.embed import tsne
-from fedda.results import title
+from fedda.maths.embed import tsne
 
 from .html import Html, e, join, n
-from .notes import FIRST, LAST, Features, Noted
+from .noted import FIRST, LAST, Features, Noted
 from .parts import COLOURS, figure, grid, legend, note
-from .series import Run, short
+from .series import Run
 
 MOST = 1000  # points of one embedding: t-SNE of more takes its time
 NAMED = 30  # classes that are written into the figure
@@ -32,21 +31,21 @@ class Cloud:
 
 def features(run: Run, noted: Noted) -> Html | None:
     """Before and after, by domain and by class; of the first seed that has notes."""
-    seed = next((s for s in run.seeds if noted.features(run.own, s, LAST)), None)
+    seed = next((s for s in run.labels if noted.features(run.own, s, LAST)), None)
     if seed is None:
         return None
     after = noted.features(run.own, seed, LAST)
     before, heading = _before(run, noted, seed)
     classes = [str(name) for name in run.results.get("classes", [])]
     clouds = [_cloud(before, heading)] if before else []
-    clouds.append(_cloud(after, f"{short(run.own)}, last round"))
+    clouds.append(_cloud(after, f"{run.short(run.own)}, last round"))
     figures = [_by_domain(run, c) for c in clouds] + [_by_class(c, classes) for c in clouds]
     missing = sorted({s["name"] for s in run.results["sites"]} - {f.site for f in after})
     words = (
         f"t-SNE of at most {MOST:,} features, all sites together, seed {seed}; distances between "
         "far groups mean little. Sources: training images under the model they received; "
-        f"{run.target}: training images without labels, and test images with labels, under the "
-        "model that was tested after the round."
+        f"{run.labels[seed]}: training images without labels, and test images with labels, under "
+        "the model that was tested after the round."
     )
     if missing:
         words += f" No notes of {', '.join(missing[:12])}{' and others' * (len(missing) > 12)}."
@@ -55,9 +54,9 @@ def features(run: Run, noted: Noted) -> Html | None:
 
 def dictionary(run: Run, noted: Noted) -> Html | None:
     """The target's points under the barycenter of its atoms, and under the distilled set."""
-    seed = next((s for s in run.seeds if noted.dictionary(run.own, s)), None)
+    seed = next((s for s in run.labels if noted.dictionary(run.own, s)), None)
     found = noted.dictionary(run.own, seed) if seed else None
-    if found is None:
+    if seed is None or found is None:
         return None
     sets = [found.points, found.barycenter, found.distilled]
     points = _square_points(np.concatenate(sets))
@@ -68,15 +67,15 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
         ("Barycenter over the target", barycenter, found.barycenter_labels),
         ("Distilled set over the target", distilled, found.distilled_labels),
     ):
-        parts = [_marks(target, -1, f"{run.target}, training images", faded=True)]
-        entries = [(_key(-1), f"{run.target} (target)", "")]
+        parts = [_marks(target, -1, f"{run.labels[seed]}, training images", faded=True)]
+        entries = [(_key(-1), f"{run.labels[seed]} (target)", "")]
         for label in sorted({int(x) for x in labels if 0 <= x < len(classes)}):
             parts.append(_marks(made[labels == label], label, classes[label]))
             if len(entries) < KEYS:
                 entries.append((_key(label), classes[label], ""))
         figures.append(_square(heading, parts, entries, f"{heading}, by class"))
     words = (
-        f"t-SNE of {run.target}'s features, of the support of B(alpha; atoms), and of "
+        f"t-SNE of {run.labels[seed]}'s features, of the support of B(alpha; atoms), and of "
         f"{len(distilled)} distilled samples, together; seed {seed}, last round. Made at the "
         "target, from its own coordinates."
     )
@@ -86,8 +85,8 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
 def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
     for method in run.methods[1:]:
         if found := noted.features(method, seed, LAST):
-            return found, f"{title(method)}, last round"
-    return noted.features(run.own, seed, FIRST), f"{short(run.own)}, first round"
+            return found, f"{run.title(method)}, last round"
+    return noted.features(run.own, seed, FIRST), f"{run.short(run.own)}, first round"
 
 
 def _cloud(found: Sequence[Features], heading: str) -> Cloud:
@@ -112,12 +111,12 @@ def _square_points(z: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _by_domain(run: Run, cloud: Cloud) -> Html:
     sources = {site: i for i, site in enumerate(run.sources)}
-    there = [s for s in [*run.sources, run.target] if s in set(cloud.sites)]
+    there = [s for s in [*run.sources, *run.targets] if s in set(cloud.sites)]
     parts, entries = [], []
     for site in there:
-        mark = -1 if site == run.target else sources[site]
+        mark = sources.get(site, -1)
         mine = cloud.points[[s == site for s in cloud.sites]]
-        name = f"{site} (target)" if site == run.target else site
+        name = f"{site} (target)" if site in run.targets else site
         parts.append(_marks(mine, mark, name))
         if len(entries) < KEYS:
             entries.append((_key(mark), name, ""))

@@ -4,13 +4,13 @@ import math
 import statistics
 from typing import Any
 
-from fedda.report import scores, tests, untested
-from fedda.results import adapted_elsewhere, counted, spans, title
+from fedda.results.read import adapted_elsewhere, counted, spans
+from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
 from .line import Scale
 from .parts import note, table
-from .series import Run, short
+from .series import Run
 
 SCALES = {
     "accuracy": Scale("%", lambda v: f"{100 * v:.1f}", 100, None, None),
@@ -25,10 +25,10 @@ NAMES = {
 
 
 def headline(run: Run) -> Html:
-    """Title, cards, the table of seeds and how to read them."""
+    """Title, cards, the table of targets or of seeds, and how to read them."""
     scale = SCALES[run.measure]
     return join(
-        e("h1", f"{title(run.own)} on {run.target}"),
+        e("h1", f"{run.title(run.own)} on {run.target}"),
         e("p", _about(run), class_="sub"),
         e("div", *_cards(run, scale), class_="cards"),
         e("div", _table(run, scale), e("div", *map(note, _remarks(run))), class_="lead"),
@@ -41,7 +41,7 @@ def _about(run: Run) -> str:
     seconds = sum(sum(m["seconds"]) for m in run.summary["methods"].values())
     parts = [
         f"run {run.results['name']}",
-        f"{names} → {run.target}",
+        f"{names} → {run.target}" if sources else f"no sources → {run.target}",
         counted(run.rounds, "round"),
         counted(len(run.seeds), "seed"),
         f"{duration(seconds)} in all",
@@ -61,7 +61,6 @@ def duration(seconds: float) -> str:
 def _cards(run: Run, scale: Scale) -> list[Html]:
     methods = run.summary["methods"]
     own = methods[run.own]
-    many = len(run.seeds) > 1
     unit = f" {scale.unit}" if scale.unit else ""
 
     def card(what: str, big: Any, small: str, css: str = "card") -> Html:
@@ -73,10 +72,10 @@ def _cards(run: Run, scale: Scale) -> list[Html]:
         spread = "" if found["std"] is None else f" ± {scale.text(found['std'])}"
         return join(scale.text(found["mean"]), e("small", f"{unit}{spread}"))
 
-    last = "last round" + (f", mean of {len(run.seeds)} seeds" if many else "")
-    cards = [card(title(run.own), stat(own["last"]), last, "card main")]
+    last = "last round" + (f", mean of {run.over}" if run.over else "")
+    cards = [card(run.title(run.own), stat(own["last"]), last, "card main")]
     for method in run.methods[1:]:
-        cards.append(card(title(method), stat(methods[method]["last"]), last))
+        cards.append(card(run.title(method), stat(methods[method]["last"]), last))
     cards += [_difference(run, scale, card, other) for other in run.methods[1:2]]
     if any(n is not None for n in own["selected_rounds"]):
         rounds = spans(n for n in own["selected_rounds"] if n is not None)
@@ -103,7 +102,7 @@ def _difference(run: Run, scale: Scale, card: Any, other: str) -> Html | None:
         class_="" if not mean else "good" if better else "bad",
     )
     by_seed = ", seed by seed" if len(gains) > 1 else ""
-    return card("Difference", big, f"against {short(other)}{by_seed}")
+    return card("Difference", big, f"against {run.short(other)}{by_seed}")
 
 
 def _gains(run: Run, other: str) -> list[float]:
@@ -126,7 +125,7 @@ def _troubles(run: Run, card: Any) -> Html:
 
 def _table(run: Run, scale: Scale) -> Html:
     rows, styles = [], []
-    for method in run.methods:
+    for method in run.methods:  # a row for the whole, then one per target or seed
         found = [[*cells, duration(s)] for *cells, s in scores(run.summary, method, scale.text)]
         rows += found
         styles += ["strong", *["faint"] * (len(found) - 1)]
@@ -139,10 +138,11 @@ def _remarks(run: Run) -> list[str]:
     remarks = []
     if run.measure == "accuracy":
         tested = tests(run.results)
-        count = counted(tested, "labelled test")
-        words = f"Accuracy on {count} at {run.target}, whose labels no training sees"
+        counts = {t: counted(tests(run.results, t), "labelled test") for t in run.targets}
+        where = " and ".join(f"{count} at {target}" for target, count in counts.items())
+        words = f"Accuracy on {where}, whose labels no training sees"
         mean = run.summary["methods"][run.own]["last"]["mean"]
-        if tested and mean is not None:
+        if tested and mean is not None and len(run.targets) == 1:
             error = 100 * math.sqrt(max(mean * (1 - mean), 0) / tested)
             words += f"; so many tests alone leave a standard error of {error:.1f} points"
         remarks.append(words + ".")
@@ -154,7 +154,8 @@ def _remarks(run: Run) -> list[str]:
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
     remarks += [f"{text}." for text in adapted_elsewhere(run.results)]
     if len(run.seeds) > 1:
-        remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds.")
+        of_targets = ", of the mean over the targets" * (len(run.targets) > 1)
+        remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds{of_targets}.")
     if any(n is not None for m in run.summary["methods"].values() for n in m["selected_rounds"]):
         by = run.results.get("selected_by", "highest infomax")
         remarks.append(

@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from fedda.results import printable
+from fedda.results.read import printable
 
 VOID = {"meta", "rect", "path", "line", "circle"}
 

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from fedda.errors import RunError
 from fedda.files import replacing
-from fedda.results import Results
+from fedda.results.read import Results
 
-from . import audit
+from . import recovered
+from .conditions import events, settings, sites
 from .confusion import confusions
 from .costs import costs
 from .features import dictionary, features
 from .headline import headline
 from .html import Html, e
-from .notes import Noted, collect
+from .noted import Noted, collect
 from .parts import note, section
 from .rounds import rounds
-from .series import Run, short
-from .setup import events, settings, sites
+from .series import Run
 from .style import CSS
 
 # Nothing may be loaded or run, even if something slipped through the escaping.
@@ -47,7 +47,7 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     Raises:
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
-    text = page(results, collect(results, run, given), audit.collect(run))
+    text = page(results, collect(results, run, given), recovered.collect(run))
     try:
         with replacing(path) as part:
             part.write_text(text, encoding="utf-8")
@@ -58,17 +58,17 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     return path
 
 
-def page(results: Results, noted: Noted, audited: audit.Audited | None = None) -> str:
+def page(results: Results, noted: Noted, audited: recovered.Audited | None = None) -> str:
     """The whole document."""
     run = Run(results)
-    audits = audit.section_of(audited)
+    audits = recovered.section_of(audited)
     head = e(
         "head",
         e("meta", charset="utf-8"),
         e("meta", name="viewport", content="width=device-width,initial-scale=1"),
         e("meta", http_equiv="Content-Security-Policy", content=POLICY),
         e("meta", name="color-scheme", content="light dark"),
-        e("title", f"{short(run.own)} on {run.target}: {results['name']}"),
+        e("title", f"{run.short(run.own)} on {run.target}: {results['name']}"),
         e("style", Html(CSS)),
     )
     parts = {anchor: words for anchor, words in PARTS.items() if anchor != "audit" or audits}

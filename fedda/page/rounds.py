@@ -8,7 +8,7 @@ from .headline import SCALES
 from .html import Html, join
 from .line import Curve, Scale, chart
 from .parts import grid, look, section
-from .series import Run, Seeds, is_number, short
+from .series import Run, Seeds, is_number
 
 PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
@@ -47,10 +47,13 @@ def _score(run: Run) -> Html | None:
         "infomax": f"No labelled tests: infomax on {run.target}",
         "loss": "Nothing was tested: training loss",
     }
-    curves = [
-        Curve(short(m), _style(i), run.numbers(m, run.measure), run.selected(m))
-        for i, m in enumerate(run.methods)
-    ]
+    if len(run.targets) == 1:
+        curves = [
+            Curve(run.short(m), _style(i), run.numbers(m, run.measure), run.selected(m))
+            for i, m in enumerate(run.methods)
+        ]
+    else:
+        curves = [_on(run, m, t) for m in run.methods for t in run.targets]
     remarks = []
     if len(run.seeds) > 1:
         remarks.append("Bold: mean over the seeds; thin: each seed.")
@@ -66,6 +69,13 @@ def _score(run: Run) -> Html | None:
     return chart(heading, curves, unit, run.rounds, remark=remark, tall=True, troubles=troubles)
 
 
+def _on(run: Run, method: str, target: str) -> Curve:
+    """How a method fared on one of several targets: a colour each, and dashes for a baseline."""
+    css = look(run.targets.index(target)) + " d1" * (method != run.own)
+    seeds = run.numbers(method, run.measure, target)
+    return Curve(f"{run.short(method)} on {target}", css, seeds, run.selected(method))
+
+
 def _style(place: int) -> str:
     """The method in blue; what it is compared with in gray and dashed, then other colours."""
     return ["k1", "k7 d1"][place] if place < 2 else f"k{place} d{place % 4}"
@@ -76,15 +86,17 @@ def _weights(run: Run, method: str) -> Html | None:
     every = {site: run.inner(method, "weights", site, 0.0) for site in sites}
     looks = site_looks(run)
     curves = [Curve(s, looks.get(s, "k7 d2"), seeds) for s, seeds in every.items()]
-    curves.sort(key=lambda c: (c.name != run.target, -_last_value(c)))
-    biggest = {c.name for c in sorted(curves, key=_last_value)[-LISTED:]} | {run.target}
+    curves.sort(key=lambda c: (c.name not in run.targets, -_last_value(c)))
+    biggest = {c.name for c in sorted(curves, key=_last_value)[-LISTED:]} | {*run.targets}
     curves = [Curve(_name(run, c.name), c.css, c.seeds, drawn=c.name in biggest) for c in curves]
     left_out = len(curves) - sum(c.drawn for c in curves)
-    thin = len(run.seeds) * sum(c.drawn for c in curves) <= THIN
-    remark = "Bold: mean over the seeds; thin: each seed. " if thin else "Mean over the seeds. "
-    remark *= len(run.seeds) > 1
+    thin = len(run.labels) * sum(c.drawn for c in curves) <= THIN
+    remark = f"Mean over the {run.every}. "
+    if thin:
+        remark = f"Bold: mean over the {run.every}; thin: each {run.each}. "
+    remark *= len(run.labels) > 1
     remark += f"{left_out} more sites with less weight are in the table." * (left_out > 0)
-    heading = f"Weight of each site in {short(method)}'s average"
+    heading = f"Weight of each site in {run.short(method)}'s average"
     return chart(heading, curves, WEIGHT, run.rounds, remark=remark, thin=thin, tall=True)
 
 
@@ -94,17 +106,20 @@ def _last_value(curve: Curve) -> float:
 
 
 def _name(run: Run, site: str) -> str:
-    return f"{site} (target)" if site == run.target else site
+    return f"{site} (target)" if site in run.targets else site
 
 
 def site_looks(run: Run) -> dict[str, str]:
-    """Colour and line of each site, the same in every figure; the target's is the ink."""
-    return {s: look(i) for i, s in enumerate(run.sources)} | {run.target: "k0 d1"}
+    """Colour and line of each site, the same in every figure; a target's is the ink."""
+    ink = {target: f"k0 d{1 + i % 3}" for i, target in enumerate(run.targets)}
+    return {s: look(i) for i, s in enumerate(run.sources)} | ink
 
 
 def _figure(run: Run, key: str) -> Html | None:
     heading, scale = FIGURES.get(key, (key.replace("_", " ").replace("-", " "), PLAIN))
-    curves = [Curve(short(m), _style(i), run.numbers(m, key)) for i, m in enumerate(run.methods)]
+    curves = [
+        Curve(run.short(m), _style(i), run.numbers(m, key)) for i, m in enumerate(run.methods)
+    ]
     return chart(heading, curves, scale, run.rounds)
 
 
@@ -145,8 +160,9 @@ def _errors(run: Run) -> Html | None:
         Curve(_name(run, site), looks.get(site, "k7 d2"), seeds)
         for site, seeds in _parts(run, "reconstruction/").items()
     ]
+    inked = {_name(run, target) for target in run.targets}
     curves = [
-        Curve(c.name, c.css, c.seeds, drawn=i < LISTED or c.name == _name(run, run.target))
+        Curve(c.name, c.css, c.seeds, drawn=i < LISTED or c.name in inked)
         for i, c in enumerate(curves)
     ]
     unit = Scale("transport cost of points, whose mean |z|² is 1", PLAIN.text)
@@ -156,7 +172,7 @@ def _errors(run: Run) -> Html | None:
 def _kept(run: Run) -> Html | None:
     """KD3A's gate, which follows from the settings, and the share of images that passed it."""
     curves = [
-        Curve(f"{short(m)}: images kept", _style(i), run.numbers(m, "kept"))
+        Curve(f"{run.short(m)}: images kept", _style(i), run.numbers(m, "kept"))
         for i, m in enumerate(run.methods)
     ]
     if not any(c.seeds for c in curves):

@@ -5,9 +5,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedda.results import Results, measure, summary, target, title
+from fedda.results.read import (
+    Results,
+    counted,
+    measure,
+    others,
+    seed_of,
+    short_title,
+    summary,
+    target,
+    targets,
+    title,
+)
 
-Seeds = dict[str, dict[int, float]]  # values by round, by seed
+Seeds = dict[str, dict[int, float]]  # values by round, by seed (`0`; `0 on north` of several)
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,14 @@ class Run:
     def own(self) -> str:
         return self.results["method"]
 
+    def title(self, method: str) -> str:
+        """What people call a method."""
+        return title(self.results, method)
+
+    def short(self, method: str) -> str:
+        """The same without remarks."""
+        return short_title(self.results, method)
+
     @property
     def seeds(self) -> list[str]:
         return [str(seed) for seed in self.results["seeds"]]
@@ -45,7 +64,36 @@ class Run:
 
     @property
     def target(self) -> str:
+        """The target's name, or those of several in words."""
         return target(self.results)
+
+    @cached_property
+    def targets(self) -> list[str]:
+        return targets(self.results)
+
+    @cached_property
+    def each(self) -> str:
+        """What tells the trainings of a method apart: seed, target, or both."""
+        if len(self.targets) == 1:
+            return "seed"
+        return "target and seed" if len(self.seeds) > 1 else "target"
+
+    @property
+    def every(self) -> str:
+        """The same in the plural."""
+        return self.each.replace("target", "targets").replace("seed", "seeds")
+
+    @property
+    def over(self) -> str:
+        """Over how many trainings a method's means are; empty if there is one."""
+        many = {"target": len(self.targets), "seed": len(self.seeds)}
+        return " and ".join(counted(n, what) for what, n in many.items() if n > 1)
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The target of each training of the run's own method, by seed."""
+        trainings = self.results["trainings"].get(self.own, [])
+        return {seed_of(self.results, t): t.get("target", self.targets[0]) for t in trainings}
 
     @property
     def sources(self) -> list[str]:
@@ -55,16 +103,22 @@ class Run:
     def config(self) -> Mapping[str, Any]:
         return self.results.get("config") or {}
 
-    def entries(self, method: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every round of a method, with its seed."""
-        for training in self.results["trainings"][method]:
-            for entry in training["rounds"]:
-                yield str(training["seed"]), entry
+    def entries(self, method: str, site: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every round of a method, with its seed.
 
-    def numbers(self, method: str, key: str) -> Seeds:
-        """One number of the rounds."""
-        found: Seeds = {seed: {} for seed in self.seeds}
-        for seed, entry in self.entries(method):
+        Args:
+            method: its name.
+            site: leave out trainings in which this one has no part, as they adapt another target.
+        """
+        for training in self.results["trainings"][method]:
+            if site not in others(self.results, training):
+                for entry in training["rounds"]:
+                    yield seed_of(self.results, training), entry
+
+    def numbers(self, method: str, key: str, target: str = "") -> Seeds:
+        """One number of the rounds, by default of all targets."""
+        found: Seeds = {seed: {} for seed in self.labels}
+        for seed, entry in self.entries(method, target):
             if is_number(entry.get(key)):
                 found.setdefault(seed, {})[entry["round"]] = entry[key]
         return {seed: values for seed, values in found.items() if values}
@@ -72,7 +126,7 @@ class Run:
     def inner(self, method: str, table: str, key: str, absent: float | None = None) -> Seeds:
         """One number of a table that each round holds, such as a site's weight."""
         found: Seeds = {}
-        for seed, entry in self.entries(method):
+        for seed, entry in self.entries(method, key):
             value = (entry.get(table) or {}).get(key, absent)
             if entry.get(table) and is_number(value):
                 found.setdefault(seed, {})[entry["round"]] = value
@@ -99,15 +153,11 @@ class Run:
 
     def selected(self, method: str) -> dict[str, int]:
         """The round chosen without labels, by seed."""
-        found = {str(t["seed"]): t.get("selected_round") for t in self.results["trainings"][method]}
+        trainings = self.results["trainings"][method]
+        found = {seed_of(self.results, t): t.get("selected_round") for t in trainings}
         return {seed: number for seed, number in found.items() if number is not None}
 
 
 def is_number(value: Any) -> bool:
     """Whether a value can be drawn; true and false cannot."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def short(method: str) -> str:
-    """A method's name without remarks."""
-    return title(method).partition(" (")[0]

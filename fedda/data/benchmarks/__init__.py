@@ -1,4 +1,4 @@
-"""The literature's benchmarks, from the files that their authors publish to one folder per site."""
+"""Importing the literature's benchmarks: their authors' files become one folder per site."""
 
 from fedda.data.benchmarks.common import Benchmark, Options
 from fedda.data.benchmarks.registry import BENCHMARKS, import_benchmark

@@ -1,4 +1,4 @@
-"""What the readers of all benchmarks share: how they are asked, what they give, how they refuse."""
+"""What all benchmark readers share: a `Request` in, `Sites` out, and the errors for wrong files."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedda.data.folder import listing
+from fedda.data.image_folder import listing
 from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError
 
@@ -30,9 +30,9 @@ class Images:
 
 @dataclass(frozen=True)
 class Lazy:
-    """Arrays of one domain, made when they are written: one domain at a time is in memory.
+    """Makes one domain's arrays when they are written, so that memory holds one domain at a time.
 
-    With `files` above 0, `make` is given a function to call after each of so many files.
+    With `files` above 0, `make` takes a function, which it calls after each of that many files.
     """
 
     make: Callable[..., Arrays]
@@ -55,20 +55,20 @@ Sites = dict[str, Site]
 
 @dataclass(frozen=True)
 class Options:
-    """How to import. None leaves a choice to the benchmark; one that it does not take is refused.
+    """How to import. None leaves it to the benchmark; options that it does not take are refused.
 
     Attributes:
-        domains: the domains to import; all of them without it.
+        domains: the domains to import; None imports all.
         seed: of every random draw.
-        test_share: how much of a benchmark without a split becomes test data, class by class.
-        transductive: every example is in the training and in the test set.
-        limit: at most so many training examples per domain, drawn at random.
-        test_limit: at most so many test examples per domain.
-        files: image files are linked (copied where that is impossible), linked by name, or copied.
-        features: keep only the first so many columns.
-        angles: degrees, one domain each.
-        mels: rows of a spectrogram made from a recording.
-        seconds: length that every recording is cut or padded to.
+        test_share: the share of each class that becomes test data, if no split is published.
+        transductive: every example is both in the training set and in the test set.
+        limit: the most training examples per domain, drawn at random.
+        test_limit: the most test examples per domain, drawn at random.
+        files: whether image files are hard-linked (copied where that fails), symlinked or copied.
+        features: how many columns to keep, counted from the first.
+        angles: whole degrees, one domain for each.
+        mels: rows of the spectrogram that is made from a recording.
+        seconds: the length to which every recording is cut or padded.
     """
 
     domains: tuple[str, ...] | None = None
@@ -95,18 +95,18 @@ class Benchmark:
     """One benchmark as its authors publish it.
 
     Attributes:
-        name: what it is called on the command line.
-        title: what papers call it.
-        domains: each domain with the other names that its folder or files go by.
+        name: its name on the command line.
+        title: its name in papers.
+        domains: each domain, with the other names that its folder or files may have.
         classes: the names of the classes, or how many there are if folders name them.
-        layout: what a folder must hold, in a line.
+        layout: what the folder must hold, in one sentence.
         url: where the real files are published.
-        used_by: papers on federated or multi-source adaptation with results on it.
-        split: which examples are for training and which for testing.
-        takes: the options that mean something here.
-        read: finds the files and gives one site per domain.
+        used_by: papers on federated or multi-source adaptation that report results on it.
+        split: which examples train and which test, in words.
+        takes: the names of the options that apply.
+        read: finds the files and returns one site per domain.
         aliases: other names of classes, as `key` writes them.
-        broken: files that the authors' lists name and that are known to be unusable.
+        broken: files in the authors' lists that are known to be unusable.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Request:
-    """One import; readers add `notes` on what a user should know."""
+    """One import; readers add to `notes` what a user should know."""
 
     benchmark: Benchmark
     source: Path
@@ -133,10 +133,10 @@ class Request:
     notes: list[str]
 
     def __post_init__(self) -> None:
-        odd = sorted(self.options.given - self.benchmark.takes)
-        if odd:
+        refused = sorted(self.options.given - self.benchmark.takes)
+        if refused:
             raise ConfigError(
-                f"{self.benchmark.title} takes no {_flag(odd[0])}: leave it out; it takes "
+                f"{self.benchmark.title} takes no {_flag(refused[0])}: leave it out; it takes "
                 f"{listed([_flag(name) for name in sorted(self.benchmark.takes)], 9) or 'none'}"
             )
         share = self.options.test_share
@@ -153,7 +153,7 @@ class Request:
 
     @property
     def domains(self) -> dict[str, tuple[str, ...]]:
-        """Of the domains wanted, every name as `key` writes it."""
+        """Each requested domain with all its names, as `key` writes them."""
         wanted = self.options.domains or tuple(self.benchmark.domains)
         return {d: tuple(map(key, (d, *self.benchmark.domains[d]))) for d in wanted}
 
@@ -162,11 +162,11 @@ class Request:
         return TEST_SHARE if self.options.test_share is None else self.options.test_share
 
     def rng(self, domain: str) -> np.random.Generator:
-        """Random numbers of one domain, the same whichever others are imported."""
+        """Random numbers for one domain, the same whichever other domains are imported."""
         return np.random.default_rng([self.options.seed, *domain.encode()])
 
     def wrong(self, found: str) -> DataError:
-        """The error for files that are not there: found, needed, and where they are published."""
+        """The error for missing files: what was found, what is needed and where it is published."""
         return DataError(
             f"{found}; needed for {self.benchmark.title}: {self.benchmark.layout}; the real files "
             f"are published at {self.benchmark.url}"
@@ -174,23 +174,23 @@ class Request:
 
 
 def key(name: str) -> str:
-    """A name without the differences that do not matter: case, spaces, `_`, `-`."""
+    """A name without case, spaces and punctuation, for comparing names."""
     return re.sub(r"[^0-9a-z]", "", name.lower())
 
 
 def levels(top: Path, depth: int = 2, skip: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """`top` and the folders in it, level by level."""
-    now = [top]
+    """`top` and the folders in it, level by level, down to `depth` levels below it."""
+    level = [top]
     for _ in range(depth + 1):
-        deeper: list[Path] = []
-        for folder in now:
+        below: list[Path] = []
+        for folder in level:
             yield folder
             try:
-                deeper += [f for f in listing(folder).folders if f not in skip]
+                below += [f for f in listing(folder).folders if f not in skip]
             except DataError:
                 if folder == top:
                     raise
-        now = deeper
+        level = below
 
 
 def domain_folders(request: Request) -> dict[str, Path]:
@@ -198,20 +198,20 @@ def domain_folders(request: Request) -> dict[str, Path]:
     best: dict[str, Path] = {}
     wanted = request.domains
     for folder in levels(request.source):
-        # Every name is looked up, so that a listing is made once per folder.
+        # Names are looked up in a dict, so that each folder is listed once.
         inside = {key(f.name): f for f in reversed(_folders(folder))}
-        found = {
+        matches = {
             d: next(inside[n] for n in names if n in inside)
             for d, names in wanted.items()
             if any(n in inside for n in names)
         }
-        if len(found) > len(best):
-            best = found
+        if len(matches) > len(best):
+            best = matches
         if len(best) == len(wanted):
             return best
     missing = [d for d in wanted if d not in best]
-    there = f"has folders for {listed(list(best))} and " if best else "has "
-    raise request.wrong(f"{request.source} {there}no folder for {listed(missing, 12)}")
+    others = f"folders for {listed(list(best))} and " if best else ""
+    raise request.wrong(f"{request.source} has {others}no folder for {listed(missing, 12)}")
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -4,15 +4,15 @@
     PACS          art_painting_train_kfold.txt:    art_painting/dog/pic_001.jpg 1    (from 1)
     ImageCLEF-DA  list/cList.txt:                  c/056.dog/056_0021.jpg 7
 
-PACS calls its held-out list crossval; its test list is both together. DomainNet's and PACS' classes
-are the folders; ImageCLEF-DA's folders differ from domain to domain, so there the number counts.
+PACS calls its held-out list crossval; its test list joins the other two. In DomainNet and PACS the
+folder gives the class. ImageCLEF-DA's folder names differ between domains, so the number gives it.
 """
 
 import os
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fedda.data.benchmarks import folders
+from fedda.data.benchmarks import class_folders
 from fedda.data.benchmarks.common import (
     ByClass,
     Images,
@@ -23,7 +23,7 @@ from fedda.data.benchmarks.common import (
     levels,
 )
 from fedda.data.benchmarks.splits import limited, split_images
-from fedda.data.folder import listing
+from fedda.data.image_folder import listing
 from fedda.data.pixels import EXTENSIONS
 from fedda.data.sets import listed
 from fedda.errors import DataError
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 class _Images:
-    """Looks files up, each folder once: DomainNet's lists have 600,000 lines."""
+    """Finds the files of a list, reading each folder once: DomainNet's lists have 600,000 lines."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -71,19 +71,19 @@ def read_pacs(request: Request) -> Sites:
 
 
 def read_imageclef(request: Request) -> Sites:
-    """`list/<domain>List.txt`: all the images of a domain, split here; or plain class folders."""
-    places = domain_folders(request)
-    lists = _find_lists(request, places, ("List", "_list", ""))
+    """`list/<domain>List.txt`, which names all images of a domain, split here; or class folders."""
+    folders = domain_folders(request)
+    lists = _find_lists(request, folders, ("List", "_list", ""))
     if not lists:
-        return folders.read(request)
+        return class_folders.read(request)
     classes = request.benchmark.classes
     assert isinstance(classes, tuple)
     sites: Sites = {}
-    for domain, place in places.items():
+    for domain, folder in folders.items():
         if domain not in lists:
             raise request.wrong(f"{request.source} has no list of {domain}")
         by_class: ByClass = {name: [] for name in classes}
-        images = _Images(place.parent)
+        images = _Images(folder.parent)
         for line in _lines(request, lists[domain], first=0):
             by_class[classes[line.label]].append(images.find(line))
         if empty := [name for name, files in by_class.items() if not files]:
@@ -94,27 +94,31 @@ def read_imageclef(request: Request) -> Sites:
 
 def _with_split(request: Request, train: str, test: str, first: int) -> Sites:
     if request.options.test_share is not None:
-        return folders.read(request)
-    places = domain_folders(request)
-    found = [_find_lists(request, places, (ending,)) for ending in (train, test)]
-    for lists, ending in zip(found, (train, test), strict=True):
-        if missing := [d for d in places if d not in lists]:
+        return class_folders.read(request)
+    folders = domain_folders(request)
+    both = [_find_lists(request, folders, (ending,)) for ending in (train, test)]
+    for lists, ending in zip(both, (train, test), strict=True):
+        if missing := [d for d in folders if d not in lists]:
             raise request.wrong(
-                f"{request.source} has no list {places[missing[0]].name}{ending}.txt (without the "
+                f"{request.source} has no list {folders[missing[0]].name}{ending}.txt (without the "
                 f"lists, --test-share 0.2 splits the images)"
             )
     names: dict[int, tuple[str, str]] = {}
     halves: dict[str, Images] = {}
-    for domain, place in places.items():
-        images = _Images(place.parent)
-        one, other = (
-            _by_folder(_lines(request, lists[domain], first), images, names) for lists in found
+    for domain, folder in folders.items():
+        images = _Images(folder.parent)
+        training, testing = (
+            _by_folder(_lines(request, lists[domain], first), images, names) for lists in both
         )
-        both = {c: list(dict.fromkeys(one.get(c, []) + other.get(c, []))) for c in one | other}
-        shared = _count(one) + _count(other) - _count(both)
+        union = {
+            c: list(dict.fromkeys(training.get(c, []) + testing.get(c, [])))
+            for c in training | testing
+        }
+        shared = _count(training) + _count(testing) - _count(union)
         if shared:
             request.notes.append(f"{domain}: {shared} images are in both lists")
-        halves[domain] = Images(both, both) if request.options.transductive else Images(one, other)
+        all_files = Images(union, union)
+        halves[domain] = all_files if request.options.transductive else Images(training, testing)
     _same_classes(request, halves)
     return {domain: limited(request, domain, images) for domain, images in halves.items()}
 
@@ -125,33 +129,33 @@ def _same_classes(request: Request, halves: dict[str, Images]) -> None:
         if missing := sorted({*names, *images.test} - {*images.train}):
             raise DataError(
                 f"{request.source}: the training list of {domain} names no image of "
-                f"{listed(missing)}, a class of another list: all domains need the same classes"
+                f"{listed(missing)}, which another list has: all domains need the same classes"
             )
     classes = request.benchmark.classes
     if isinstance(classes, int):
-        folders.note_count(request, len(names))
+        class_folders.note_count(request, len(names))
 
 
 def _find_lists(
-    request: Request, places: dict[str, Path], endings: tuple[str, ...]
+    request: Request, domains: dict[str, Path], endings: tuple[str, ...]
 ) -> dict[str, Path]:
-    """The list of every domain that has one, outside of the folders of images."""
+    """The list of every domain that has one; the domains' image folders are not searched."""
     files: dict[str, Path] = {}
-    for folder in levels(request.source, skip=frozenset(places.values())):
-        if folder not in places.values():
+    for folder in levels(request.source, skip=frozenset(domains.values())):
+        if folder not in domains.values():
             for file in listing(folder).strays:
                 if file.suffix.lower() == ".txt":
                     files.setdefault(key(file.stem), file)
-    found = {}
+    lists = {}
     for domain, names in request.domains.items():
         stems = [name + key(ending) for ending in endings for name in names]
         if stem := next((s for s in stems if s in files), None):
-            found[domain] = files[stem]
-    return found
+            lists[domain] = files[stem]
+    return lists
 
 
 def _lines(request: Request, file: Path, first: int) -> list[Line]:
-    """What a list says, with labels from 0."""
+    """The lines of a list, with labels counted from 0."""
     classes = request.benchmark.classes
     number = classes if isinstance(classes, int) else len(classes)
     try:
@@ -159,13 +163,13 @@ def _lines(request: Request, file: Path, first: int) -> list[Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}): a text file is needed") from error
     lines = []
-    for n, words in enumerate(text.splitlines(), start=1):
+    for n, entry in enumerate(text.splitlines(), start=1):
         where = f"{file}, line {n}"
-        if not words.strip():
+        if not entry.strip():
             continue
-        path, _, label = words.strip().replace("\t", " ").rpartition(" ")
+        path, _, label = entry.strip().replace("\t", " ").rpartition(" ")
         if not path or not label.lstrip("-").isdigit():
-            raise DataError(f"{where}: {words[:80]!r} is no path and label, as 'a/b.jpg 3'")
+            raise DataError(f"{where}: {entry[:80]!r} is not a path and label such as 'a/b.jpg 3'")
         if not first <= int(label) < first + number:
             raise DataError(
                 f"{where}: the label {label} is out of range; {request.benchmark.title} has the "
@@ -173,23 +177,23 @@ def _lines(request: Request, file: Path, first: int) -> list[Line]:
             )
         clean = PurePosixPath(path.strip().replace("\\", "/"))
         if clean.is_absolute() or ".." in clean.parts or len(clean.parts) < 2:
-            raise DataError(f"{where}: {path!r} is no path below the folder of the domains")
+            raise DataError(f"{where}: {path!r} is no path below the domains' folder")
         if clean.as_posix() not in request.benchmark.broken:
             lines.append(Line(where, clean, int(label) - first))
     if not lines:
-        raise DataError(f"{file} names no images: lines as 'a/b.jpg 3' are needed")
+        raise DataError(f"{file} names no images: lines such as 'a/b.jpg 3' are needed")
     return lines
 
 
 def _by_folder(lines: list[Line], images: _Images, names: dict[int, tuple[str, str]]) -> ByClass:
-    """Files by the folder they are in; `names` holds what each label was first used for."""
+    """Files by their folder; `names` holds the folder and the line in which a label came first."""
     by_class: ByClass = {}
     for line in lines:
         name = line.path.parent.name
-        known, where = names.setdefault(line.label, (name, line.where))
-        if known != name:
+        owner, where = names.setdefault(line.label, (name, line.where))
+        if owner != name:
             raise DataError(
-                f"{line.where}: {line.path} has the label that {where} gives to {known!r}: one "
+                f"{line.where}: {line.path} has the label that {where} gives to {owner!r}: one "
                 f"label per class folder is needed"
             )
         by_class.setdefault(name, []).append(images.find(line))

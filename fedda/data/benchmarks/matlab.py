@@ -1,4 +1,4 @@
-"""Reading MATLAB files: the variables asked for, and what is wrong if they are not there."""
+"""Reading variables from MATLAB files, and naming what a file holds instead."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from fedda.errors import DataError
 
 
 def load(file: Path, names: set[str]) -> dict[str, Any]:
-    """The variables of those names that a .mat file has."""
+    """Those of the named variables that a .mat file has."""
     from scipy.io import loadmat
 
     try:
@@ -19,12 +19,13 @@ def load(file: Path, names: set[str]) -> dict[str, Any]:
         raise
     except NotImplementedError as error:
         raise DataError(f"{file} is a MATLAB 7.3 file: save it again with -v7 in MATLAB") from error
-    # The parser fails on damaged bytes with whatever it stumbles over.
+    # On damaged bytes the parser may raise any exception.
     except Exception as error:
         raise DataError(f"{file} cannot be read as a .mat file ({error}): get it again") from error
 
 
 def keys(file: Path) -> str:
+    """The variables of a .mat file and their shapes, for a message."""
     from scipy.io import whosmat
 
     return listed([f"{name} {shape}" for name, shape, _ in whosmat(file)], 8) or "nothing"

@@ -1,14 +1,14 @@
-"""The benchmarks of federated and multi-source unsupervised domain adaptation, as a table."""
+"""The table of benchmarks of federated and multi-source unsupervised domain adaptation."""
 
 from pathlib import Path
 
 from fedda.data.benchmarks import (
-    digits,
-    features,
-    folders,
+    class_folders,
+    digit_five,
+    feature_files,
     lists,
     reviews,
-    rotation,
+    rotated_mnist,
     spectrograms,
 )
 from fedda.data.benchmarks.common import Benchmark, Options, Request
@@ -25,7 +25,7 @@ _TABLE = (
         name="digit5",
         title="Digit-Five",
         domains={"mnist": (), "mnist-m": (), "svhn": (), "syn": (), "usps": ()},
-        classes=digits.DIGITS,
+        classes=digit_five.DIGITS,
         layout="a folder with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, "
         "svhn_test_32x32.mat, synth_train_32x32.mat, synth_test_32x32.mat (or syn_number.mat) and "
         "usps_28x28.mat",
@@ -35,7 +35,7 @@ _TABLE = (
         "(--limit 25000 --test-limit 9000), FRUDA takes all",
         split="the published training and test sets",
         takes=_ALWAYS | {"domains"},
-        read=digits.read_digits,
+        read=digit_five.read_digits,
     ),
     Benchmark(
         name="office31",
@@ -47,7 +47,7 @@ _TABLE = (
         used_by="FedDaDiL, with folds of its own; SHOT, on every image (--transductive)",
         split=_SHARE,
         takes=_IMAGES,
-        read=folders.read,
+        read=class_folders.read,
     ),
     Benchmark(
         name="office-caltech10",
@@ -64,7 +64,7 @@ _TABLE = (
         used_by="FADA, KD3A, Co-MDA, FedDaDiL (images); FRUDA (DeCAF features)",
         split=_SHARE,
         takes=_IMAGES | {"features"},
-        read=features.read_office_caltech,
+        read=feature_files.read_office_caltech,
         aliases={
             "touringbike": "bike",
             "computerkeyboard": "keyboard",
@@ -85,7 +85,7 @@ _TABLE = (
         used_by="FedDaDiL, Co-MDA; SHOT, on every image (--transductive)",
         split=_SHARE,
         takes=_IMAGES,
-        read=folders.read,
+        read=class_folders.read,
     ),
     Benchmark(
         name="domainnet",
@@ -130,7 +130,7 @@ _TABLE = (
         used_by="FedDaDiL, with folds of its own",
         split=_SHARE,
         takes=_IMAGES,
-        read=folders.read,
+        read=class_folders.read,
     ),
     Benchmark(
         name="pacs",
@@ -146,7 +146,7 @@ _TABLE = (
         split="the published lists: train_kfold trains, crossval_kfold tests",
         takes=_IMAGES,
         read=lists.read_pacs,
-        # Known to be damaged; loaders of PACS leave it out.
+        # This file is damaged; loaders of PACS leave it out.
         broken=frozenset({"sketch/dog/n02103406_4068-1.png"}),
     ),
     Benchmark(
@@ -166,15 +166,15 @@ _TABLE = (
     Benchmark(
         name="rotated-mnist",
         title="Rotated MNIST",
-        domains={str(angle): () for angle in rotation.FRUDA},
-        classes=rotation.DIGITS,
+        domains={str(angle): () for angle in rotated_mnist.FRUDA},
+        classes=rotated_mnist.DIGITS,
         layout="train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
         "t10k-labels-idx1-ubyte, each perhaps with .gz",
         url="https://yann.lecun.com/exdb/mnist/ (copies: https://ossci-datasets.s3.amazonaws.com/mnist/)",
         used_by="FRUDA, with all digits in every domain; here each digit is in one domain only",
         split="MNIST's training digits train, its test digits test; dealt with seed {seed}",
         takes=_ALWAYS | {"angles"},
-        read=rotation.read,
+        read=rotated_mnist.read,
     ),
     Benchmark(
         name="mic2mic-like",
@@ -214,14 +214,14 @@ def import_benchmark(
 
     Args:
         name: one of BENCHMARKS.
-        source: the folder with the files, or up to two levels above them. It is only read.
+        source: the folder with the files, or one up to two levels above it. It is only read.
         out: a folder that is new or empty.
         options: what to import, and how to split it.
-        progress: called with the number of files (of arrays: domains) written so far and of all.
+        progress: called with the number of files written so far and of all; for arrays, of domains.
 
     Raises:
-        ConfigError: an option that this benchmark does not take, or a wrong value.
-        DataError: files are missing, damaged or contradict each other; OUT is then as it was.
+        ConfigError: this benchmark does not take an option, or its value is wrong.
+        DataError: files are missing, damaged or contradict each other; OUT is left as it was.
     """
     request = Request(find(name), source, options or Options(), [])
     if not source.is_dir():

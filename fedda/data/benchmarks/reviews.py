@@ -4,10 +4,11 @@
     MDAN and KD3A   amazon.npz: xx in coordinates, transposed (xx_data; xx_row, the terms; xx_col,
                     the reviews; xx_shape), yy (N, 1) of -1 and 1, offset: where each domain begins
     mSDA            amazon.mat with xx (d, N) sparse, yy, offset
-    400 terms       books_400.mat, ...: see features.py
+    400 terms       books_400.mat, ...: see feature_files.py
 
-In the second and third the four domains lie one after the other. MDAN and KD3A shuffle each and
-train on the first 2,000, which is done here with the seed; GRAAL's lists fix 2,000 and the rest.
+The second and third layouts store the four domains one after the other. MDAN and KD3A shuffle each
+domain and train on its first 2,000 reviews, and so does this import, with the seed. GRAAL's files
+fix which 2,000 reviews train.
 """
 
 import math
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedda.data.benchmarks import features, matlab
+from fedda.data.benchmarks import feature_files, matlab
 from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, levels
 from fedda.data.benchmarks.splits import complete, shuffled
-from fedda.data.folder import listing
+from fedda.data.image_folder import listing
 from fedda.errors import ConfigError, DataError
 
 TRAIN = 2000  # labelled reviews of a domain
@@ -32,32 +33,33 @@ Coordinates = tuple[np.ndarray, np.ndarray, np.ndarray, int, int]
 
 
 def read(request: Request) -> Sites:
-    """Whichever of the four layouts is there."""
+    """Read whichever of the four layouts SOURCE holds."""
     files: dict[str, Path] = {}
     for folder in levels(request.source):
         for file in listing(folder).strays:
             files.setdefault(file.name.lower(), file)
-    share = request.options.given & {"test_share", "transductive"}
+    splitting = request.options.given & {"test_share", "transductive"}
     pairs = {
         d: [_either(files, names, split) for split in ("train", "test")]
         for d, names in request.domains.items()
     }
     if any(file for pair in pairs.values() for file in pair):
-        found: Sites = _svmlight(request, pairs)
+        sites: Sites = _svmlight(request, pairs)
     elif (whole := files.get("amazon.npz") or files.get("amazon.mat")) is not None:
-        found = {d: Lazy(partial(_part, request, d, whole)) for d in request.domains}
-    elif mats := features.feature_files(request):
+        sites = {d: Lazy(partial(_part, request, d, whole)) for d in request.domains}
+    elif mats := feature_files.feature_files(request):
         return {
-            d: Lazy(partial(features.read_domain, request, d, file)) for d, file in mats.items()
+            d: Lazy(partial(feature_files.read_domain, request, d, file))
+            for d, file in mats.items()
         }
     else:
         raise request.wrong(f"{request.source} holds no reviews")
-    if share:
+    if splitting:
         raise ConfigError(
             f"{request.source} has training and test reviews: leave out "
-            f"--{share.pop().replace('_', '-')}"
+            f"--{splitting.pop().replace('_', '-')}"
         )
-    return found
+    return sites
 
 
 def _either(files: dict[str, Path], names: tuple[str, ...], split: str) -> Path | None:
@@ -75,7 +77,7 @@ def _svmlight(request: Request, pairs: dict[str, list[Path | None]]) -> Sites:
     parsed = {
         domain: [parse(file) for file in pair if file is not None] for domain, pair in pairs.items()
     }
-    # One vocabulary for all: columns are counted, and begin at 0 or 1, over all files.
+    # All domains share one vocabulary: first column (0 or 1) and width are taken over all files.
     all_columns = [columns for pair in parsed.values() for (_, columns, _, _) in pair]
     first = min((int(c.min()) for c in all_columns if len(c)), default=0)
     first = min(first, 1)
@@ -87,7 +89,7 @@ Parsed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def parse(file: Path) -> Parsed:
-    """Rows, columns and values of the entries, and a label 0 or 1 per line."""
+    """Rows, columns and values of the entries, and for each line a label, 0 or 1."""
     rows: list[int] = []
     columns: list[int] = []
     values: list[float] = []
@@ -108,18 +110,18 @@ def parse(file: Path) -> Parsed:
         except ValueError as error:
             raise DataError(
                 f"{file}, line {n}: {line[:60]!r} is not svmlight ({error}): a label and entries "
-                f"as 17:2 are needed"
+                f"such as 17:2 are needed"
             ) from error
         if label not in (-1, 0, 1):
             raise DataError(f"{file}, line {n}: the label is {words[0]}; 1, and -1 or 0, is needed")
         if any(c < 0 for c in columns[-len(entries) :] if entries):
-            raise DataError(f"{file}, line {n}: a column is negative; they count from 0 or 1")
+            raise DataError(f"{file}, line {n}: a column is negative; columns count from 0 or 1")
         if not all(math.isfinite(v) for v in values[-len(entries) :] if entries):
-            raise DataError(f"{file}, line {n}: a value is not finite")
+            raise DataError(f"{file}, line {n}: a value is not finite; remove or mend the entry")
         rows += [len(labels)] * len(entries)
         labels.append(int(label > 0))
     if not labels:
-        raise DataError(f"{file} holds no reviews: a line per review is needed")
+        raise DataError(f"{file} holds no reviews: one line per review is needed")
     integers = np.array(rows, np.int64), np.array(columns, np.int64)
     return *integers, np.array(values, np.float32), np.array(labels, np.int64)
 
@@ -140,21 +142,24 @@ def _halves(request: Request, domain: str, pair: list[Parsed], first: int, width
 
 
 def _part(request: Request, domain: str, file: Path) -> Arrays:
+    """One domain's arrays, from a file of all domains."""
     (rows, columns, values, n, d), y, offset = _whole(file)
-    known = list(request.benchmark.domains)
+    domains = list(request.benchmark.domains)
     labels = matlab.integers(y, f"yy in {file}")
     edges = matlab.integers(offset, f"offset in {file}")
-    good = len(edges) == len(known) + 1 and edges[0] == 0 and edges[-1] == n == len(labels)
-    if not good or (np.diff(edges) <= 0).any() or not np.isin(labels, (-1, 0, 1)).all():
+    fits = len(edges) == len(domains) + 1 and edges[0] == 0 and edges[-1] == n == len(labels)
+    if not fits or (np.diff(edges) <= 0).any() or not np.isin(labels, (-1, 0, 1)).all():
         raise DataError(
             f"{file} has {n} reviews, {len(labels)} labels and offset {edges.tolist()}: yy of -1 "
-            f"and 1 is needed, and where each of {', '.join(known)} begins and the last one ends"
+            f"and 1 is needed, and where each of {', '.join(domains)} begins and the last one ends"
         )
-    begin, end = edges[known.index(domain) : known.index(domain) + 2]
+    begin, end = edges[domains.index(domain) : domains.index(domain) + 2]
     if end - begin <= TRAIN:
-        raise DataError(f"{file} has {end - begin} reviews of {domain}: over {TRAIN} are needed")
+        raise DataError(
+            f"{file} has {end - begin} reviews of {domain}: more than {TRAIN} are needed"
+        )
     inside = (rows >= begin) & (rows < end)
-    mine = (rows[inside] - begin, columns[inside], values[inside], int(end - begin), d)
+    reviews = (rows[inside] - begin, columns[inside], values[inside], int(end - begin), d)
     labels = (labels[begin:end] > 0).astype(np.int64)
     order = request.rng(domain).permutation(len(labels))
     train, test = (
@@ -167,12 +172,12 @@ def _part(request: Request, domain: str, file: Path) -> Arrays:
     )
     arrays = {"y_train": labels[train], "y_test": labels[test]}
     for split, chosen in (("train", train), ("test", test)):
-        arrays |= csr(f"x_{split}", mine, chosen, request.options.features)
+        arrays |= csr(f"x_{split}", reviews, chosen, request.options.features)
     return complete(arrays, f"{domain} in {file}", CLASSES)
 
 
 def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
-    """Reviews by terms, labels and offsets, of amazon.npz or amazon.mat."""
+    """Matrix of reviews by terms, labels and offsets, from amazon.npz or amazon.mat."""
     if file.suffix.lower() == ".npz":
         names = ("xx_data", "xx_row", "xx_col", "xx_shape", "yy", "offset")
         try:
@@ -186,10 +191,10 @@ def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
             raise DataError(f"{file} cannot be read ({error}): get it again") from error
         d, n = (int(size) for size in shape.reshape(-1))
     else:
-        found = matlab.load(file, {"xx", "yy", "offset"})
-        if len({"xx", "yy", "offset"} & set(found)) < 3 or not hasattr(found["xx"], "tocoo"):
+        stored = matlab.load(file, {"xx", "yy", "offset"})
+        if len({"xx", "yy", "offset"} & set(stored)) < 3 or not hasattr(stored["xx"], "tocoo"):
             raise DataError(f"{file} holds {matlab.keys(file)}; needed: xx (sparse), yy, offset")
-        xx, y, offset = found["xx"].tocoo(), found["yy"], found["offset"]
+        xx, y, offset = stored["xx"].tocoo(), stored["yy"], stored["offset"]
         data, terms, reviews, (d, n) = xx.data, xx.row, xx.col, xx.shape
     if not len(data) == len(terms) == len(reviews) or not (
         len(data) == 0
@@ -203,7 +208,7 @@ def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
 
 
 def csr(name: str, whole: Coordinates, chosen: np.ndarray, most: int | None) -> Arrays:
-    """The chosen rows and the first `most` columns as the four pieces that sites read."""
+    """The chosen rows and the first `most` columns, as the four CSR pieces that sites read."""
     rows, columns, values, n, d = whole
     width = min(d, most or d)
     new = np.full(n, -1)

@@ -1,4 +1,4 @@
-"""Keywords heard by several microphones, as spectrograms: like Mic2Mic, and not its own files.
+"""Spectrograms of keywords recorded by several microphones: like Mic2Mic's, but not its files.
 
     usb/yes/0001.npy   a spectrogram (H, W) of finite numbers, or
     usb/yes/0001.wav   16-bit PCM, which becomes a log-mel spectrogram (mels, frames);
@@ -9,8 +9,8 @@
     M       (mels, F)        triangles, equally wide on the mel scale m(f) = 2595 log10(1 + f / 700)
     image   (mels, T)        log(M P + 1e-6), low notes at the top
 
-Every microphone's lowest value becomes 0 and its highest 255: a site can do that alone. What its
-test set has beyond is clipped. FRUDA likewise brings spectrograms to [0, 1].
+Each microphone's lowest training value becomes 0 and its highest 255, as a site can do that alone.
+Test values beyond that range are clipped. FRUDA, too, scales spectrograms to [0, 1].
 """
 
 import wave
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedda.data.benchmarks.common import Arrays, ByClass, Lazy, Options, Request, Sites
 from fedda.data.benchmarks.splits import complete, shuffled, split_rows
-from fedda.data.folder import listing
+from fedda.data.image_folder import listing
 from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError
 
@@ -36,7 +36,7 @@ _SOUNDS = {".npy", ".wav"}
 
 
 class Reader:
-    """Reads the files of one import, whose recordings have one sampling rate."""
+    """Reads the files of one import; all its recordings must have one sampling rate."""
 
     def __init__(self, options: Options) -> None:
         self.seconds = options.seconds or SECONDS
@@ -44,7 +44,7 @@ class Reader:
         self._first: tuple[int, Path] | None = None
 
     def stack(self, files: Sequence[Path], step: Callable[[], None]) -> np.ndarray:
-        """-> float32 (N, H, W); all of one shape."""
+        """Read files, which must give one shape -> float32 (N, H, W)."""
         images: list[np.ndarray] = []
         for file in files:
             images.append(_npy(file) if file.suffix.lower() == ".npy" else self._wav(file))
@@ -70,7 +70,7 @@ class Reader:
                 f"{file} has {8 * width} bits per sample and {len(data)} bytes of them: 16-bit PCM "
                 f"is needed"
             )
-        # The shape would not tell: windows are a time, and the rows would be other notes.
+        # Another rate would give the same shape, as windows are in seconds, but other frequencies.
         self._first = self._first or (rate, file)
         if rate != self._first[0]:
             raise DataError(
@@ -79,8 +79,8 @@ class Reader:
             )
         samples = np.frombuffer(data, "<i2").reshape(-1, channels).mean(axis=1) / 2**15
         x = torch.zeros(round(rate * self.seconds), dtype=torch.float64)
-        some = torch.from_numpy(samples[: len(x)])
-        x[: len(some)] = some
+        recorded = torch.from_numpy(samples[: len(x)])
+        x[: len(recorded)] = recorded
         return log_mel(x, rate, self.mels).float().numpy()
 
 
@@ -89,9 +89,9 @@ def read(request: Request) -> Sites:
     microphones = listing(request.source).folders
     if not microphones:
         raise request.wrong(f"{request.source} holds no folders of microphones")
-    found = {m.name: _halves(request, m) for m in microphones}
-    names = sorted({name for halves in found.values() for half in halves for name in half})
-    for microphone, halves in found.items():
+    files = {m.name: _halves(request, m) for m in microphones}
+    names = sorted({name for halves in files.values() for half in halves for name in half})
+    for microphone, halves in files.items():
         if missing := [name for name in names if not halves[0].get(name)]:
             raise DataError(
                 f"{request.source / microphone} has no training recording of {listed(missing)}, "
@@ -100,12 +100,12 @@ def read(request: Request) -> Sites:
     reader = Reader(request.options)
     return {
         m: Lazy(partial(_microphone, request, reader, m, halves, names), _count(halves))
-        for m, halves in found.items()
+        for m, halves in files.items()
     }
 
 
 def _halves(request: Request, folder: Path) -> list[ByClass]:
-    """One half if this microphone has no train/ and test/, else two."""
+    """A microphone's files by keyword: of train/ and of test/, or all if it has no such folders."""
     inner = {f.name: f for f in listing(folder).folders}
     split = set(inner) == {"train", "test"}
     if split and request.options.given & {"test_share", "transductive"}:
@@ -140,7 +140,7 @@ def _microphone(
 ) -> Arrays:
     read_half = []
     for by_class in halves:
-        files = [(file, classes.index(c)) for c, some in by_class.items() for file in some]
+        files = [(file, classes.index(c)) for c, each in by_class.items() for file in each]
         x = reader.stack([file for file, _ in files], step)
         read_half.append((x, np.array([c for _, c in files], np.int64)))
     if len(read_half) == 1:
@@ -163,7 +163,7 @@ def _microphone(
 
 
 def to_bytes(x: np.ndarray, low: float, high: float) -> np.ndarray:
-    """What is `low` becomes 0, `high` 255, what is beyond is clipped -> uint8."""
+    """Scale `low` to 0 and `high` to 255, and clip values beyond them -> uint8."""
     scaled = (x - low) / max(high - low, 1e-12)
     return np.round(scaled.clip(0, 1) * 255).astype(np.uint8)
 

@@ -1,7 +1,7 @@
 """Which examples a domain trains on and which it is tested on, for image files and for arrays.
 
-A site reads its training labels only as a source, but the order of examples could tell classes as
-well, so arrays are always shuffled.
+A target does not read its training labels, but the order of its examples could reveal them, so
+arrays are always shuffled.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ from fedda.errors import ConfigError, DataError
 
 
 def stratified(y: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Which examples are for testing: round(share * n) of every class, but neither none nor all.
+    """Which examples are for testing: round(share * n) of each class, at least one, never all.
 
-    A class with one example keeps it for training.
+    A class with a single example keeps it for training.
     """
     test = np.zeros(len(y), dtype=bool)
     for c in np.unique(y):
@@ -26,7 +26,7 @@ def stratified(y: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
 
 
 def split_images(request: Request, domain: str, by_class: ByClass) -> Images:
-    """The files of a domain that comes without a split."""
+    """Split the files of a domain that is published without a split."""
     if request.options.transductive:
         return limited(request, domain, Images(by_class, by_class))
     names = list(by_class)
@@ -42,24 +42,24 @@ def split_images(request: Request, domain: str, by_class: ByClass) -> Images:
 def limited(request: Request, domain: str, images: Images) -> Images:
     """At most `limit` training and `test_limit` test images, drawn at random."""
     rng = request.rng(domain)
-    kept = []
+    drawn = []
     for half, most in zip((images.train, images.test), _limits(request), strict=True):
-        files = [(name, file) for name, some in half.items() for file in some]
+        files = [(name, file) for name, each in half.items() for file in each]
         chosen: ByClass = {}
         for i in sorted(rng.permutation(len(files))[:most].tolist()):
             chosen.setdefault(files[i][0], []).append(files[i][1])
-        kept.append(chosen)
-    lost = [name for name in images.train if name not in kept[0]]
-    if lost:
+        drawn.append(chosen)
+    empty = [name for name in images.train if name not in drawn[0]]
+    if empty:
         raise ConfigError(
             f"--limit {request.options.limit} leaves {domain} without a training image of "
-            f"{listed(lost)}: give a higher limit or another --seed"
+            f"{listed(empty)}: give a higher limit or another --seed"
         )
-    return Images(*kept)
+    return Images(*drawn)
 
 
 def split_rows(request: Request, domain: str, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers for training and for testing, of arrays that come without a split."""
+    """Split arrays published without a split -> row numbers for training and for testing."""
     rng = request.rng(domain)
     if request.options.transductive:
         train = test = np.arange(len(y))
@@ -71,14 +71,14 @@ def split_rows(request: Request, domain: str, y: np.ndarray) -> tuple[np.ndarray
 
 
 def shuffled(request: Request, domain: str, train: int, test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of arrays that come with a split, limited."""
+    """Shuffle and limit arrays published with a split -> row numbers for training and testing."""
     rng = request.rng(domain)
     most, most_test = _limits(request)
     return rng.permutation(train)[:most], rng.permutation(test)[:most_test]
 
 
 def complete(arrays: Arrays, what: str, classes: tuple[str, ...]) -> Arrays:
-    """The arrays with the names of the classes, of which training must have every one."""
+    """Add the class names to the arrays; every class must have a training example."""
     y = np.bincount(arrays["y_train"], minlength=len(classes))
     if absent := [classes[c] for c in np.flatnonzero(y == 0)]:
         raise DataError(
@@ -89,7 +89,7 @@ def complete(arrays: Arrays, what: str, classes: tuple[str, ...]) -> Arrays:
 
 
 def unique_names(files: list[Path]) -> list[str]:
-    """File names for one folder: those that come twice get their old folder's name in front."""
+    """File names for one folder: a name that comes again is prefixed with its old folder's name."""
     names: list[str] = []
     taken: set[str] = set()
     for file in files:

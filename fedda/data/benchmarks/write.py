@@ -1,6 +1,6 @@
 """Writing an import: one folder per domain in OUT, all of them or none.
 
-Domains are made in OUT/.unfinished, which nothing reads, and moved out of it when all are there.
+Domains are written to OUT/.unfinished, which nothing reads, and moved to OUT when all are complete.
 """
 
 import json
@@ -23,15 +23,15 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True)
 class Result:
-    """What was written.
+    """What an import wrote.
 
     Attributes:
         out: the folder with a folder per domain.
         counts: per domain the numbers of training and of test examples.
-        classes: how many classes they have.
+        classes: the number of classes.
         split: which examples train and which test, in words.
-        settings: what a run over all domains needs, as options of `fedda run`.
-        notes: whole sentences on what a user should know.
+        settings: what a run over all domains must set, as options of `fedda run`.
+        notes: sentences on what a user should know.
     """
 
     out: Path
@@ -43,13 +43,13 @@ class Result:
 
 
 def write(request: Request, sites: Sites, out: Path, progress: Progress | None) -> Result:
-    """Write every domain to OUT/<domain>, and OUT/benchmark.json about how.
+    """Write every domain to OUT/<domain>, and how it was created to OUT/benchmark.json.
 
     Raises:
-        DataError: OUT holds something, or a file of the benchmark cannot be used; then nothing is
-            left of what was written.
+        DataError: OUT is not empty, or a file of the benchmark cannot be used; whatever was
+            written is then removed.
     """
-    made = _claim(out)
+    created = _claim(out)
     unfinished = out / _UNFINISHED
     try:
         unfinished.mkdir()
@@ -68,10 +68,10 @@ def write(request: Request, sites: Sites, out: Path, progress: Progress | None) 
             folder = unfinished / domain
             folder.mkdir()
             if isinstance(site, Images):
-                place = _Placer(request.options)
+                placer = _Placer(request.options)
                 for half, by_class in (("train", site.train), ("test", site.test)):
-                    place.all(folder / half, by_class, step)
-                request.notes.extend(n for n in place.notes if n not in request.notes)
+                    placer.place_all(folder / half, by_class, step)
+                request.notes.extend(n for n in placer.notes if n not in request.notes)
                 counts[domain] = (_number(site.train), _number(site.test))
                 classes = max(classes, len(site.train))
             else:
@@ -87,9 +87,9 @@ def write(request: Request, sites: Sites, out: Path, progress: Progress | None) 
             finished.rename(out / finished.name)
         unfinished.rmdir()
     except BaseException:
-        for entry in out.iterdir():  # it was empty
+        for entry in out.iterdir():  # OUT was empty before
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if made:
+        if created:
             out.rmdir()
         raise
     return result
@@ -106,7 +106,7 @@ def split_of(request: Request) -> str:
 
 
 def _settings(shapes: set[tuple[int, ...]]) -> str:
-    """Of arrays with these shapes, or of image files if there are none."""
+    """A run's settings for arrays of these shapes; without shapes, for image files."""
     if not shapes:
         return "-c model.name=resnet18 -c input.size=224 -c input.channels=3"
     if any(len(shape) == 1 for shape in shapes):
@@ -119,7 +119,7 @@ def _settings(shapes: set[tuple[int, ...]]) -> str:
 
 
 def _claim(out: Path) -> bool:
-    """Make sure that OUT is an empty folder -> whether it was made."""
+    """Make sure that OUT is an empty folder -> whether it was created here."""
     if not out.exists() and not out.is_symlink():
         out.mkdir(parents=True)
         return True
@@ -152,20 +152,20 @@ def _number(by_class: ByClass) -> int:
 
 
 class _Placer:
-    """Brings image files to where they are needed, as they are."""
+    """Links or copies image files to OUT, unchanged."""
 
     def __init__(self, options: Options) -> None:
         self.how = options.files or "link"
         self.notes: list[str] = []
 
-    def all(self, folder: Path, by_class: ByClass, step: Callable[[], None]) -> None:
+    def place_all(self, folder: Path, by_class: ByClass, step: Callable[[], None]) -> None:
         for name, files in by_class.items():
             (folder / name).mkdir(parents=True)
             for file, new in zip(files, unique_names(files), strict=True):
-                self._one(file, folder / name / new)
+                self._place(file, folder / name / new)
                 step()
 
-    def _one(self, file: Path, new: Path) -> None:
+    def _place(self, file: Path, new: Path) -> None:
         file = file.resolve()
         if self.how == "symlink":
             new.symlink_to(file)
@@ -174,7 +174,7 @@ class _Placer:
             try:
                 os.link(file, new)
                 return
-            except OSError:  # another disk, or a file system without links
+            except OSError:  # OUT is on another disk, or its file system has no links
                 self.how = "copy"
-                self.notes.append("images were copied, since they cannot be linked to there")
+                self.notes.append("images were copied, since they cannot be linked from OUT")
         shutil.copyfile(file, new)

@@ -1,0 +1,142 @@
+"""From a Flower message to a method's client, and back: the only place where the two meet.
+
+Everything that enters or leaves a site passes through this module, so the contract is checked here,
+and an exception becomes a code here: Flower would send its text to the server, and the text may
+quote data.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
+
+from flwr.app import Error, Message
+
+from fedda import plugins, records
+from fedda.errors import Code, FeddaError, WireError, code_of
+from fedda.methods import PartName
+from fedda.wire import Manifest, Packed, Rule
+
+from ..base import Client
+from ..site.memory import Site, resident
+from ..site.request import Request
+
+# The roles that may play a part. An adapted target can be the collaborator of another target; a
+# part that needs labels says so in its contract.
+PLAYED_BY = {"source": {"source"}, "target": {"target"}, "collaborator": {"source", "target"}}
+
+logger = logging.getLogger("fedda.site")
+
+
+def guarded(
+    handle: Callable[[Message, Site], Message], message: Message, node: Mapping[str, Any]
+) -> Message:
+    """Call a handler; turn an exception into its code and the code's fixed wording.
+
+    The exception's text stays in the site's log.
+    """
+    code = Code.EXPIRED
+    try:
+        if not expired(message):
+            return handle(message, resident(tuple(sorted(node.items()))))
+        logger.warning("a %s request came after it had expired", message.metadata.message_type)
+    except FeddaError as error:
+        code = code_of(error)
+        logger.error("%s", error)
+    except Exception as error:
+        code = code_of(error)
+        logger.exception("the request failed")
+    return Message(Error(int(code), code.public), reply_to=message)
+
+
+def expired(message: Message) -> bool:
+    """Whether the server no longer waits for the reply, so that work on it would be wasted."""
+    return time.time() > message.metadata.created_at + message.metadata.ttl
+
+
+def query(message: Message, site: Site) -> Message:
+    """Tell the server what this site offers."""
+    return Message(records.write(offer=site.offer()), reply_to=message)
+
+
+def train(message: Message, site: Site) -> Message:
+    """Check the request, let the method's client train, check the reply."""
+    request = _read(message, site, {"task", "step", "exchange"})
+    if request.is_test:
+        raise WireError("A training request asks for a test.")
+    for name, packed in request.arrays.items():
+        packed.check_finite(f"'{name}' of the server")
+    if request.exchange is not None:
+        sizes = {g.name: g.size for g in request.exchange.invitation.groups}
+        request.contract.check_groups(sizes, _layouts(request, site))
+    arrays, numbers = _client(request, site).serve(request)
+    for name, packed in arrays.items():
+        packed.check_finite(f"'{name}' of this site")
+    return _reply(message, request, site, arrays, numbers)
+
+
+def evaluate(message: Message, site: Site) -> Message:
+    """Check the request, let the method's client test the model, check the reply."""
+    request = _read(message, site, {"task", "step"})
+    if not request.is_test:
+        raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
+    return _reply(message, request, site, {}, _client(request, site).test(request))
+
+
+def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
+    """The request in a message, after checking that this site may serve it."""
+    arrays, tables = records.read(message.content)
+    if not {"task", "step"} <= set(tables) <= set(allowed):
+        raise WireError(f"A request must hold task and step, but holds {sorted(tables)}.")
+    request = Request.make(tables["task"], tables["step"], arrays, tables.get("exchange"))
+    if site.role not in PLAYED_BY[request.part] or (request.contract.labels and not site.labels):
+        raise WireError(
+            f"{request.task.method} asks this {site.role} for the part of a {request.part}, which "
+            "it cannot play."
+        )
+    _check(request.contract.enters, arrays, request.numbers, request, site, "received")
+    return request
+
+
+def _client(request: Request, site: Site) -> Client:
+    # `Request.make` has refused whatever is no part of the method.
+    part = "target" if request.is_test else cast(PartName, request.part)
+    return plugins.client(request.task.method, part)(site)
+
+
+def _layouts(request: Request, site: Site) -> Mapping[str, Manifest]:
+    """The layouts of the arrays that cross beside the run's model."""
+    return request.layouts(request.task.options, site.workspace(request.task).schema)
+
+
+def _check(
+    rule: Rule,
+    arrays: Mapping[str, Packed],
+    numbers: Mapping[str, Any],
+    request: Request,
+    site: Site,
+    what: str,
+) -> None:
+    task = request.task
+    rule.check(
+        arrays,
+        numbers,
+        model=site.workspace(task).schema,
+        sites=task.sites,
+        where=f"{site.name} ({request.part}, {task.method}, {what})",
+        layouts=_layouts(request, site),
+    )
+
+
+def _reply(
+    message: Message,
+    request: Request,
+    site: Site,
+    arrays: Mapping[str, Packed],
+    numbers: Mapping[str, Any],
+) -> Message:
+    _check(request.contract.leaves, arrays, numbers, request, site, "to be sent")
+    content = records.write(arrays, metrics=numbers)
+    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in records.size(content).items())
+    logger.info("sent after %s: %s", message.metadata.message_type, sent)
+    return Message(content, reply_to=message)

@@ -1,0 +1,86 @@
+"""What can go wrong between a node and its server, as five exceptions.
+
+Unreachable   no answer, or a passing fault of the server: try the same call again
+SessionLost   the server does not know this session any more: connect again
+RunOver       the server refuses the call, for example as the run has ended: drop the message
+Refused       the server opens no session for this key: the site may wait, or its key is wrong
+KeyFileError  the certificate or key is wrong, and trying again will not help
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+
+from fedda.errors import KeyFileError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Unreachable(Exception):
+    pass
+
+
+class SessionLost(Exception):
+    pass
+
+
+class RunOver(Exception):
+    pass
+
+
+class Refused(Exception):
+    """The key is unknown if `definite`; else it is unknown, or a session of it counts as online."""
+
+    def __init__(self, definite: bool) -> None:
+        super().__init__(definite)
+        self.definite = definite
+
+
+def ask(call: Callable[[Q], A], request: Q) -> A:
+    """Make one call, and raise its failure as one of the five exceptions."""
+    try:
+        return call(request)
+    except httpx.HTTPStatusError as error:
+        raise _meaning(error.response.status_code) from error
+    except ValueError as error:
+        # Such as a page of a proxy or a hotel, instead of the server's answer.
+        raise Unreachable("something else answers at this address") from error
+    except httpx.RequestError as error:
+        text = str(error).lower()
+        if "certificate" in text:
+            raise KeyFileError(_certificate_advice(text)) from error
+        if "ssl" in text and ("wrong version" in text or "record layer" in text):
+            raise KeyFileError(
+                "the server at this address does not speak TLS: check --superlink, or give "
+                "--insecure if the server runs so on purpose"
+            ) from error
+        raise Unreachable(type(error).__name__) from error
+
+
+def _meaning(status: int) -> Exception:
+    if status == 401:
+        return SessionLost("HTTP 401")
+    if 400 <= status < 500:
+        return RunOver(f"HTTP {status}")
+    return Unreachable(f"HTTP {status}")
+
+
+def _certificate_advice(text: str) -> str:
+    if "expired" in text:
+        return (
+            "the server's certificate has expired: its operator renews it with `fedda keys renew` "
+            "(and check this machine's clock)"
+        )
+    if "not yet valid" in text:
+        return "the server's certificate is not valid yet: check this machine's clock"
+    if "mismatch" in text or "not valid for" in text:
+        return (
+            "the server's certificate is for another host name: use a name it was made for in "
+            "--superlink, or have it made again with `fedda keys renew --host NAME`"
+        )
+    return (
+        "the server's certificate is not signed by the authority in --ca: give the ca.crt that "
+        "belongs to this server"
+    )

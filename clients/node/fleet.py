@@ -1,0 +1,257 @@
+"""The Fleet API of a SuperLink, as a node uses it, and nearly all that it uses of flwr's internals.
+
+flwr's own connection object ends the process when something fails: it calls `sys.exit`, starts a
+timer that kills the process, and raises SIGINT on a refused heartbeat. This module talks through
+the HTTP client one layer below it, and `failures` says what can go wrong.
+"""
+
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedda.errors import KeyFileError
+
+from .failures import Refused, RunOver, SessionLost, Unreachable, ask
+
+log = logging.getLogger("fedda.client")
+
+# The server counts a node as dead after twice this time without a heartbeat (its minimum is 10 s).
+HEARTBEAT_S = 15.0
+BEAT_EVERY_S = 5.0
+KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
+
+
+class Connection(Protocol):
+    """What the resident node needs of a server; the fake server of the tests has these members."""
+
+    node_id: int
+
+    def receive(self) -> tuple[Message, ObjectTree] | None: ...
+
+    def fetch(self, head: Message, tree: ObjectTree) -> Message: ...
+
+    def send(self, reply: Message, seconds: float) -> None: ...
+
+
+class Fleet:
+    """A session of this node at a SuperLink, with heartbeats from a thread."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        insecure: bool,
+        root_certificates: bytes | None,
+        key: ec.EllipticCurvePrivateKey | None,
+        known_as: int | None = None,
+    ) -> None:
+        """Open a session.
+
+        Args:
+            address: host:port of the SuperLink.
+            insecure: speak plain HTTP.
+            root_certificates: the authority's certificate; None means the system's authorities.
+            key: the registered private key; None registers a throw-away key.
+            known_as: the node id that this key had before on this machine. With it a session that
+                a killed process left open is ended; without it the server refuses a second session
+                until the first has timed out.
+        """
+        self.node_id = 0
+        self._seen: dict[str, bytes] = {}
+        self._self_registered = key is None
+        private, public = generate_key_pairs() if key is None else (key, key.public_key())
+        self._public = public_key_to_bytes(public)
+        try:
+            self._client = FleetHttpClient.from_server_address(
+                address,
+                insecure,
+                root_certificates,
+                interceptors=[
+                    RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                    NodeAuthHttpInterceptor(private, public),
+                ],
+            )
+        except (ssl.SSLError, UnicodeDecodeError) as error:
+            raise KeyFileError(
+                "the file given with --ca is not a PEM certificate: give the ca.crt of the server"
+            ) from error
+        self._lost: Exception | None = None
+        self._ended = threading.Event()
+        try:
+            self.node_id = self._activate(known_as)
+        except BaseException:
+            self._client.close()
+            raise
+        self._node = Node(node_id=self.node_id)
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beats.start()
+
+    def receive(self) -> tuple[Message, ObjectTree] | None:
+        """The next message without its content, and the tree of its pieces; None if none waits."""
+        if self._lost is not None:
+            raise self._lost
+        answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
+        if not answer.messages_list:
+            return None
+        try:
+            head = message_from_proto(answer.messages_list[0])
+        except ValueError:
+            # flwr does not know this kind of message, so that not even a refusal can be built.
+            log.exception("a message cannot be read and is dropped")
+            return None
+        return head, answer.message_object_trees[0]
+
+    def fetch(self, head: Message, tree: ObjectTree) -> Message:
+        """Pull a message's content; each piece is freed as soon as it is part of the message."""
+        run_id = head.metadata.run_id
+        pull = make_pull_object_fn_protobuf(
+            partial(ask, self._client.PullObject), self._node, run_id
+        )
+        names = [piece.object_id for piece in iterate_object_tree(tree)]
+        contents = {name: self._seen[name] for name in names if name in self._seen}
+        try:
+            contents |= pull_objects(
+                [name for name in names if name not in contents],
+                pull,
+                # By default flwr waits 1 s for a piece that is still being pushed: most of a round.
+                initial_backoff=0.01,
+                backoff_cap=0.5,
+            )
+        except ObjectPullError as error:
+            raise RunOver from error
+        make_confirm_message_received_fn_protobuf(
+            partial(ask, self._client.ConfirmMessageReceived), self._node, run_id
+        )(head.metadata.message_id)
+        # Pieces go by the hash of their content, and what a task says stays the same for a run.
+        self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
+        message = inflate_object_from_contents(tree.object_id, contents)
+        if not isinstance(message, Message):
+            raise RunOver
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """Push a reply, and how long it took; pushing the same one twice is harmless."""
+        run_id = reply.metadata.run_id
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            head = remove_content_from_message(reply) if reply.has_content() else reply
+            answer = ask(
+                self._client.PushMessages,
+                fleet.PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(head)],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                ),
+            )
+            push = make_push_object_fn_protobuf(
+                partial(ask, self._client.PushObject), self._node, run_id, answer.session_id
+            )
+            try:
+                push_objects(
+                    get_all_nested_objects(reply),
+                    push,
+                    object_ids_to_push=set(answer.objects_to_push),
+                )
+            except ObjectPushError as error:
+                raise RunOver from error
+
+    def close(self) -> None:
+        """End the session, so that the server does not wait for this node until it times out."""
+        self._ended.set()
+        self._quietly(
+            self._client.DeactivateNode, fleet.DeactivateNodeRequest(node_id=self.node_id)
+        )
+        if self._self_registered:
+            self._quietly(
+                self._client.UnregisterNode, fleet.UnregisterNodeFleetRequest(node_id=self.node_id)
+            )
+        self._client.close()
+
+    def _activate(self, known_as: int | None) -> int:
+        if self._self_registered:
+            try:
+                ask(
+                    self._client.RegisterNode,
+                    fleet.RegisterNodeFleetRequest(public_key=self._public),
+                )
+            except RunOver as error:
+                raise KeyFileError(
+                    "the server wants a registered key from every site: give yours with --key "
+                    "(the server's operator makes it with `fedda keys add`)"
+                ) from error
+        try:
+            return self._start_session()
+        except RunOver as error:
+            if known_as is None:
+                raise Refused(definite=False) from error
+        try:
+            ask(self._client.DeactivateNode, fleet.DeactivateNodeRequest(node_id=known_as))
+            return self._start_session()
+        except SessionLost as error:
+            raise Refused(definite=True) from error
+        except RunOver as error:
+            raise Refused(definite=False) from error
+
+    def _start_session(self) -> int:
+        request = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
+        return ask(self._client.ActivateNode, request).node_id
+
+    def _beat(self) -> None:
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)
+        while not self._ended.is_set():
+            try:
+                if not ask(self._client.SendNodeHeartbeat, request).success:
+                    self._lost = SessionLost()
+            except Unreachable:
+                self._ended.wait(1.0)
+                continue
+            except (SessionLost, RunOver) as error:
+                self._lost = SessionLost(str(error))
+            except KeyFileError as error:
+                self._lost = error
+            except RuntimeError:
+                return  # the client was closed while a heartbeat was on its way
+            if self._lost is not None:
+                return
+            self._ended.wait(BEAT_EVERY_S)
+
+    def _quietly(self, call: Callable[[Any], object], request: object) -> None:
+        with contextlib.suppress(Unreachable, SessionLost, RunOver, KeyFileError, RuntimeError):
+            ask(call, request)

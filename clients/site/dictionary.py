@@ -1,0 +1,249 @@
+"""A site's part of a dictionary: its points, its coordinates, and what it makes of the atoms.
+
+What must not leave the site is all in here. Features are extracted once, as the encoder stays.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, optim
+
+from fedda import models
+from fedda.algorithms import feddadil
+from fedda.data import Examples
+from fedda.maths import optimal_transport
+from fedda.models import Extension, Model, evaluating
+from fedda.settings import Task
+from fedda.train import generator
+
+from . import state
+from .memory import Site
+
+logger = logging.getLogger("fedda.site")
+
+BATCH = 256  # inputs per forward pass
+STEPS: dict[str, Any] = {"sgd": optim.SGD, "adam": optim.Adam}
+COORDINATES = "coordinates"  # under which a site keeps its alpha
+NOTED = 300  # points of each kind in a site's notes
+KEPT = 16  # trainings whose heads stay on disk
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What the target fitted on atoms, for features as the encoder gives them."""
+
+    W: Tensor  # (1, C, d) of -R
+    b: Tensor
+    W_k: Tensor  # (K, C, d) of -E
+    b_k: Tensor
+    alpha: Tensor  # (K,)
+    atoms: tuple[Tensor, Tensor]
+    barycenter: optimal_transport.Barycenter
+
+    def reconstruction(self, x: Tensor) -> Tensor:
+        """-R's probabilities -> (N, C)."""
+        return feddadil.ensemble(x, self.W, self.b, self.alpha.new_ones(1))
+
+    def ensemble(self, x: Tensor) -> Tensor:
+        """Eq. 15, -E's -> (N, C)."""
+        return feddadil.ensemble(x, self.W_k, self.b_k, self.alpha)
+
+
+class Dictionary:
+    """Stage 2 at one site.
+
+    Args:
+        site: the site.
+        task: the training.
+        model: with the encoder of stage 1.
+        data: the training examples; labels, where there are any, are given to `learn`.
+    """
+
+    def __init__(self, site: Site, task: Task, model: Model, data: Examples) -> None:
+        self.site = site
+        self.task = task
+        self.model = model
+        self._coordinates: dict[int, Tensor] = {}
+        self._known: list[tuple[Tensor, Tensor]] = []
+        self.features = self.encoded(data.x)
+        self.scaling = feddadil.scaling(self.features, task.options.scaling)
+        self.points = self.scaling(self.features)  # (N, d)
+        self.spread = float(self.points.var(dim=0, correction=0).sum().clamp(min=1e-12))
+
+    def inherit(self, other: "Dictionary") -> None:
+        """Take over the coordinates of this training's dictionary before the encoder came again."""
+        self._coordinates = dict(other._coordinates)
+
+    @torch.no_grad()
+    def encoded(self, x: Tensor) -> Tensor:
+        """Features of inputs as they are kept, each set extracted once -> (N, d)."""
+        for known, features in self._known:
+            if known is x:
+                return features
+        parts = []
+        with evaluating(self.model):
+            for part in x.split(BATCH):
+                inputs = models.as_inputs(part, self.site.device)
+                parts.append(self.model.features(inputs).float())
+        self._known = [*self._known[-1:], (x, torch.cat(parts))]  # training images, and tests
+        return self._known[-1][1]
+
+    @torch.no_grad()
+    def learn(
+        self, z: Tensor, y: Tensor, labels: Tensor | None, server_round: int
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Algorithm 2, ClientUpdate -> the site's version of z and y, and its numbers.
+
+        A step of SGD is one of gradient flow along transport: a point has the mass 1 / n_b, and is
+        moved by its gradient per mass, so the rate has no unit and the batch size no say in it.
+        Labels are measured in beta, coordinates in the spread of the site's points.
+
+        Args:
+            z: (K, n, d) the atoms' points.
+            y: (K, n, C) their labels.
+            labels: (N, C) of the site's examples; None at the target.
+            server_round: counted from 1.
+        """
+        o = self.task.options
+        draws = generator(self.task.seed, self.site.name, server_round, "dictionary")
+        blocks = torch.randperm(z.shape[1], generator=draws).split(o.step_size)
+        alpha = self.coordinates(server_round - 1).clone()
+        own = STEPS[o.optimizer]([alpha], lr=o.lr_coordinates)
+        parts = [[z[:, i].clone(), feddadil.logits_of(y[:, i])] for i in blocks]
+        rate = o.lr if labels is not None else o.lr * o.target_pace
+        steps = [STEPS[o.optimizer](part, lr=rate) for part in parts]
+        losses, features = [], []
+        for _ in range(o.epochs):
+            for (z_b, v_b), step in zip(parts, steps, strict=True):
+                n_b, y_b = z_b.shape[1], v_b.softmax(dim=2)
+                i = self.draw(n_b, labels if o.balanced else None, draws)
+                found, _, beta = optimal_transport.reconstruction(
+                    *(z_b, y_b, alpha, self.points[i], None if labels is None else labels[i]),
+                    most=o.fixed_points,
+                    entropy=o.entropy,
+                )
+                z_b.grad = n_b * found.z
+                if beta:
+                    v_b.grad = n_b / beta * feddadil.logit_gradient(y_b, found.y)
+                alpha.grad = found.alpha / self.spread
+                step.step()
+                own.step()
+                alpha.copy_(optimal_transport.project_simplex(alpha))
+                losses.append(found.loss)
+                features.append(found.features)
+        z, y = torch.empty_like(z), torch.empty_like(y)
+        for i, (z_b, v_b) in zip(blocks, parts, strict=True):
+            z[:, i], y[:, i] = z_b, v_b.softmax(dim=2)
+        self._keep(server_round, alpha)
+        mean = {"loss": losses, "reconstruction": features}
+        return z, y, {k: sum(v) / len(v) for k, v in mean.items()} | {"steps": len(losses)}
+
+    def draw(self, n: int, labels: Tensor | None, draws: torch.Generator) -> Tensor:
+        """A mini-batch of examples, by index; with labels as many of each class -> (n,).
+
+        Where there are fewer than n all come once before any comes again.
+        """
+        if labels is None:
+            return _in_turn(len(self.points), n, draws)
+        classes = [c.nonzero()[:, 0] for c in labels.T.cpu() if c.any()]
+        first = int(torch.randint(len(classes), (), generator=draws))  # who gets the odd ones
+        chosen = []
+        for place, members in enumerate(classes):
+            share = n // len(classes) + ((place - first) % len(classes) < n % len(classes))
+            chosen.append(members[_in_turn(len(members), share, draws)])
+        return torch.cat(chosen)
+
+    def coordinates(self, server_round: int) -> Tensor:
+        """Alpha as it was after a round, or the last one before it in which the site took part.
+
+        It comes from memory, or from the site's disk; a site that has neither begins anew, as all
+        do in the first dictionary round.
+        """
+        first = next(s.first for s in self.task.stages if s.phase.name == "dictionary")
+        known = [r for r in self._coordinates if first <= r <= server_round]
+        alpha = self._coordinates[max(known)] if known else None
+        if alpha is None:
+            kept = state.load_last(self.site, self.task, first, server_round, COORDINATES)
+            alpha = kept.tensors.get("alpha") if kept else None
+        K = self.task.options.atoms
+        if alpha is None or alpha.shape != (K,):
+            if server_round >= first:
+                logger.warning("no coordinates of round %d are left; drawn anew", server_round)
+            draws = generator(self.task.seed, self.site.name, "coordinates")
+            alpha = feddadil.first_coordinates(K, draws)
+        return alpha.to(self.points)
+
+    def _keep(self, server_round: int, alpha: Tensor) -> None:
+        """For the next round; those before stay, since the server may ask for a round again."""
+        before = max((r for r in self._coordinates if r < server_round), default=server_round)
+        self._coordinates = {r: a for r, a in self._coordinates.items() if r == before} | {
+            server_round: alpha
+        }
+        kept = state.Kept({"alpha": alpha.detach().cpu()})
+        state.save(self.site, self.task, server_round, COORDINATES, kept)
+
+    def fit(self, z: Tensor, y: Tensor, server_round: int) -> Heads:
+        """Section 3.4: a head on B(alpha; atoms), and one on each atom."""
+        o, alpha = self.task.options, self.coordinates(server_round)
+        b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
+        fitted = (
+            feddadil.fit_heads(b.z[None], b.y[None], o.head_decay),
+            feddadil.fit_heads(z, y, o.head_decay),
+        )
+        (W, bias), (W_k, b_k) = (feddadil.unscaled(*head, self.scaling) for head in fitted)
+        return Heads(W, bias, W_k, b_k, alpha, (z, y), b)
+
+    def keepsakes(self, heads: Heads) -> dict[str, np.ndarray]:
+        """The site's points, the barycenter that is to explain them, and the distilled set."""
+        o, b = self.task.options, heads.barycenter
+        z, y = feddadil.distilled(*heads.atoms, heads.alpha, o.distil, o.fixed_points, o.entropy)
+        found = {
+            "points": self.points[:NOTED],
+            "barycenter": b.z[:NOTED],
+            "barycenter_labels": b.y[:NOTED].argmax(dim=1),
+            "distilled": z,
+            "distilled_labels": y.argmax(dim=1),
+            "coordinates": heads.alpha,
+        }
+        return {name: a.cpu().numpy() for name, a in found.items()}
+
+    def save(self, heads: Heads) -> None:
+        """Both heads under the encoder as models that `fedda predict` takes, on the site's disk."""
+        if self.site.state_dir is None:
+            return
+        task = self.task
+        folder = self.site.state_dir / self.site.name / "models" / task.training
+        for kind, W, b, alpha in (
+            ("reconstruction", heads.W, heads.b, heads.alpha.new_ones(1)),
+            ("ensemble", heads.W_k, heads.b_k, heads.alpha),
+        ):
+            mixture = Extension(feddadil.METHOD.name, {"heads": len(W)})
+            made = models.blank(task.model, task.dims, task.classes, mixture)
+            made.encoder.load_state_dict(self.model.encoder.state_dict())
+            made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
+            path = folder / f"{kind}.safetensors"
+            models.save(path, made, config=task.model, shape=task.dims, classes=task.names)
+        _make_room(folder)
+
+
+def _in_turn(N: int, n: int, draws: torch.Generator) -> Tensor:
+    """Take n of N numbers in random orders, one order after the other -> (n,)."""
+    orders = [torch.randperm(N, generator=draws) for _ in range(max(1, -(-n // N)))]
+    return torch.cat(orders)[:n]
+
+
+def _make_room(folder: Path) -> None:
+    """Take away the heads of the oldest trainings, for a server may begin any number."""
+    others = sorted(
+        (f for f in folder.parent.iterdir() if f.is_dir() and f != folder),
+        key=lambda f: f.stat().st_mtime,
+    )
+    for old in others[: max(0, len(others) + 1 - KEPT)]:
+        for kind in ("reconstruction", "ensemble"):
+            (old / f"{kind}.safetensors").unlink(missing_ok=True)
+        if not any(old.iterdir()):
+            old.rmdir()

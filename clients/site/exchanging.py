@@ -1,0 +1,92 @@
+"""What clients share that sum gradients with other sites in mid-round."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedda import exchange
+from fedda.adversarial.lazy import LazySync
+from fedda.errors import ConfigError, WireError
+from fedda.exchange import Stream
+from fedda.train import seed_for, windows
+
+from ..base import Client
+from .request import Exchange
+
+
+class Summing(Client):
+    """A part with gradients to sum."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """Where and how gradients are summed in this round.
+
+        Raises:
+            WireError: the server convened nothing.
+        """
+        if self.request.exchange is None:
+            raise WireError("The request came without an invitation to the exchange of gradients.")
+        return self.request.exchange
+
+    @contextmanager
+    def stream(self) -> Iterator[Stream]:
+        """This site's way into the round's exchange of gradients.
+
+        Raises:
+            WireError: the server convened none, or asks for gradients of too many groups.
+            ExchangeError: it cannot be reached, refused this site, or ended early.
+        """
+        invitation = self.exchange.invitation
+        # Many discriminators' gradients over the same window tell more of it than one's.
+        asked = len(invitation.groups)
+        most = 1 if self.side == "source" else max(1, self.task.sites - 1)
+        if asked > most:
+            raise WireError(
+                f"The request asks this {self.side} for gradients in {asked} groups, but it has a "
+                f"part in {most} at most."
+            )
+        stream = exchange.connect(invitation, self.site.server)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def lazy(self, stream: Stream, group: str, halves: int = 2) -> LazySync:
+        """This site's part in one group, as the run says or as this site does, whoever is stricter.
+
+        Raises:
+            ConfigError: this site has fewer images than a gradient must be over; a window would
+                repeat them, and hide none of them.
+        """
+        config = self.exchange.lazy
+        least = max(config.min_examples, self.site.min_examples)
+        if len(self.data) < least:
+            raise ConfigError(
+                f"This site has {len(self.data)} images, but a gradient leaves it only over "
+                f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
+            )
+        return LazySync(
+            stream,
+            group,
+            config.p,
+            halves=halves,
+            overlap=config.overlap,
+            clip=config.clip,
+            noise=max(config.noise, self.site.noise),
+            min_examples=least,
+        )
+
+    def windows(self, first: int, count: int) -> Iterator[Tensor]:
+        """Mini-batches of indices for steps first + 1 to first + count of a discriminator.
+
+        A site takes as many steps as it is told, and as large ones, however few images it has; and
+        a gradient that leaves it is over as many different images as it says (`train.windows`).
+
+        Raises:
+            ConfigError: this site has fewer images than it trains on.
+        """
+        self.check_enough("it trains on")
+        seed = seed_for(self.task.seed, self.site.name)
+        size, p = self.task.train.batch_size, self.exchange.lazy.p
+        yield from windows(len(self.data), size, p, seed, first, count)

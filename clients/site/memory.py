@@ -1,0 +1,274 @@
+"""What stays in memory at a site: its data, its models and their optimizers, on its device."""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn, optim
+
+from fedda import __version__, data, models, wire
+from fedda.config import FEATURES_HIDE
+from fedda.errors import ConfigError
+from fedda.settings import Task
+from fedda.train import generator, make_optimizer
+from fedda.wire import Role
+
+from . import state
+
+logger = logging.getLogger("fedda.site")
+
+T = TypeVar("T")
+
+
+class Site:
+    """One site: its role, its folder of data and the device it trains on.
+
+    Args:
+        node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
+            are taken), poison (percent), min-images (fewer do not make a round here), min-examples
+            (no gradient over fewer leaves), noise (on each, in multiples of its largest norm) and
+            server (the host that this site dials).
+    """
+
+    def __init__(self, node: Mapping[str, Any]) -> None:
+        self.role: Role = "target" if node["role"] == "target" else "source"
+        self.path = Path(str(node["data"]))
+        self.name = str(node.get("name") or self.path.name)
+        self.device = pick_device(str(node.get("device", "auto")))
+        self.poison = float(node.get("poison", 0))
+        self.min_images = int(node.get("min-images", 2))
+        self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
+        self.noise = float(node.get("noise", 0))
+        self.server = str(node.get("server", ""))
+        self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        self.notes = self.state_dir is not None and bool(node.get("notes", True))
+        self.noted = ""  # the training whose first note was tried last
+        if node.get("threads"):
+            # How sums are split over threads decides their last bits, so engines must agree on it.
+            torch.set_num_threads(int(node["threads"]))
+        self._described: data.Description | None = None
+        self._sets: dict[tuple[int, ...], Any] = {}
+        self._tests: dict[tuple[Any, ...], Any] = {}
+        self._workspaces: dict[tuple[Any, ...], Workspace] = {}
+
+    @property
+    def labels(self) -> bool:
+        """Whether training may read labels here."""
+        return self.role == "source"
+
+    def offer(self) -> dict[str, Any]:
+        """What this site brings to a run: the only facts about its data that leave it."""
+        found = data.describe(self.path, self.role)
+        if found != self._described:  # since the last run: what is in memory is not what is offered
+            self._sets, self._tests, self._described = {}, {}, found
+        return offer(self.role, self.name, found)
+
+    def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
+        """The training images in the run's shape; a target's have no labels."""
+        if shape not in self._sets:
+            self._sets = {shape: self._load(shape)}  # one shape at a time stays in memory
+        return self._sets[shape]
+
+    def _load(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
+        channels, size = _image(shape)
+        if self.role == "target":
+            return data.load_target(self.path, channels=channels, size=size)
+        found = data.load_source(self.path, channels=channels, size=size)
+        if self.poison:
+            # The same labels are wrong in every round and run: a bad site, not a noisy one.
+            found = data.poison(found, self.poison, generator("poison", self.name))
+            logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
+        return found
+
+    def evaluation(
+        self, shape: tuple[int, ...], classes: tuple[str, ...]
+    ) -> "data.Labelled | None":
+        """The labelled test files, apart from the training images; only a test opens them.
+
+        Labels are numbered as the run numbers its classes, by name.
+        """
+        if (shape, classes) not in self._tests:
+            channels, size = _image(shape)
+            found = data.load_evaluation(self.path, classes=classes, channels=channels, size=size)
+            self._tests = {(shape, classes): found}
+        return self._tests[shape, classes]
+
+    def workspace(self, task: Task) -> "Workspace":
+        """The model and optimizer of one training; they outlive the request."""
+        key = (task.training, task.model, task.dims, task.names, task.options)
+        if key not in self._workspaces:
+            self._workspaces = {key: Workspace(self, task)}
+        return self._workspaces[key]
+
+
+def offer(role: Role, name: str, found: data.Description) -> dict[str, Any]:
+    """What a site says of its data; a target's classes are nobody's business."""
+    return {
+        "role": role,
+        "name": name,
+        "examples": found.train,
+        "tested": found.test,
+        "classes": list(found.classes) if role == "source" else [],
+        "shape": list(found.shape),
+        "version": __version__,
+    }
+
+
+class Staying(Protocol):
+    """What can stay at a site from round to round."""
+
+    def put_down(self) -> state.Kept:
+        """All that the next round goes on from."""
+        ...
+
+    def take_up(self, kept: state.Kept, device: torch.device) -> None:
+        """Go on from what was put down."""
+        ...
+
+
+class Network:
+    """A network with an optimizer of its own, or none."""
+
+    def __init__(self, module: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
+        self.module = module
+        self.optimizer = optimizer
+
+    def put_down(self) -> state.Kept:
+        """Weights, buffers and the optimizer's state."""
+        kept = state.Kept()
+        kept.put("module", self.module.state_dict())
+        if self.optimizer:
+            kept.put_optimizer("optimizer", self.optimizer)
+        return kept
+
+    def take_up(self, kept: state.Kept, device: torch.device) -> None:
+        """Go on from what was put down, at the learning rate that the optimizer has now."""
+        self.module.load_state_dict(kept.get("module"))
+        if self.optimizer:
+            load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
+
+
+class Workspace:
+    """What one training has at a site.
+
+    Attributes:
+        model: the run's model on the site's device.
+        schema: its layout on the wire.
+        held: whatever else stays in this process's memory, by name.
+    """
+
+    def __init__(self, site: Site, task: Task) -> None:
+        self._site = site
+        self._task = task
+        self.held: dict[str, Any] = {}
+        self._kept: dict[tuple[str, int], state.Kept] = {}
+        self.model = self.blank()
+        self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
+
+    def blank(self) -> models.Model:
+        """The run's network on the site's device; its weights, pretrained or not, come later."""
+        task = self._task
+        extension = models.Extension.of(task.about, task.options)
+        made = models.blank(task.model, task.dims, task.classes, extension)
+        return made.to(self._site.device)
+
+    def hold(self, name: str, make: Callable[[], T]) -> T:
+        """Something that stays in this process's memory, made when it is first asked for."""
+        if name not in self.held:
+            self.held[name] = make()
+        return self.held[name]
+
+    def optimizer(self, task: Task, rate: float, server_round: int) -> optim.Optimizer:
+        """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
+        optimizer = make_optimizer(self.model.groups(rate), task.train, rate)
+        if task.train.carry_momentum and server_round > 1:
+            kept = self.recall(task, server_round - 1, state.OPTIMIZER)
+            if kept is None:
+                logger.warning("the optimizer of round %d starts afresh", server_round)
+            else:
+                load_at_its_rates(optimizer, kept.get_optimizer("optimizer"))
+        return optimizer
+
+    def carry(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
+        """Remember the model's optimizer for the next round, with `train.carry-momentum`."""
+        if task.train.carry_momentum:
+            kept = state.Kept()
+            kept.put_optimizer("optimizer", optimizer)
+            self.remember(task, server_round, state.OPTIMIZER, kept)
+
+    def leave(self, task: Task, server_round: int, things: Mapping[str, Staying]) -> None:
+        """Put down what stays at this site when a round is over."""
+        kept = state.Kept()
+        for name, thing in things.items():
+            part = thing.put_down()
+            kept.tensors |= {f"{name}/{n}": tensor for n, tensor in part.tensors.items()}
+            kept.about[name] = part.about
+        self.remember(task, server_round, state.METHOD, kept)
+
+    def left(self, task: Task, name: str, first: int, last: int) -> state.Kept | None:
+        """What is left of one thing from the latest of some rounds that left any."""
+        rounds = [r for what, r in self._kept if what == state.METHOD and first <= r <= last]
+        kept = self._kept[state.METHOD, max(rounds)] if rounds else None
+        if kept is None:
+            kept = state.load_last(self._site, task, first, last, state.METHOD)
+        if kept is None or name not in kept.about:
+            return None
+        return state.Kept(kept.get(name), kept.about[name])
+
+    def remember(self, task: Task, server_round: int, what: str, kept: state.Kept) -> None:
+        """Hold on to something for the next round, also on disk if the site has a place.
+
+        What was kept before that stays too, since the server may ask for a round again.
+        """
+        before = [r for name, r in self._kept if name == what and r < server_round]
+        for old in sorted(before)[:-1]:
+            del self._kept[what, old]
+        self._kept[what, server_round] = kept
+        state.save(self._site, task, server_round, what, kept)
+
+    def recall(self, task: Task, server_round: int, what: str) -> state.Kept | None:
+        """What was remembered in a round, or None."""
+        kept = self._kept.get((what, server_round))
+        return kept or state.load(self._site, task, server_round, what)
+
+
+def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> None:
+    """Give an optimizer the state of a former one, but leave it its own learning rates."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(former)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def pick_device(text: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N -> a device that is there.
+
+    Raises:
+        ConfigError: the device is not there.
+    """
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ConfigError(f"'{text}' is not a device; use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"Device {text} is not there: this machine shows {torch.cuda.device_count()} CUDA "
+            "devices; use auto or cpu."
+        )
+    return device
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Channels and size to bring images to; (0, 0) for vectors, which are left as they are."""
+    return (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
+
+
+@cache
+def resident(node: tuple[tuple[str, Any], ...]) -> Site:
+    """The site of a node configuration, made once per process."""
+    return Site(dict(node))

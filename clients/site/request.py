@@ -1,0 +1,167 @@
+"""What a site is asked: a training or evaluation request, read from what Flower hands a client."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedda.config import LazyConfig, validate
+from fedda.errors import WireError
+from fedda.exchange import Invitation
+from fedda.methods import Stage
+from fedda.settings import Task
+from fedda.wire import Manifest, Packed, Part
+
+Numbers = dict[str, Any]
+MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
+STEP = "step."  # prefix of this round's numbers, beside the task's
+EXCHANGE = "exchange."  # prefix of the invitation to an exchange of gradients
+HEADING = ("round", "phase", "hop", "part")  # what every request says
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where gradients are summed in this round, and how."""
+
+    invitation: Invitation
+    lazy: LazyConfig
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "Exchange":
+        """From the record beside the task's.
+
+        Raises:
+            WireError: the invitation cannot be read, or p is left open.
+            ConfigError: a setting cannot.
+        """
+        keys = set(LazyConfig().flat())
+        lazy = {k: v for k, v in table.items() if k in keys}
+        rest = {k: v for k, v in table.items() if k not in keys}
+        settings = validate(LazyConfig, lazy, "exchange")
+        if settings.p < 1:  # the server settles what is left open
+            raise WireError("The request leaves exchange.p open; it needs 1 step per sum or more.")
+        return cls(Invitation.parse(rest), settings)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One training or evaluation request, as a method's client sees it.
+
+    Attributes:
+        task: the training that it belongs to.
+        round: counted from 1.
+        stage: the phase of that round, with its first round and its last.
+        hop: what is asked for; `test` in an evaluation request.
+        part: what the site does in it.
+        arrays: what came, by name.
+        numbers: what the site is told.
+        exchange: where it sums gradients, if it does.
+    """
+
+    task: Task
+    round: int
+    stage: Stage
+    hop: str
+    part: str
+    arrays: Mapping[str, Packed]
+    numbers: Mapping[str, Any]
+    exchange: Exchange | None = None
+
+    @classmethod
+    def make(
+        cls,
+        task: Mapping[str, Any],
+        step: Mapping[str, Any],
+        arrays: Mapping[str, Packed],
+        exchange: Mapping[str, Any] | None = None,
+    ) -> "Request":
+        """From the tables and arrays of a message.
+
+        Raises:
+            WireError: round, phase, hop or part cannot be, or do not fit together.
+            ConfigError: the task cannot be.
+        """
+        found, heading = Task.parse(task), {name: step.get(name) for name in HEADING}
+        server_round, phase, hop, part = heading.values()
+        if type(server_round) is not int or not 1 <= server_round <= found.rounds:
+            raise WireError(f"The request is for round {server_round} of {found.rounds}.")
+        stage = found.stage(server_round)
+        if phase != stage.phase.name:
+            raise WireError(
+                f"The request is for phase '{str(phase)[:40]}', but round {server_round} belongs "
+                f"to '{stage.phase.name}'."
+            )
+        numbers = {name: value for name, value in step.items() if name not in HEADING}
+        read = None if exchange is None else Exchange.read(exchange)
+        request = cls(found, server_round, stage, str(hop), str(part), arrays, numbers, read)
+        assert request.contract  # raises if there is none
+        return request
+
+    @classmethod
+    def read(cls, parameters: list[np.ndarray], config: Mapping[str, Any]) -> "Request":
+        """From what Flower hands a NumPyClient; the arrays are not copied."""
+        layouts = json.loads(str(config[MANIFESTS]))
+        packed = {
+            name: Packed(Manifest.parse(text), flat.data)
+            for (name, text), flat in zip(layouts, parameters, strict=True)
+        }
+        step = {k.removeprefix(STEP): v for k, v in config.items() if k.startswith(STEP)}
+        table = {k.removeprefix(EXCHANGE): v for k, v in config.items() if k.startswith(EXCHANGE)}
+        rest = (MANIFESTS, STEP, EXCHANGE)
+        task = {k: v for k, v in config.items() if not k.startswith(rest)}
+        return cls.make(task, step, packed, table or None)
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the model is to be tested, not trained."""
+        return self.hop == "test"
+
+    @property
+    def contract(self) -> Part:
+        """What this request may bring, and what may go back.
+
+        Raises:
+            WireError: the phase has no such hop, or no such part in it.
+        """
+        phase = self.stage.phase
+        found = phase.part(self.hop, self.part)
+        if self.is_test and self.part == "target":
+            found = phase.test
+        if found is None:
+            method = self.task.method
+            raise WireError(
+                f"{method} asks no {self.part[:40]} for '{self.hop[:40]}' in its phase "
+                f"'{phase.name}'; server and site need the same version of fedda."
+            )
+        return found
+
+    @property
+    def layouts(self) -> Any:
+        """From the settings and the run's model, the layouts of what crosses beside the model."""
+        phase = self.stage.phase
+        return (phase.test_layouts if self.is_test else None) or phase.layouts
+
+    @property
+    def begins_phase(self) -> bool:
+        """Whether this is the first round of its phase."""
+        return self.round == self.stage.first
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether this is the first hop of the round in which this part is asked for anything."""
+        hops = self.stage.phase.hops.items()
+        return self.hop == next((name for name, hop in hops if self.part in hop), "")
+
+    @property
+    def steps(self) -> int:
+        """Steps of this round, where the server counts them so that all take equally many.
+
+        Raises:
+            WireError: the request has no such number.
+        """
+        found = self.numbers.get("steps")
+        if type(found) is not int or found < 1:
+            raise WireError("The request says no whole number of steps to take, 1 or more.")
+        return found

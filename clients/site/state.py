@@ -1,0 +1,174 @@
+"""What a site keeps on its own disk between rounds, so that a restart loses nothing.
+
+The optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites, such as
+an encoder that never leaves or a copy of a discriminator. All else is a site's data and what the
+server sends. Kept as safetensors, in the site's state directory, never in Flower's context, which a
+busy node loses silently.
+"""
+
+import glob
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn, optim
+
+from fedda.files import replacing
+from fedda.settings import Task
+
+logger = logging.getLogger("fedda.site")
+
+FILES = 32  # of a kind: the last two rounds of 16 trainings, for a server may begin any number
+NETWORKS = 4  # files of those that come once; a model each
+OPTIMIZER, METHOD = "optimizer", "method"  # kinds, beside those that a method names
+
+
+class Place(Protocol):
+    """A site, as far as its files go: its name, and where they are if it keeps any."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state_dir(self) -> Path | None: ...
+
+
+@dataclass
+class Kept:
+    """Tensors by name, and whatever else JSON can hold; `put` and `get` take parts of them."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, part: str, tensors: dict[str, Tensor]) -> None:
+        """Add copies of tensors under `part/NAME`, on the CPU."""
+        self.tensors |= {f"{part}/{n}": t.detach().cpu().clone() for n, t in tensors.items()}
+
+    def get(self, part: str) -> dict[str, Tensor]:
+        """What was put under a part."""
+        found = {n: t for n, t in self.tensors.items() if n.startswith(f"{part}/")}
+        return {n.removeprefix(f"{part}/"): t for n, t in found.items()}
+
+    def put_optimizer(self, part: str, optimizer: optim.Optimizer) -> None:
+        """Add an optimizer's state."""
+        state = optimizer.state_dict()
+        tensors, plain = {}, {}
+        for index, entries in state["state"].items():
+            for key, value in entries.items():
+                held = tensors if isinstance(value, Tensor) else plain
+                held[f"{index}/{key}"] = value
+        self.put(part, tensors)
+        self.about[part] = {"plain": plain, "groups": state["param_groups"]}
+
+    def get_optimizer(self, part: str) -> dict[str, Any]:
+        """What `load_state_dict` takes."""
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in {**self.get(part), **self.about[part]["plain"]}.items():
+            index, key = name.split("/")
+            # A step would change what is kept.
+            held = value.clone() if isinstance(value, Tensor) else value
+            state.setdefault(int(index), {})[key] = held
+        return {"state": state, "param_groups": self.about[part]["groups"]}
+
+
+def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> None:
+    """Write what is kept after a round, whole or not at all, if the site has a place for it."""
+    if site.state_dir is None:
+        return
+    path = _path(site, task, server_round, what)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
+    rounds = _rounds(site, task, what)
+    # The one before serves a round that is asked for again; a site may have missed some since.
+    last = max((r for r in rounds if r < server_round), default=server_round)
+    for old in rounds:
+        if old not in (last, server_round):
+            _path(site, task, old, what).unlink(missing_ok=True)
+    every = sorted(path.parent.glob(f"*.{what}.safetensors"), key=_age)
+    for old in every[FILES:]:
+        old.unlink(missing_ok=True)
+
+
+def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
+    """What was kept after that round, or None where there is nothing."""
+    path = _path(site, task, server_round, what)
+    if site.state_dir is None or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["fedda"])
+            return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError):
+        logger.warning("what was kept at %s cannot be read", path)
+        return None
+
+
+def load_last(site: Place, task: Task, first: int, server_round: int, what: str) -> Kept | None:
+    """What was kept after that round, or after the last one before it, from `first` on."""
+    if site.state_dir is None:
+        return None
+    found = [r for r in _rounds(site, task, what) if first <= r <= server_round]
+    return load(site, task, max(found), what) if found else None
+
+
+def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
+    """Write a network that comes once in a training; the server then sends the rest alone."""
+    if site.state_dir is None:
+        return
+    path = _path(site, task, "once", what)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
+    with replacing(path) as part:
+        save_file(tensors, part)
+    every = sorted(path.parent.glob(f"*.once.{what}.safetensors"), key=_age)
+    for old in every[NETWORKS:]:
+        old.unlink(missing_ok=True)
+
+
+def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
+    """Read it back into a network -> whether there was one."""
+    path = _path(site, task, "once", what)
+    if site.state_dir is None or not path.is_file():
+        return False
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError):
+        logger.warning("the %s at %s cannot be read", what, path)
+        return False
+    return True
+
+
+def model_path(site: Place, task: Task) -> Path | None:
+    """Where a site that keeps its adapted model to itself writes it, or None."""
+    if site.state_dir is None:
+        return None
+    return site.state_dir / site.name / f"{task.training}.model.safetensors"
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except FileNotFoundError:  # another process of this site has taken it away
+        return 0.0
+
+
+def _rounds(site: Place, task: Task, what: str) -> list[int]:
+    """After which rounds of this training something of a kind was kept."""
+    path = _path(site, task, "*", what)
+    before, after = path.name.split("*")
+    found = [
+        p.name.removeprefix(before).removesuffix(after)
+        for p in path.parent.glob(f"{glob.escape(before)}*{after}")
+    ]
+    return [int(name) for name in found if name.isdigit()]  # else it is another run's name
+
+
+def _path(site: Place, task: Task, server_round: int | str, what: str) -> Path:
+    base = site.state_dir or Path()
+    return base / site.name / f"{task.training}.{server_round}.{what}.safetensors"

@@ -1,0 +1,8 @@
+"""Training against a discriminator of which only gradients are shared, and what these reveal.
+
+discriminators   the discriminators and their losses, each in the halves that two sites compute
+lazy             how a discriminator's copies stay equal while sums are exchanged every p steps
+travelling       the state of a discriminator that travels with the round's model
+attack           an attack on exchanged gradients, which measures what they reveal
+privacy          the differential privacy that noise on exchanged gradients gives
+"""

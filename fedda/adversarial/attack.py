@@ -1,0 +1,348 @@
+"""What exchanged gradients reveal: the closed-form attack, on a trained model's features.
+
+For a unit u of a discriminator's first layer, with v_i the slope of the loss at u for example i,
+
+    weight gradient  sum_i v_i z_i
+    bias gradient    sum_i v_i
+    candidate        the first over the second, a weighted mean of the features z_i
+
+Where ReLU lets only one example through to u, the candidate is that example's feature. The attack
+needs the gradient alone, so the server, which sees what a site sends, could do it.
+
+    z     (N, d)    features of the site's own training examples
+    n     int       examples of a window, over its p steps
+    G     (P,)      sum of the window's p gradients
+    g     (P,)      one gradient
+    gamma float     weight of a critic's penalty; it enters the weights' gradients, not the biases'
+    c     (H, d)    candidates, one per unit that has a bias gradient
+
+An example counts as recovered if a candidate's cosine with its feature is above a threshold.
+Features of a trained encoder resemble each other, so cosines are high without any attack. For
+comparison each feature meets as many guesses as the attack has: H other features of the same data,
+and their mean. The threshold is the best cosine with a guess that one example in a
+hundred exceeds, and at least .999.
+
+This is a lower bound of what leaks. Attacks that optimise, combine windows, or take a critic's
+penalty out of its gradients, find more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedda import plugins
+from fedda.adversarial.discriminators import (
+    HALVES,
+    Discriminator,
+    Half,
+    Loss,
+    Network,
+    count,
+    discriminator_loss,
+    flat_gradient,
+    layout,
+    make_optimizer,
+    set_gradient,
+)
+from fedda.adversarial.lazy import protect
+from fedda.config import TrainConfig, steps_per_window, unflatten, validate
+from fedda.errors import ConfigError, DataError
+from fedda.models import Model, as_inputs, evaluating
+from fedda.train import generator, seed_for
+
+WINDOWS = tuple(2**k for k in range(10))  # examples: 1 to 512
+COSINE = 0.999
+CHANCE = 0.01  # share of the examples that guesses may recover
+MOST = 4096  # features that an audit looks at, drawn at random
+
+# The methods that sum a discriminator's gradients, and its loss; None: the one in their settings.
+LOSSES: dict[str, Loss | None] = {"dils": None, "fdann": "grl", "fwdgrl": "wassda", "mdan": "grl"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's discriminator, and what the run does to its gradient before it leaves a site."""
+
+    method: str = "dils"
+    p: int = 6  # in a run's settings 0 means: as few steps as min_examples needs
+    min_examples: int = 256
+    clip: float = 10.0
+    noise: float = 0.0
+    loss: Loss = "adda"
+    penalty: float = 0.0  # gamma
+    network: Network = field(default_factory=Network)
+
+    def override(self, changes: Mapping[str, Any], sizes: str | None = None) -> "Settings":
+        """The same with some changes; `sizes` are the discriminator's hidden layers."""
+        network = self.network
+        if sizes is not None:
+            values = network.model_dump() | {"sizes": sizes}
+            network = validate(Network, values, "the discriminator")
+        settings = replace(self, **changes, network=network)
+        if settings.noise and not settings.clip:
+            raise ConfigError(
+                "exchange.noise is measured in units of exchange.clip, which is 0; give a clip."
+            )
+        return settings
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any], method: str = "") -> "Settings":
+        """The settings in a run's config.json, with defaults for those it does not have.
+
+        Args:
+            flat: the run's settings.
+            method: the one whose discriminator is audited; by default the run's.
+
+        Raises:
+            ConfigError: the method has no discriminator.
+        """
+        method = method or str(flat.get("method", ""))
+        if method not in LOSSES:
+            problem = f"A run of {method} has no discriminator"
+            if not method:
+                problem = "There is no config.json that says which discriminator the run has"
+            raise ConfigError(
+                f"{problem}, and nothing else can be audited here; {', '.join(LOSSES)} have one: "
+                "give one of them as --method to see what such a run would reveal."
+            )
+        names = ("p", "min_examples", "clip", "noise")
+        exchange = {name: flat.get(f"exchange.{name.replace('_', '-')}") for name in names}
+        given = {name: value for name, value in exchange.items() if value is not None}
+        min_examples = given.get("min_examples", cls.min_examples)
+        batch = flat.get("train.batch-size", TrainConfig().batch_size)
+        given["p"] = given.get("p") or steps_per_window(min_examples, batch)
+        tree = unflatten({k: v for k, v in flat.items() if k.startswith(f"{method}.")})
+        options: Any = validate(plugins.method(method).config, tree.get(method, {}), method)
+        loss = LOSSES[method] or options.loss
+        gamma = options.penalty if HALVES[loss, "target"].critic else 0.0
+        return cls(method, **given, loss=loss, penalty=gamma, network=options.discriminator)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one attack recovered: the share of the examples, and the mean of their best cosines."""
+
+    recovered: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of n examples, attacked in four forms.
+
+    Attributes:
+        examples: n.
+        norm: mean length of G / p in `moving`, to compare with the clip.
+        bare: from the gradient of one batch of n, without a critic's penalty, as if
+            an attacker had taken it out.
+        fixed: from the sum of p gradients, while the discriminator stands still. If p divides n and
+            there is no penalty, that is p times the gradient of `bare`, and reveals as much.
+        moving: from the sum of p gradients, while the discriminator moves as in a run.
+        sent: as `moving`, clipped and with noise as in the run; None: the site refuses to send it.
+    """
+
+    examples: int
+    norm: float
+    bare: Leak
+    fixed: Leak
+    moving: Leak
+    sent: Leak | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All windows, and what to compare them with.
+
+    Attributes:
+        settings: of the run.
+        features: how many features the windows were drawn from.
+        width: d.
+        parameters: P.
+        trials: windows of each size.
+        seed: of every draw.
+        guesses: H, how many other features each feature was compared with.
+        other: what guesses recover: H other features and their mean in place of the attack's
+            candidates; its `recovered` is the share above .999.
+        threshold: cosine above which an example counts as recovered.
+        windows: by size, from one example on.
+    """
+
+    settings: Settings
+    features: int
+    width: int
+    parameters: int
+    trials: int
+    seed: int
+    guesses: int
+    other: Leak
+    threshold: float
+    windows: tuple[Window, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The audit as plain JSON types, its settings under the names that a run gives them."""
+        settings = {k.replace("_", "-"): v for k, v in asdict(self.settings).items()}
+        settings["network"] = self.settings.network.flat()
+        return asdict(self) | {"settings": settings}
+
+
+def audit(z: Tensor, settings: Settings, *, trials: int = 5, seed: int = 0) -> Audit:
+    """Attack windows of every size that there are enough features for.
+
+    Args:
+        z: (N, d) features, as `features` makes them.
+        settings: of the run.
+        trials: windows per size, each with a new discriminator.
+        seed: of every draw.
+
+    Raises:
+        DataError: there are fewer than two features.
+    """
+    if len(z) < 2:
+        raise DataError("There is one feature or none; give data with two examples or more.")
+    guesses = min((*settings.network.hidden, 1)[0], len(z) // 2)
+    cosines = torch.cat([_others(z, guesses, generator(seed, "others", t)) for t in range(trials)])
+    threshold = max(COSINE, float(cosines.quantile(1 - CHANCE)))
+    sizes = [n for n in WINDOWS if n <= len(z)]
+    return Audit(
+        settings=settings,
+        features=len(z),
+        width=z.shape[1],
+        parameters=count(z.shape[1], settings.network.hidden),
+        trials=trials,
+        seed=seed,
+        guesses=guesses,
+        other=_leak(cosines, COSINE),
+        threshold=threshold,
+        windows=tuple(_window(z, n, settings, threshold, trials, seed) for n in sizes),
+    )
+
+
+@torch.no_grad()
+def features(model: Model, x: Tensor, *, seed: int = 0, batch: int = 256) -> Tensor:
+    """The encoder's features of at most MOST examples, in evaluation mode, on the CPU -> (N, d)."""
+    device = next(model.parameters()).device
+    chosen = torch.randperm(len(x), generator=generator(seed, "features"))[:MOST]
+    parts = []
+    with evaluating(model):
+        for some in chosen.split(batch):
+            parts.append(model.features(as_inputs(x[some], device)).flatten(1).cpu())
+    return torch.cat(parts)
+
+
+def candidates(g: Tensor, d: int, sizes: Sequence[int]) -> Tensor:
+    """The first layer's weight gradient divided by its bias gradient, unit by unit -> c (H, d)."""
+    weight, bias = layout(d, sizes).entries[:2]
+    w = g[: weight.size].view(weight.shape)  # (units, d)
+    b = g[weight.size : weight.size + bias.size]  # (units,)
+    return w[b != 0] / b[b != 0, None]
+
+
+def best_cosines(z: Tensor, c: Tensor) -> Tensor:
+    """Each feature's largest cosine with a candidate -> (N,)."""
+    if len(c) == 0:
+        return z.new_zeros(len(z))
+    return (F.normalize(z, dim=1) @ F.normalize(c, dim=1).T).amax(dim=1)
+
+
+def window_gradient(
+    DI: Discriminator,
+    half: Half,
+    steps: Sequence[Tensor],
+    moves: "Moves | None" = None,
+    *,
+    penalty: float = 0.0,
+    draws: torch.Generator | None = None,
+) -> Tensor:
+    """Algorithm 1, line 5: the sum of the gradients of a window's steps -> G (P,).
+
+    Args:
+        DI: the discriminator; it moves after each step unless `moves` is None.
+        half: of the loss.
+        steps: features (n / p, d) of each step.
+        moves: what moves the discriminator; None: it stands still.
+        penalty: gamma of a critic.
+        draws: of the points of the penalty.
+    """
+    G = torch.zeros(sum(w.numel() for w in DI.parameters()))
+    for z in steps:
+        G += flat_gradient(discriminator_loss(half, DI, z, penalty, draws), DI)
+        if moves is not None:
+            set_gradient(DI, moves.g_sync)
+            moves.optimizer.step()
+    return G
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What moves a discriminator during a window: the synchronised gradient of the one before."""
+
+    g_sync: Tensor  # (P,)
+    optimizer: torch.optim.Optimizer
+
+
+def _window(
+    z: Tensor, n: int, settings: Settings, threshold: float, trials: int, seed: int
+) -> Window:
+    attacks = [_attack(z, n, settings, (seed, n, t)) for t in range(trials)]
+
+    def leak(form: str) -> Leak:
+        return _leak(torch.cat([cosines[form] for _, cosines in attacks]), threshold)
+
+    return Window(
+        examples=n,
+        norm=sum(norm for norm, _ in attacks) / trials,
+        bare=leak("bare"),
+        fixed=leak("fixed"),
+        moving=leak("moving"),
+        sent=leak("sent") if n >= settings.min_examples else None,
+    )
+
+
+def _attack(
+    z: Tensor, n: int, settings: Settings, seed: tuple[int, int, int]
+) -> tuple[float, dict[str, Tensor]]:
+    """Attack one window -> the norm of its G / p, and its examples' best cosines (n,) by form."""
+    draws, start = generator("audit", *seed), seed_for("audit", "discriminator", *seed)
+    sizes, d, p = settings.network.hidden, z.shape[1], min(settings.p, n)
+    target, source = (HALVES[settings.loss, role] for role in ("target", "source"))
+
+    def new() -> Discriminator:
+        return Discriminator(d, sizes, seed=start)
+
+    penalised = partial(window_gradient, penalty=settings.penalty, draws=draws)
+
+    def drawn() -> Tensor:
+        return z[torch.randperm(len(z), generator=draws)[:n]]
+
+    window = drawn()  # (n, d)
+    steps = window.tensor_split(p)
+    DI = new()
+    # In the window before, the other site's half is of the same data: no others are here.
+    before = [penalised(DI, half, drawn().tensor_split(p)) for half in (target, source)]
+    moves = Moves((before[0] + before[1]) / (2 * p), make_optimizer(DI, settings.network))
+    mean = penalised(DI, target, steps, moves) / p
+    forms = {
+        "bare": window_gradient(new(), target, [window]),
+        "fixed": penalised(new(), target, steps),
+        "moving": mean,
+        "sent": protect(mean, settings.clip, settings.noise, draws),
+    }
+    cosines = {form: best_cosines(window, candidates(g, d, sizes)) for form, g in forms.items()}
+    return float(mean.norm()), cosines
+
+
+def _others(z: Tensor, guesses: int, draws: torch.Generator) -> Tensor:
+    """The best cosines of up to 512 features with H others and their mean -> (n,)."""
+    order = torch.randperm(len(z), generator=draws)
+    n = min(WINDOWS[-1], len(z) - guesses)
+    others = z[order[n : n + guesses]]  # (H, d)
+    return best_cosines(z[order[:n]], torch.cat([others, others.mean(dim=0, keepdim=True)]))
+
+
+def _leak(cosines: Tensor, threshold: float) -> Leak:
+    return Leak(float((cosines > threshold).float().mean()), float(cosines.mean()))

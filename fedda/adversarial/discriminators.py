@@ -1,0 +1,244 @@
+"""Domain discriminators and their losses, each loss split into the halves that two sites compute.
+
+Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, appendix D.0.1 of the manuscript of 2020: ADDA
+(eqs. 6 to 12), gradient reversal (13), Wasserstein (14 to 16) and CADA. Ganin et al., JMLR 2016,
+https://arxiv.org/abs/1505.07818, for the schedule; Shen et al., AAAI 2018,
+https://arxiv.org/abs/1707.01217, for the gradient penalty.
+
+    d, sizes  ints      features that enter, units of the hidden layers
+    z         (N, d)    features of a batch, z = E(x)
+    v         (N,)      output of the network: logits, DI(z) = sigmoid(v) = probability of the
+                        source; or, for Wasserstein, a critic's values
+    g         (P,)      gradient of a half in all parameters of DI, flat, in state_dict order
+    gamma     float     weight of the gradient penalty
+    q         float     share of the training that is over, 0 to 1
+
+The gradient of a whole loss is the sum of its halves' gradients, so no features need to leave.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn, optim
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedda.config import Section
+from fedda.train import generator
+from fedda.wire import Entry, Kind, Manifest, Role
+
+Loss = Literal["adda", "grl", "wassda", "cada"]
+
+SIZES = r"^([1-9]\d{0,4}(,[1-9]\d{0,4})*)?$"
+
+
+class Network(Section):
+    """A discriminator and how it learns; all its copies in a run stay equal."""
+
+    sizes: str = Field(
+        default="100",
+        pattern=SIZES,
+        description="hidden layers of the discriminator; empty: it is linear",
+    )
+    optimizer: Literal["adam", "sgd"] = Field(
+        default="adam", description="optimizer of the discriminator"
+    )
+    lr: float = Field(default=0.001, gt=0, description="learning rate of the discriminator")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.sizes.split(",") if size)
+
+
+class Reversal(Section):
+    """How strongly encoders learn to deceive the discriminator."""
+
+    strength: float = Field(
+        default=1.0, ge=0, description="weight of the domain loss; cross entropy weighs 1"
+    )
+    schedule: Literal["ganin", "constant"] = Field(
+        default="ganin", description="ganin: the weight grows from 0; constant: it does not"
+    )
+
+    def at(self, q: float) -> float:
+        """The weight when a share q of the training is over -> float."""
+        return self.strength * (reversal(q) if self.schedule == "ganin" else 1.0)
+
+
+def reversal(q: float) -> float:
+    """Ganin et al., section 5.2.2: lambda = 2 / (1 + exp(-10 q)) - 1 -> float in [0, 1)."""
+    return math.tanh(5 * q)
+
+
+# ---- the network -------------------------------------------------------------------------------
+
+
+class Discriminator(nn.Module):
+    """Linear layers with ReLU between them -> (N,).
+
+    Its weights depend on the seed alone, so sites that get the same seed begin with equal copies.
+    torch's global random numbers stay untouched.
+    """
+
+    def __init__(self, d: int, sizes: Sequence[int], seed: int = 0) -> None:
+        super().__init__()
+        draws = generator(seed, "discriminator")
+        layers: list[nn.Module] = []
+        for before, after in pairwise((d, *sizes, 1)):
+            linear = nn.utils.skip_init(nn.Linear, before, after)
+            for parameter in linear.parameters():  # what nn.Linear starts from, but drawn here
+                values = torch.rand(parameter.shape, generator=draws)
+                parameter.data = (2 * values - 1) / math.sqrt(before)
+            layers += [linear, nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.layers(z).squeeze(1)
+
+
+def layout(d: int, sizes: Sequence[int]) -> Manifest:
+    """The layout of a discriminator's packed weights, from its sizes alone."""
+    entries = []
+    for i, (before, after) in enumerate(pairwise((d, *sizes, 1))):
+        entries.append(Entry(f"layers.{2 * i}.weight", "float32", (after, before)))
+        entries.append(Entry(f"layers.{2 * i}.bias", "float32", (after,)))
+    return Manifest(Kind.MODEL, "float32", tuple(entries))
+
+
+def count(d: int, sizes: Sequence[int]) -> int:
+    """How many parameters a discriminator has, the length of its gradient -> P."""
+    return sum(entry.size for entry in layout(d, sizes).entries)
+
+
+def width(model: Manifest) -> int:
+    """How many features enter the head of a model, from its layout alone -> d."""
+    return next(entry.shape[1] for entry in model.entries if entry.name == "head.weight")
+
+
+def make_optimizer(DI: nn.Module, config: Network) -> optim.Optimizer:
+    """The configured optimizer; equal gradients keep equal copies equal."""
+    if config.optimizer == "adam":
+        return optim.Adam(DI.parameters(), lr=config.lr)
+    return optim.SGD(DI.parameters(), lr=config.lr, momentum=config.momentum)
+
+
+def flat_gradient(loss: Tensor, DI: nn.Module) -> Tensor:
+    """Eqs. 11 and 12: the gradient of a half in all parameters of DI -> g (P,)."""
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(DI.parameters()))])
+
+
+def set_gradient(DI: nn.Module, g: Tensor) -> None:
+    """Set the gradients of DI's parameters, for its optimizer, from a flat one (P,)."""
+    parameters = list(DI.parameters())
+    parts = g.to(parameters[0]).split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter).clone()
+
+
+# ---- the losses --------------------------------------------------------------------------------
+
+
+def called_source(v: Tensor) -> Tensor:
+    """Eq. 8, -E log sigmoid(v): small where DI takes z for the source's -> scalar."""
+    return F.softplus(-v).mean()
+
+
+def called_target(v: Tensor) -> Tensor:
+    """Eq. 9, -E log(1 - sigmoid(v)): small where DI takes z for the target's -> scalar."""
+    return F.softplus(v).mean()
+
+
+def low(v: Tensor) -> Tensor:
+    """A critic's mean value, the target's half of eq. 14 -> scalar."""
+    return v.mean()
+
+
+def high(v: Tensor) -> Tensor:
+    """Minus a critic's mean value, the source's half of eq. 14 -> scalar."""
+    return -v.mean()
+
+
+class Half(NamedTuple):
+    """One site's half of the losses, as functions of the values v (N,) of its own samples."""
+
+    discriminator: Callable[[Tensor], Tensor]
+    mapping: Callable[[Tensor], Tensor] | None  # None: this encoder does not move
+    critic: bool = False  # v are not logits, and the discriminator's loss has a gradient penalty
+
+
+# CADA moves both encoders until DI cannot tell them apart; the discriminator's loss is ADDA's. In
+# Zou et al., AAAI 2019, the source's classifier is then trained again on the moved features. Here
+# the collaborator trains its classifier in every step instead, on its current features and without
+# moving the encoder, and the target takes the classifier over. A collaborator without labels, which
+# is an adapted target itself, cannot do so: its classifier stays.
+HALVES: dict[tuple[Loss, Role], Half] = {
+    ("adda", "source"): Half(called_source, None),
+    ("adda", "target"): Half(called_target, called_source),
+    ("grl", "source"): Half(called_source, None),
+    ("grl", "target"): Half(called_target, lambda v: -called_target(v)),
+    ("wassda", "source"): Half(high, None, critic=True),
+    ("wassda", "target"): Half(low, high, critic=True),
+    ("cada", "source"): Half(called_source, called_target),
+    ("cada", "target"): Half(called_target, called_source),
+}
+
+
+def discriminator_loss(
+    half: Half,
+    DI: nn.Module,
+    z: Tensor,
+    gamma: float = 0.0,
+    draws: torch.Generator | None = None,
+) -> Tensor:
+    """Eqs. 8, 9 or this side of 15, as a function of DI alone -> scalar.
+
+    L_grad of eq. 15 is the mean of both sides' penalties, so each half weighs its own by gamma / 2.
+    """
+    z = z.detach()
+    loss = half.discriminator(DI(z))
+    if half.critic and gamma:
+        loss = loss + gamma / 2 * gradient_penalty(DI, z, draws)
+    return loss
+
+
+def mapping_loss(half: Half, DI: nn.Module, z: Tensor) -> Tensor:
+    """Eqs. 10, 13 or 16, as a function of the encoder alone: DI gets no gradient -> scalar."""
+    assert half.mapping is not None
+    return half.mapping(_fixed(DI, z))
+
+
+def reversed_loss(half: Half, DI: nn.Module, z: Tensor) -> Tensor:
+    """Ganin et al.'s reversal layer: minus this side's half, for its encoder -> scalar.
+
+    For a critic this is the encoder's side of Shen et al.'s minimax, which has no penalty.
+    """
+    return -half.discriminator(_fixed(DI, z))
+
+
+def _fixed(DI: nn.Module, z: Tensor) -> Tensor:
+    return functional_call(DI, {n: w.detach() for n, w in DI.named_parameters()}, (z,))
+
+
+def gradient_penalty(DI: nn.Module, z: Tensor, draws: torch.Generator | None = None) -> Tensor:
+    """Shen et al.: mean of (|grad DI(u)| - 1)^2 over points u between z's own pairs -> scalar.
+
+    Their u are a source's samples, a target's, and points between the two. Here no site has both
+    sides' features, so each site takes u = e z_i + (1 - e) z_j, with random partners j of its own
+    and e uniform. That keeps DI's slope near 1 within each domain, but not in a gap between the
+    domains: there the distance of eq. 14 can come out larger than with their u.
+    """
+    partner = torch.randperm(len(z), generator=draws).to(z.device)
+    e = torch.rand(len(z), 1, generator=draws).to(z)
+    u = (e * z + (1 - e) * z[partner]).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(DI(u).sum(), u, create_graph=True)  # (N, d)
+    return ((slope.norm(dim=1) - 1) ** 2).mean()
+
+
+def accuracy(v: Tensor, role: Role) -> float:
+    """Share of a side's logits on its own side of 0; 1/2 on both sides is the goal -> float."""
+    return float(((v > 0) == (role == "source")).float().mean())

@@ -1,0 +1,211 @@
+"""Lazy synchronisation of a discriminator's copies, as in DILS.
+
+Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1, lines 5 and 8 to 11, and eq. 27
+(numbers as in the manuscript of 2020).
+
+    p       int    steps of a window; the window's sum is exchanged in the last of them
+    g       (P,)   gradient of this site's half of the loss in one step, flat
+    G       (P,)   buffer: the sum of g over the window so far
+    g_sync  (P,)   the gradient that moves every copy: the sum of all members' G / (halves p)
+    n       int    steps so far, over all rounds
+
+Every site applies the latest g_sync in every step, also between exchanges, and never its own g. So
+copies that start equal stay equal. With overlap, a sum travels while the next window is computed,
+and is used from the last step of that window on: one window later, but no site waits for it.
+
+A gradient over few examples reveals their features. So a window over too few examples is never
+sent. The gradient that is sent, G / p, is clipped in length and may carry noise.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedda.errors import ExchangeError, NotFiniteError
+
+Flat = NDArray[np.float32]
+
+
+class Summing(Protocol):
+    """The connection of a site to the exchange (`fedda.exchange.Stream`)."""
+
+    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
+        """Send a gradient, and wait for the sum over all members."""
+        ...
+
+    def send(self, group: str, gradient: Flat, examples: int) -> None:
+        """Send a gradient; its sum is received later."""
+        ...
+
+    def receive(self, group: str) -> Flat:
+        """Wait for the sum of the gradient sent last."""
+        ...
+
+
+def syncs(done: int, steps: int, p: int) -> int:
+    """How many of the `steps` that follow the first `done` are sync-up steps, n % p == 0 -> int."""
+    return (done + steps) // p - done // p
+
+
+def protect(
+    g: Tensor, clip: float = 0.0, noise: float = 0.0, draws: torch.Generator | None = None
+) -> Tensor:
+    """Abadi et al., 2016: g / max(1, |g| / clip) + N(0, (noise clip)^2) -> (P,).
+
+    Args:
+        g: (P,) the gradient that is to leave the site.
+        clip: its greatest length; 0: any length.
+        noise: standard deviation per value, in units of `clip`.
+        draws: makes the noise repeatable; None: fresh noise, seeded by the operating system. It
+            must be None for a gradient that leaves: whoever knows the seed can subtract the noise,
+            and only 32 bits of torch's seeds count, few enough to try them all.
+    """
+    if not clip:
+        return g
+    g = g * (clip / g.norm().clamp(min=clip))
+    if noise:
+        if draws is None:
+            blur = torch.from_numpy(np.random.default_rng().standard_normal(g.shape, np.float32))
+        else:
+            blur = torch.randn(g.shape, generator=draws)
+        g = g + noise * clip * blur.to(g)
+    return g
+
+
+class LazySync:
+    """One site's part in one group: buffers gradients, and gives the one to move its copy by.
+
+    Args:
+        stream: to the exchange; it may be replaced by another between two steps.
+        group: name of the group.
+        p: steps per window, at least 1.
+        halves: how many halves of a loss the members' sum has: 2, a source's and a target's.
+        overlap: let a sum travel while the next window is computed.
+        clip: greatest length of a window's mean gradient; 0: any length.
+        noise: on the gradient that is sent, in units of `clip`.
+        min_examples: that a window must be over, counted over its p steps.
+        draws: of the noise, for tests; by default the noise cannot be repeated (`protect`).
+    """
+
+    def __init__(
+        self,
+        stream: Summing,
+        group: str,
+        p: int,
+        *,
+        halves: int = 2,
+        overlap: bool = False,
+        clip: float = 0.0,
+        noise: float = 0.0,
+        min_examples: int = 1,
+        draws: torch.Generator | None = None,
+    ) -> None:
+        assert p >= 1 and halves >= 1
+        assert clip or not noise, "noise is measured in units of clip"
+        self.stream = stream
+        self.group = group
+        self.p = p
+        self._halves = halves
+        self._overlap = overlap
+        self._clip = clip
+        self._noise = noise
+        self._min_examples = min_examples
+        self._draws = draws
+        self._n = 0
+        self._examples = 0
+        self._buffer: Tensor | None = None
+        self._g_sync: Tensor | None = None
+        self._arrived: Tensor | None = None  # g_sync that only the next sync-up step may use
+        self._travelling = False
+
+    @property
+    def steps(self) -> int:
+        """N, the steps so far."""
+        return self._n
+
+    def step(self, g: Tensor, examples: int) -> Tensor | None:
+        """Lines 5 and 8 to 11: buffer this step's gradient -> g_sync (P,), None before the first.
+
+        Args:
+            g: (P,), on any device.
+            examples: how many examples g is over.
+
+        Raises:
+            ExchangeError: the window is over too few examples, or the exchange ended.
+            NotFiniteError: the window's gradient is not finite.
+        """
+        g = g.detach()
+        self._buffer = g.clone() if self._buffer is None else self._buffer + g
+        self._examples += examples
+        self._n += 1
+        if self._n % self.p == 0:
+            self._exchange(self._buffer)
+            self._buffer, self._examples = None, 0
+        return self._g_sync
+
+    def _exchange(self, G: Tensor) -> None:
+        if self._examples < self._min_examples:
+            raise ExchangeError(
+                f"A sum of gradients over {self._examples} examples would have left this site, but "
+                f"it takes {self._min_examples}: fewer reveal their features. Raise exchange.p or "
+                "train.batch-size."
+            )
+        mean = G / self.p
+        if not mean.norm().isfinite():
+            raise NotFiniteError(
+                "The discriminator's gradient is not finite; lower the learning rates."
+            )
+        mean = protect(mean, self._clip, self._noise, self._draws)
+        frame = mean.to("cpu", torch.float32).numpy()
+        if not self._overlap:
+            self._g_sync = self._share(self.stream.swap(self.group, frame, self._examples)).to(G)
+            return
+        self.settle()
+        if self._arrived is not None:
+            self._g_sync, self._arrived = self._arrived.to(G), None
+        self.stream.send(self.group, frame, self._examples)
+        self._travelling = True
+
+    def settle(self) -> None:
+        """Wait for the sum that still travels; the next sync-up step will use it."""
+        if self._travelling:
+            self._arrived = self._share(self.stream.receive(self.group))
+            self._travelling = False
+
+    def _share(self, total: Flat) -> Tensor:
+        return torch.tensor(total) / self._halves
+
+    @property
+    def latest(self) -> Tensor | None:
+        """The g_sync of the last sum, from which another site goes on.
+
+        With overlap no step here has used it yet.
+        """
+        return self._g_sync if self._arrived is None else self._arrived
+
+    def begin(self, g_sync: Tensor) -> None:
+        """Use an earlier g_sync until the first sum of this object arrives."""
+        self._g_sync = g_sync
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round needs, as tensors on the CPU; first waits for a sum on its way.
+
+        Training that stops here and goes on elsewhere from this state gives the same result.
+        """
+        self.settle()
+        tensors = {"buffer": self._buffer, "sync": self._g_sync, "arrived": self._arrived}
+        present = {name: t.cpu().clone() for name, t in tensors.items() if t is not None}
+        return {"counts": torch.tensor([self._n, self._examples])} | present
+
+    def restore(self, state: Mapping[str, Tensor], device: Any = "cpu") -> None:
+        """Go on from an earlier `state`."""
+        self._n, self._examples = (int(n) for n in state["counts"])
+        tensors = {name: t.to(device, copy=True) for name, t in state.items()}
+        self._buffer = tensors.get("buffer")
+        self._g_sync = tensors.get("sync")
+        self._arrived = tensors.get("arrived")
+        self._travelling = False

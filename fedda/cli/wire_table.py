@@ -1,0 +1,87 @@
+"""What crosses the wire in each method, as a table read from the contracts that the code checks."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from fedda import plugins
+from fedda.wire import Kind, Part, Rule
+
+
+class Crossing(NamedTuple):
+    """One kind of request, and its reply.
+
+    Attributes:
+        part: that the site plays.
+        when: the phase, and the hop where it has another name; `test` for the test of a round.
+        enters: arrays and numbers that the site accepts.
+        leaves: arrays, numbers and sums of gradients that it may send.
+    """
+
+    part: str
+    when: str
+    enters: str
+    leaves: str
+
+
+def of_method(method: str) -> list[Crossing]:
+    """All that a method's contracts list; brackets stand around what is not always there."""
+    phases = plugins.method(method).phases
+    found = []
+    for phase in phases:
+        for hop, parts in phase.hops.items():
+            when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
+            found += [_crossing(name, when, part) for name, part in parts.items()]
+    tests: list[tuple[str, Part]] = []  # each with the first phase that has it
+    for phase in phases:
+        if all(phase.test != test for _, test in tests):
+            tests.append((phase.name, phase.test))
+    for name, test in tests:
+        when = "test" if len(tests) == 1 else f"{name}: test"
+        found.append(_crossing("target", when, test))
+    return found
+
+
+def _crossing(name: str, when: str, part: Part) -> Crossing:
+    leaves = [_text(part.leaves)]
+    leaves += [f"sums of gradients: {_listed(sorted(part.gradients))}"] if part.gradients else []
+    return Crossing(name, when, _text(part.enters), "; ".join(leaves))
+
+
+def table() -> str:
+    """Markdown of all methods; those with the same line share it."""
+    lines: dict[Crossing, list[str]] = {}
+    for method in plugins.methods():
+        for crossing in of_method(method):
+            lines.setdefault(crossing, []).append(method)
+    rows = ["| method | part | when | enters | leaves |", "| --- | --- | --- | --- | --- |"]
+    rows += [
+        f"| {', '.join(names)} | {' | '.join(crossing)} |"
+        for crossing, names in _parts_together(lines)
+    ]
+    return "\n".join(rows)
+
+
+def _parts_together(
+    lines: Mapping[Crossing, list[str]],
+) -> Iterator[tuple[Crossing, list[str]]]:
+    """One line for two parts where theirs are the same, of the same methods."""
+    for crossing, names in lines.items():
+        others = [crossing._replace(part=p) for p in ("source", "collaborator", "target")]
+        alike = [other for other in others if lines.get(other) == names]
+        if crossing == alike[0]:
+            yield crossing._replace(part=", ".join(other.part for other in alike)), names
+
+
+def _text(rule: Rule) -> str:
+    arrays = [_named(name, kind) for name, kind in rule.arrays.items()]
+    arrays += [f"[{_named(name, kind)}]" for name, kind in rule.optional.items()]
+    parts = [", ".join(arrays), _listed(sorted(rule.numbers))]
+    return "; ".join(part for part in parts if part) or "nothing"
+
+
+def _named(name: str, kind: Kind) -> str:
+    return f"`{name}`" if name == kind else f"`{name}` ({kind})"
+
+
+def _listed(names: list[str]) -> str:
+    return f"`{', '.join(names)}`" if names else ""

@@ -1,0 +1,153 @@
+"""The progress of a comparison: a bar on a terminal, a few plain lines anywhere else."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from fedda.results.progress import clock
+from fedda.results.read import counted, printable
+
+from .plan import Cell
+
+_AT_LEAST = 60.0  # seconds without output after which a plain line shows the progress
+
+
+class Display:
+    """Shows a comparison's trainings; give it to `Plan.run` as `notify`, inside its `with` block.
+
+    Args:
+        rounds: every cell and its number of rounds.
+        done: cells that an earlier try finished.
+        jobs: trainings at a time.
+        accuracy: gives a finished cell's accuracy, or None where nothing was tested.
+        console: where to write, by default to stdout.
+        watch: gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        rounds: Mapping[Cell, int],
+        done: Sequence[Cell],
+        jobs: int,
+        accuracy: Callable[[Cell], float | None],
+        console: Console | None = None,
+        watch: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console()
+        self._rounds = rounds
+        self._jobs = jobs
+        self._accuracy = accuracy
+        self._watch = watch
+        self._finished = set(done)
+        self._running: dict[Cell, int] = {}  # each cell at work, and how many rounds it has done
+        self._began: dict[Cell, float] = {}
+        self._round_began: dict[Cell, float] = {}
+        self._seconds: dict[str, list[float]] = {}  # by variant, of every round seen
+        self._last_line = watch()
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=max(sum(rounds.values()), 1), left="")
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(
+                get_renderable=lambda: Group(self._bar, *self._status()),
+                console=self.console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        before = f", {len(self._finished)} of them done before" if self._finished else ""
+        at_once = f", {self._jobs} at a time" if self._jobs > 1 else ""
+        self._say(f"{counted(len(self._rounds), 'training')}{before}{at_once}")
+        self._update()
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, what: str, cell: Cell, value: Any) -> None:
+        """Show one thing that happened to a cell."""
+        now = self._watch()
+        if what == "begin":
+            self._began[cell] = self._round_began[cell] = now
+            self._running[cell] = value
+        elif what == "round":
+            seconds = self._seconds.setdefault(cell.variant.name, [])
+            seconds.append(now - self._round_began.get(cell, now))
+            self._round_began[cell] = now
+            self._running[cell] = value
+        else:
+            self._done(cell, value, now)
+        if not self._live and now - self._last_line >= _AT_LEAST:
+            going = "; ".join(text.plain for text in self._status())
+            self._say(f"  {', '.join(filter(None, (going, self._left())))}")
+        self._update()
+
+    def _done(self, cell: Cell, error: str | None, now: float) -> None:
+        self._running.pop(cell, None)
+        self._finished.add(cell)
+        took = clock(now - self._began.get(cell, now))
+        if error is not None:
+            self._say(f"{self._count()} {title(cell)}: failed: {error}", "yellow")
+            return
+        accuracy = self._accuracy(cell)
+        outcome = "no tests" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+        rest = "" if self._live else self._left()
+        line = ", ".join(filter(None, (outcome, took, rest)))
+        self._say(f"{self._count()} {title(cell)}: {line}")
+
+    def _count(self) -> str:
+        return f"{len(self._finished)}/{len(self._rounds)}"
+
+    def _status(self) -> list[Text]:
+        """A line for every cell at work: its name and its round."""
+        return [
+            Text(printable(f"{title(cell)}: round {done}/{self._rounds[cell]}"), style="dim")
+            for cell, done in self._running.items()
+        ]
+
+    def _left(self) -> str:
+        """Time until all cells are trained, from each variant's mean seconds per round so far."""
+        every = [s for each in self._seconds.values() for s in each]
+        open_cells = [c for c in self._rounds if c not in self._finished]
+        if not every or not open_cells:
+            return ""
+        usual, seconds = sum(every) / len(every), 0.0
+        for cell in open_cells:
+            own = self._seconds.get(cell.variant.name)
+            pace = sum(own) / len(own) if own else usual
+            seconds += (self._rounds[cell] - self._running.get(cell, 0)) * pace
+        return f"about {clock(seconds / min(self._jobs, len(open_cells)))} left"
+
+    def _update(self) -> None:
+        rounds = sum(self._rounds[c] for c in self._finished) + sum(self._running.values())
+        count = f"{self._count()} trainings"
+        self._bar.update(self._task, description=count, completed=rounds, left=self._left())
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False)
+        self._last_line = self._watch()
+
+
+def title(cell: Cell) -> str:
+    """A cell's name for people."""
+    return f"{cell.variant.name} → {cell.target}, seed {cell.seed}"

@@ -1,0 +1,292 @@
+"""The trainings of a comparison: each is run once, and its results are kept for the next time."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from fedda import plugins
+from fedda.config import Flat
+from fedda.data import describe
+from fedda.errors import RunError
+from fedda.halves import load
+from fedda.results.read import RESULTS, begun
+from fedda.settings import RunConfig, defaults, lasting
+
+from . import workers
+from .cells import Cell, Notify
+from .variants import Variant
+
+CELLS = "cells"  # the folder of all cells, in OUT
+SETTINGS, FACTS = (
+    "config.json",
+    "cell.json",
+)  # in a cell's folder: its settings, its notes
+_described = cache(describe)  # cached, as describing reads the header of every image
+
+
+@dataclass(frozen=True)
+class Score:
+    """The results of a finished cell. Accuracies are None if the target has no labelled tests."""
+
+    variant: str
+    target: str
+    seed: int
+    last: float | None  # accuracy after the last round
+    selected: (
+        float | None
+    )  # accuracy after the round with the highest infomax, chosen without labels
+    selected_round: int | None
+    seconds: float
+    bytes: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a comparison.
+
+    Args:
+        data: a folder with one folder or `.npz` per domain.
+        out: the folder of all results.
+        variants: what is compared.
+        targets: the domains to adapt to, one per cell; all other domains are its sources.
+        seeds: every variant is trained with each.
+        settings: flat settings that all variants share; a variant's own override them.
+        poison: percent of flipped labels by source, for all variants.
+        engine: `process`, or `ray` for Flower's simulation engine.
+        threads: CPU threads of a training.
+    """
+
+    data: Path
+    out: Path
+    variants: Sequence[Variant]
+    targets: Sequence[str]
+    seeds: Sequence[int]
+    settings: Flat = field(default_factory=dict)
+    poison: Mapping[str, float] = field(default_factory=dict)
+    engine: Literal["process", "ray"] = "process"
+    threads: int = 1
+
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed: an interrupted comparison has complete tables of fewer seeds."""
+        every = (Cell(v, t, s) for s in self.seeds for t in self.targets for v in self.variants)
+        return list(dict.fromkeys(every))
+
+    def config(self, cell: Cell) -> RunConfig:
+        """The settings of one cell's run.
+
+        Raises:
+            ConfigError: its settings contradict each other.
+        """
+        own = {
+            "run.name": cell.name,
+            "run.dir": str(self.out / CELLS),
+            "run.seeds": str(cell.seed),
+            "run.baseline": "",
+            "track.tensorboard": False,  # its files would be removed with the checkpoints
+        }
+        others = tuple(f"{m}." for m in plugins.methods() if m != cell.variant.method)
+        shared = {k: v for k, v in self.settings.items() if not k.startswith(others)}
+        return RunConfig.parse({**shared, **cell.variant.flat(), **own})
+
+    def sites(self, cell: Cell) -> list[dict[str, Any]]:
+        """The sites of one cell.
+
+        Raises:
+            RunError: the data have no such target, or no such site to poison.
+        """
+        poison = {
+            site: percent
+            for site, percent in {**self.poison, **cell.variant.poison}.items()
+            if site != cell.target and site not in cell.variant.without
+        }
+        sites = load("server", "simulation").folders(self.data, cell.target, poison, self.threads)
+        return [
+            {**site, "notes": False} for site in sites if site["name"] not in cell.variant.without
+        ]
+
+    def folder(self, cell: Cell) -> Path:
+        """Where a cell's run is kept."""
+        return self.out / CELLS / cell.name
+
+    def results(self, cell: Cell) -> dict[str, Any] | None:
+        """A cell's results, or None if it has not finished.
+
+        Raises:
+            RunError: the cell was run with other settings, or its results cannot be read.
+        """
+        results = _read(self.folder(cell) / RESULTS)
+        if results is not None:
+            self._check_settings(cell, results.get("config"))
+        return results
+
+    def _check_settings(self, cell: Cell, flat: Any) -> None:
+        """Refuse to go on if a cell's folder is of a run with the other settings `flat`."""
+        if not isinstance(flat, dict):
+            raise RunError(f"{self.folder(cell)} is damaged; remove it.")
+        methods = [cell.variant.method]
+        wanted, used = (lasting(f, methods) for f in (self.config(cell).flat(), flat))
+        usual = defaults()  # an older version's results lack the settings added since
+        self._check_same(cell, wanted, {k: used.get(k, usual.get(k)) for k in {*wanted, *used}})
+
+    def _check_same(self, cell: Cell, wanted: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+        for key in sorted({*wanted, *used}):
+            if wanted.get(key) != used.get(key):
+                raise RunError(
+                    f"{self.folder(cell)} was run with {key} {used.get(key)!r}, not "
+                    f"{wanted.get(key)!r}; choose another --out, or remove that folder."
+                )
+
+    def note(self, cell: Cell, sites: Sequence[Mapping[str, Any]]) -> None:
+        """Save what a cell is trained with beyond its settings: sites, poison, threads, engine."""
+        about = _about(sites) | {"threads": self.threads, "engine": self.engine}
+        (self.folder(cell) / FACTS).write_text(json.dumps(about))
+
+    def noted(self, cell: Cell) -> dict[str, Any]:
+        """What `note` saved for a cell; empty if it saved nothing."""
+        return _read(self.folder(cell) / FACTS) or {}
+
+    def untested(self) -> list[str]:
+        """The targets of unfinished cells that have no labelled tests."""
+        open_cells = {c.target: c for c in self.cells() if self.results(c) is None}
+        targets = [
+            site for c in open_cells.values() for site in self.sites(c) if site["role"] == "target"
+        ]
+        return [s["name"] for s in targets if not _described(s["data"], "target").test]
+
+    def scores(self) -> list[Score]:
+        """The scores of the finished cells."""
+        scores = []
+        for cell in self.cells():
+            results = self.results(cell)
+            if results is None:
+                continue
+            (training,) = results["trainings"][cell.variant.method]
+            scores.append(
+                Score(
+                    cell.variant.name,
+                    cell.target,
+                    cell.seed,
+                    training["final_accuracy"],
+                    training["selected_accuracy"],
+                    training["selected_round"],
+                    training["seconds"],
+                    sum(training["bytes"].values()),
+                    training["rounds"][-1].get("weights", {}),
+                )
+            )
+        return scores
+
+    def begin(self) -> None:
+        """Make the folder OUT, or check that the comparison in it is of the same data.
+
+        Raises:
+            RunError: it is of other data, or OUT cannot be written.
+        """
+        path, wanted = self.out / "comparison.json", {"data": str(self.data.resolve())}
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if path.is_file():
+                present = json.loads(path.read_text())
+                if present != wanted:
+                    raise RunError(
+                        f"{self.out} compares methods on {present['data']}, not on "
+                        f"{wanted['data']}; choose another --out."
+                    )
+            else:
+                path.write_text(json.dumps(wanted))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.out} cannot be used ({error}); choose another --out.") from None
+
+    def check(self) -> None:
+        """Find, before the first training, whatever would make one of them fail.
+
+        Raises:
+            ConfigError: settings contradict each other.
+            DataError: a domain cannot be read, or a source has no labels.
+            RosterError: the domains cannot form a run, for example because their classes differ.
+            RunError: the data have no such sites, or OUT holds other trainings.
+        """
+        names = Counter(v.name for v in dict.fromkeys(self.variants))
+        if same := next((n for n, count in names.items() if count > 1), None):
+            raise RunError(f"Two variants are called '{same}'; give one of them another label.")
+        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
+        if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
+            raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
+        for cell in self.cells():
+            sites = self.sites(cell)
+            if begun(self.folder(cell)):
+                wanted, used = _about(sites), self.noted(cell)
+                self._check_same(cell, wanted, {k: used.get(k, v) for k, v in wanted.items()})
+                self._check_settings(cell, _read(self.folder(cell) / SETTINGS))
+            if self.results(cell) is None:
+                load("server", "simulation").rehearse(self.config(cell), sites, _described)
+
+    def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
+        """Train the unfinished cells -> errors by cell; a failed cell does not stop the others.
+
+        Args:
+            jobs: trainings at a time, each in a process of its own if more than one.
+            notify: called when a training begins, after every round and at the end.
+
+        Raises:
+            FeddaError: as for `check`, or a process cannot be started.
+        """
+        if jobs > 1 and self.engine == "ray":
+            raise RunError("Flower's simulation uses all cores by itself; give --jobs 1 with it.")
+        self.check()
+        self.begin()
+        open_cells = [cell for cell in self.cells() if self.results(cell) is None]
+        failed: dict[Cell, str] = {}
+
+        def listen(what: str, cell: Cell, value: Any) -> None:
+            if what == "done" and value is not None:
+                failed[cell] = value
+            notify(what, cell, value)
+
+        # Flower allows one simulation per process, so each gets a process of its own.
+        if jobs == 1 and self.engine == "process":
+            for cell in open_cells:
+                workers.train(self, cell, listen)
+        elif open_cells:
+            workers.in_parallel(self, open_cells, min(jobs, len(open_cells)), listen)
+        return failed
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if the file does not exist."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); remove {path.parent}.") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged; remove {path.parent}.")
+    return content
+
+
+def domains(data: Path) -> list[str]:
+    """The names of a folder's domains.
+
+    Raises:
+        RunError: the folder does not exist.
+    """
+    if not data.is_dir():
+        raise RunError(f"{data} is not a folder; give one that holds a folder per domain.")
+    names = [
+        path.stem if path.suffix == ".npz" else path.name
+        for path in sorted(data.iterdir())
+        if path.suffix == ".npz" or path.is_dir()
+    ]
+    return [n for n in dict.fromkeys(names) if not n.startswith(".")]
+
+
+def _about(sites: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The names of the sites, and the percent of wrong labels of those that have any."""
+    poison = {s["name"]: s["poison"] for s in sites if s["poison"]}
+    return {"sites": [s["name"] for s in sites], "poison": poison}

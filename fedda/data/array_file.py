@@ -1,0 +1,147 @@
+"""A site whose data are one .npz file: which arrays are its training and its test set."""
+
+from pathlib import Path
+
+import torch
+
+from fedda.data.npz import Npz
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.unify import AnySet, conform
+from fedda.errors import DataError
+
+
+class ArrayFile:
+    """One site's .npz file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+        with Npz(self.path) as npz:
+            x = _train(npz)
+            y, classes = _source_labels(npz, x)
+            _source_test_labels(npz, x, classes)
+            train = Labelled(npz.examples(x), y, classes)
+        return _fitted(train, channels, size, progress)
+
+    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+        with Npz(self.path) as npz:
+            train = Unlabelled(npz.examples(_train(npz)))
+        return _fitted(train, channels, size, progress)
+
+    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+        with Npz(self.path) as npz:
+            y = _test_labels(npz, _train(npz))
+            if y is None:
+                return None
+            test = Labelled(npz.examples("x_test"), y, npz.classes("y_test", y))
+        return _fitted(test, channels, size, progress)
+
+    def describe(self, role: Role) -> Description:
+        warnings = []
+        with Npz(self.path) as npz:
+            x = _train(npz)
+            n, *shape = npz.shape(x)
+            counts: dict[str, int] = {}
+            if role == "source":
+                y, classes = _source_labels(npz, x)
+                y_test = _source_test_labels(npz, x, classes)
+                numbers = torch.bincount(y, minlength=len(classes)).tolist()
+                counts = dict(zip(classes, numbers, strict=True))
+                if absent := [name for name, number in counts.items() if number == 0]:
+                    warnings.append(
+                        f"the training set has no example of the class {listed(absent)}"
+                    )
+                if len(classes) - len(absent) == 1:
+                    warnings.append("there is one class only")
+            else:
+                y_test = _test_labels(npz, x)
+                classes = () if y_test is None else npz.classes("y_test", y_test)
+            if npz.has("x_test"):
+                warnings += _test_warnings(npz, (n, *shape))
+            used = {"classes", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
+            if unused := [key for key in npz.keys if key not in used]:
+                warnings.append(f"{self.path}: these arrays are passed over: {listed(unused)}")
+        return Description(
+            path=self.path,
+            role=role,
+            kind="image" if len(shape) == 3 else "vector",
+            shape=tuple(shape),
+            train=n,
+            test=0 if y_test is None else len(y_test),
+            classes=classes,
+            counts=counts,
+            warnings=tuple(warnings),
+        )
+
+
+def _fitted(examples: AnySet, channels: int, size: int, progress: Progress | None) -> AnySet:
+    examples = conform(examples, channels, size)
+    if progress:
+        progress(len(examples), len(examples))
+    return examples
+
+
+def _train(npz: Npz) -> str:
+    """The name of the array of training examples, "x_train" or "x"."""
+    names = [x for x in ("x_train", "x") if npz.has(x)]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise DataError(
+            f"{npz.path} has both x_train and x, and only one can be the training set: "
+            f"keep x_train, y_train, x_test, y_test, or keep x, y"
+        )
+    raise DataError(
+        f"{npz.path} has no training examples; found: {listed(npz.keys, 12) or 'nothing'}; "
+        f"needed: x_train, y_train, x_test, y_test, or x, y (a target needs no y), or the CSR "
+        f"pieces x_train_data, x_train_indices, x_train_indptr, x_train_shape"
+    )
+
+
+def _source_labels(npz: Npz, x: str) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """A source's training labels and class names."""
+    name = f"y{x[1:]}"
+    if name not in npz.keys:
+        raise DataError(
+            f"{npz.path} has {x} but no {name} (found: {listed(npz.keys, 12)}), but a source "
+            f"needs labels: add {name}, or let the site be a target (--role target)"
+        )
+    y = npz.labels(name, npz.shape(x)[0])
+    return y, npz.classes(name, y)
+
+
+def _test_labels(npz: Npz, x: str) -> torch.Tensor | None:
+    """The test labels, or None without a labelled test set; another shape is refused."""
+    if not npz.has("x_test") or "y_test" not in npz.keys:
+        return None
+    train, test = npz.shape(x)[1:], npz.shape("x_test")[1:]
+    if len(train) != len(test) or (len(train) == 1 and train != test):
+        raise DataError(
+            f"examples in {npz.path} have the shape {train} in {x}, but {test} in x_test: "
+            f"the same is needed in both; save the arrays again with one shape"
+        )
+    return npz.labels("y_test", npz.shape("x_test")[0])
+
+
+def _source_test_labels(npz: Npz, x: str, classes: tuple[str, ...]) -> torch.Tensor | None:
+    """As `_test_labels`; every label must be one of the training classes."""
+    y = _test_labels(npz, x)
+    if y is not None and int(y.max()) >= len(classes):
+        raise DataError(
+            f"y_test in {npz.path} has the class {int(y.max())}, which the training set does not "
+            f"have (its classes are 0 to {len(classes) - 1}): remove these test examples, or add "
+            f"training examples of it"
+        )
+    return y
+
+
+def _test_warnings(npz: Npz, train: tuple[int, ...]) -> list[str]:
+    if "y_test" not in npz.keys:
+        return [f"{npz.path} has x_test but no y_test: nothing is evaluated at this site"]
+    if npz.shape("x_test")[1:] != train[1:]:
+        return [
+            f"one test example is {npz.shape('x_test')[1:]} and one training example {train[1:]} "
+            f"(channels, height, width): a run needs input.channels and input.size to use both"
+        ]
+    return []

@@ -1,0 +1,120 @@
+"""Examples for a trained model: all at a path, with their names, in a fixed order, in batches."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedda.data.array_file import ArrayFile
+from fedda.data.image_folder import ImageFolder, listing
+from fedda.data.load import open_site
+from fedda.data.npz import Npz
+from fedda.data.pixels import EXTENSIONS, read_images
+from fedda.data.reader import Reader
+from fedda.data.sets import Unlabelled, listed
+from fedda.data.unify import conform
+from fedda.errors import DataError
+
+Named = tuple[list[str], Unlabelled]
+
+_ARRAYS = ("x_train", "x_test", "x")
+
+
+def stream(path: str | Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+    """Yield batches of names and examples in the model's shape; labels are not read.
+
+    An image is named by its path within the folder. Every folder in it is read, `train/` and
+    `test/` too: first a folder's own images, sorted by name, then the folders in it. A row of an
+    .npz file is named by its number from 0; if there are several arrays, by array and number, as
+    `x_train/0`. A reader of another package gives what a target would train on, named by number.
+
+    Args:
+        path: an image folder, an .npz file, a folder that holds exactly one .npz file, or what a
+            reader of another package takes.
+        shape: of one example, (channels, H, W) or (d,). Images are converted to it as in a run.
+        batch: examples at a time.
+
+    Raises:
+        DataError: there are no examples, or they cannot be read or do not fit the shape.
+    """
+    site = open_site(path)
+    if isinstance(site, ArrayFile):
+        yield from _rows(site.path, shape, batch)
+    elif isinstance(site, ImageFolder):
+        yield from _images(site, shape, batch)
+    else:
+        yield from _others(site, Path(path), shape, batch)
+
+
+def _rows(path: Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+    with Npz(path) as npz:
+        arrays = [x for x in _ARRAYS if npz.has(x)]
+        if not arrays:
+            raise DataError(
+                f"{path} has no examples; found: {listed(npz.keys, 12) or 'nothing'}; needed: "
+                f"x, or x_train, x_test, or their CSR pieces"
+            )
+        for x in arrays:  # all arrays, before the first row is yielded
+            _check(f"{x} in {path} has", npz.shape(x)[1:], shape)
+        for x in arrays:
+            prefix, start = f"{x}/" if len(arrays) > 1 else "", 0
+            for rows in npz.examples(x).split(batch):
+                names = [f"{prefix}{start + i}" for i in range(len(rows))]
+                start += len(rows)
+                yield names, _fitted(Unlabelled(rows), shape)
+
+
+def _images(site: ImageFolder, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+    files = list(_walk(site.path))
+    if not files:
+        raise DataError(
+            f"{site.path} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"
+        )
+    _check(f"{site.path} holds", (3, 0, 0), shape)
+    channels, height, width = shape
+    for start in range(0, len(files), batch):
+        chunk = files[start : start + batch]
+        # Images are resized to squares only; for a model of another shape they must have its size.
+        x = read_images(chunk, channels, height if height == width else 0, None)
+        names = [file.relative_to(site.path).as_posix() for file in chunk]
+        yield names, _fitted(Unlabelled(x), shape)
+
+
+def _others(site: Reader, path: Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+    _check(f"{path} holds", site.describe("target").shape, shape)
+    channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
+    examples, start = site.target(channels, height if height == width else 0, None), 0
+    for rows in examples.x.split(batch):
+        names = [str(start + i) for i in range(len(rows))]
+        start += len(rows)
+        yield names, _fitted(Unlabelled(rows), shape)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    inside = listing(folder)
+    yield from inside.images
+    for inner in inside.folders:
+        yield from _walk(inner)
+
+
+def _check(what: str, found: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Refuse examples that cannot be converted to the needed shape."""
+    if len(found) == len(needed) and (len(needed) == 3 or found == needed):
+        return
+    raise DataError(
+        f"{what} {_words(found)}, but the model takes {_words(needed)}: give data like its "
+        f"training data, or another model"
+    )
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    return "images" if len(shape) == 3 else f"vectors of {shape[0]} numbers"
+
+
+def _fitted(examples: Unlabelled, shape: tuple[int, ...]) -> Unlabelled:
+    if examples.kind == "image" and shape[1] == shape[2]:
+        examples = conform(examples, shape[0], shape[1])
+    if examples.shape != shape:
+        raise DataError(
+            f"an image is {'x'.join(map(str, examples.shape))} (channels, height, width), but the "
+            f"model takes {'x'.join(map(str, shape))}: bring the images to that shape"
+        )
+    return examples

@@ -1,0 +1,223 @@
+"""Image folders: `train/<class>/*` and `test/<class>/*`, or `<class>/*`, or flat for a target."""
+
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedda.data.pixels import EXTENSIONS, read_images, survey
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.errors import DataError
+
+_CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+
+ByClass = Mapping[str, list[Path]]
+
+
+class Listing(NamedTuple):
+    """A folder's image files, folders and other files, each sorted by name."""
+
+    images: list[Path]
+    folders: list[Path]
+    strays: list[Path]
+
+
+class ImageFolder:
+    """One site's folder of images; `warnings` collects what reading it passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self._test = path / "test"
+        self._train = path / "train" if (path / "train").is_dir() else path
+
+    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+        files = self._source_files()
+        self._test_files_of(files)
+        return _labelled(files, tuple(files), channels, size, progress)
+
+    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+        return Unlabelled(read_images(self._target_files(), channels, size, progress))
+
+    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+        files = self._test_files()
+        if not files:
+            return None
+        # A source's test classes are numbered like its training classes. A target's folders under
+        # train/ need not be classes, so there the test folders alone may name the classes.
+        names = tuple(folder.name for folder in listing(self._train).folders)
+        classes = names if set(files) <= set(names) else tuple(files)
+        return _labelled(files, classes, channels, size, progress)
+
+    def describe(self, role: Role) -> Description:
+        if role == "source":
+            by_class = self._source_files()
+            counts = {name: len(files) for name, files in by_class.items()}
+            train = [file for files in by_class.values() for file in files]
+            test = self._test_files_of(by_class)
+        else:
+            counts, train, test = {}, self._target_files(), self._test_files()
+        if self._train != self.path:
+            unused = [f for f in listing(self.path).folders if f not in (self._train, self._test)]
+            self._warn_passed_over(self.path, unused, "folders beside train/ and test/")
+        if len(counts) == 1:
+            self.warnings.append(f"there is one class only: {next(iter(counts))}")
+        return Description(
+            path=self.path,
+            role=role,
+            kind="image",
+            shape=self._survey(train, [file for files in test.values() for file in files]),
+            train=len(train),
+            test=sum(map(len, test.values())),
+            classes=tuple(counts or test),
+            counts=counts,
+            warnings=tuple(dict.fromkeys(self.warnings)),
+        )
+
+    def _survey(self, train: list[Path], test: list[Path]) -> tuple[int, int, int]:
+        training = survey(train)
+        if training.mixed:
+            self.warnings.append(training.mixed)
+        if len(training.channels) > 1:
+            self.warnings.append(
+                f"some images are grayscale ({training.channels[1]}) and some in colour "
+                f"({training.channels[3]}): all are read as colour unless input.channels is 1"
+            )
+        if test and not training.mixed and (testing := survey(test)).shape != training.shape:
+            self.warnings.append(
+                f"test images are {_sizes(testing.shape)} and training images "
+                f"{_sizes(training.shape)}: a run needs input.channels and input.size to use both"
+            )
+        return training.shape
+
+    def _source_files(self) -> ByClass:
+        if self._train == self.path and self._test.is_dir():
+            raise DataError(
+                f"{self.path} has a folder test/ but no train/: move the class folders to "
+                f"train/ in it"
+            )
+        inside = listing(self._train)
+        if inside.images and not inside.folders:
+            raise DataError(
+                f"{self._train} holds {len(inside.images)} images and no class folders, but a "
+                f"source needs labels: sort the images into {self._train}/<class>/, or let the "
+                f"site be a target (--role target)"
+            )
+        if not inside.folders:
+            raise DataError(
+                f"{self._train} holds no images: put them into {self._train}/<class>/, as "
+                f"{listed(sorted(EXTENSIONS), 9)}"
+            )
+        self._warn_passed_over(self._train, inside.images, "images outside the class folders")
+        return self._by_class(inside)
+
+    def _target_files(self) -> list[Path]:
+        inside = listing(self._train)
+        files = inside.images
+        self._warn_passed_over(self._train, inside.strays, "files that are not images")
+        for folder in inside.folders:
+            if folder != self._test:
+                inner = listing(folder)
+                files = files + inner.images
+                self._warn_passed_over(folder, inner.strays, "files that are not images")
+                self._warn_passed_over(folder, inner.folders, "folders inside a folder")
+        if not files:
+            raise DataError(
+                f"{self._train} holds no training images: put them into it, as "
+                f"{listed(sorted(EXTENSIONS), 9)}"
+            )
+        # Neither folder names nor the order of the examples may reveal a class.
+        random.Random(0).shuffle(files)
+        return files
+
+    def _test_files(self) -> ByClass:
+        """The test images by class; empty without a labelled test set."""
+        if not self._test.is_dir():
+            return {}
+        inside = listing(self._test)
+        if not inside.folders:
+            what = "images without class folders" if inside.images else "no images"
+            self.warnings.append(
+                f"{self._test} holds {what}: nothing is evaluated at this site; "
+                f"put labelled images into {self._test}/<class>/"
+            )
+            return {}
+        self._warn_passed_over(self._test, inside.images, "images outside the class folders")
+        return self._by_class(inside)
+
+    def _test_files_of(self, train: ByClass) -> ByClass:
+        """As `_test_files`; every class must be one of the training classes."""
+        test = self._test_files()
+        unknown = [name for name in test if name not in train]
+        if unknown:
+            raise DataError(
+                f"{self._test / unknown[0]} is a class that {self._train} does not have "
+                f"({listed(list(train))}): rename it, remove it, or add training images of it"
+            )
+        return test
+
+    def _by_class(self, classes: Listing) -> ByClass:
+        by_class = {}
+        for folder in classes.folders:
+            images, folders, strays = listing(folder)
+            if not images:
+                others = listed([entry.name for entry in [*folders, *strays]], 3)
+                raise DataError(
+                    f"the class folder {folder} holds no images, only {others or 'nothing'}: put "
+                    f"images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, or give "
+                    f"its path instead if it is the folder of a whole site"
+                )
+            self._warn_passed_over(folder, strays, "files that are not images")
+            self._warn_passed_over(folder, folders, "folders inside a class folder")
+            by_class[folder.name] = images
+        return by_class
+
+    def _warn_passed_over(self, where: Path, entries: list[Path], what: str) -> None:
+        if entries:
+            names = listed([entry.name for entry in entries], 3)
+            self.warnings.append(f"{where}: {len(entries)} {what} are passed over ({names})")
+
+
+def listing(folder: Path) -> Listing:
+    """A folder's content, without hidden files and the files that file managers leave behind."""
+    inside = Listing([], [], [])
+    try:
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be opened ({error.strerror}): check its permissions"
+        ) from error
+    for entry in entries:
+        name = entry.name.lower()
+        if name.startswith(".") or name in _CLUTTER:
+            continue
+        if entry.is_dir():
+            inside.folders.append(folder / entry.name)
+        elif os.path.splitext(name)[1] in EXTENSIONS:
+            inside.images.append(folder / entry.name)
+        else:
+            inside.strays.append(folder / entry.name)
+    return inside
+
+
+def _labelled(
+    by_class: ByClass,
+    classes: tuple[str, ...],
+    channels: int,
+    size: int,
+    progress: Progress | None,
+) -> Labelled:
+    files = [file for images in by_class.values() for file in images]
+    y = [classes.index(name) for name, images in by_class.items() for _ in images]
+    x = read_images(files, channels, size, progress)
+    return Labelled(x, torch.tensor(y, dtype=torch.int64), classes)
+
+
+def _sizes(shape: tuple[int, int, int]) -> str:
+    channels, height, width = shape
+    size = f"{width}x{height}" if width else "of several sizes"
+    return f"{'colour' if channels == 3 else 'grayscale'} {size}"

@@ -1,0 +1,113 @@
+"""From the path a site gives to its training set, its test set and a description of both."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from fedda.data.array_file import ArrayFile
+from fedda.data.image_folder import ImageFolder
+from fedda.data.reader import Reader, added
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
+from fedda.errors import ConfigError, DataError
+
+
+def load_source(
+    path: str | Path, *, channels: int = 0, size: int = 0, progress: Progress | None = None
+) -> Labelled:
+    """A source's training set, with its labels.
+
+    Args:
+        path: an image folder, an .npz file, a folder that holds exactly one .npz file, or what a
+            reader of another package takes.
+        channels: 1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads
+            a folder as grayscale if all its images are, else as colour.
+        size: pixels per side; images are resized to it, and stretched if they are not square.
+            0 leaves them as they are, which needs images of one size.
+        progress: called with the number of images read so far and the number of all.
+    """
+    return open_site(path).source(channels, size, progress)
+
+
+def load_target(
+    path: str | Path, *, channels: int = 0, size: int = 0, progress: Progress | None = None
+) -> Unlabelled:
+    """A target's training set: no label is read, not even where there are some.
+
+    An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
+    order. The arguments are those of `load_source`.
+    """
+    return open_site(path).target(channels, size, progress)
+
+
+def load_evaluation(
+    path: str | Path,
+    *,
+    classes: Sequence[str] = (),
+    channels: int = 0,
+    size: int = 0,
+    progress: Progress | None = None,
+) -> Labelled | None:
+    """The labelled test set of a site of either role, or None if it has none.
+
+    Args:
+        path: as in `load_source`, and so are `channels`, `size` and `progress`.
+        classes: the class names of the run, for the labels to index. Without them labels index
+            the site's own: those of its training folders or `classes` array where these cover
+            the test set, as at every source, else those of the test set.
+        channels: as in `load_source`.
+        size: as in `load_source`.
+        progress: as in `load_source`.
+    """
+    test = open_site(path).evaluation(channels, size, progress)
+    return align(test, classes) if test is not None and classes else test
+
+
+def describe(path: str | Path, role: Role) -> Description:
+    """What is at `path`, from file names, image headers and labels, without decoding an image.
+
+    A target's training labels are not read here either.
+    """
+    if role not in get_args(Role):
+        raise ConfigError(f"the role {role!r} is unknown: give source or target")
+    return open_site(path).describe(role)
+
+
+def verify(path: str | Path, role: Role, progress: Progress | None = None) -> Description:
+    """`describe`, after reading every value once: finds damaged images and values not finite."""
+    found = describe(path, role)
+    # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
+    size = 8 if found.kind == "image" and found.path.is_dir() else 0
+    if role == "source":
+        load_source(path, size=size, progress=progress)
+    else:
+        load_target(path, size=size, progress=progress)
+    load_evaluation(path, size=size, progress=progress)
+    return found
+
+
+def open_site(path: str | Path) -> Reader:
+    """A folder of images, an .npz file or what a reader of another package takes, from its path."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(
+            f"{path} does not exist: give a folder of images, an .npz file, or a folder with one"
+        )
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return ArrayFile(path)
+    if (reader := added(path)) is not None:
+        return reader
+    if path.is_file():
+        raise DataError(
+            f"{path} is neither a folder nor an .npz file: give the folder of the images, or save "
+            f"arrays with numpy.savez_compressed"
+        )
+    try:
+        archives = sorted(p for p in path.glob("*.npz") if not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened ({error.strerror}): check it") from error
+    if len(archives) > 1:
+        raise DataError(
+            f"{path} holds {len(archives)} .npz files ({listed([p.name for p in archives])}): "
+            f"name the one to use, for example {archives[0]}"
+        )
+    return ArrayFile(archives[0]) if archives else ImageFolder(path)

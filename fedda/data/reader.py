@@ -1,0 +1,163 @@
+"""Readers: what fedda asks of a site's data, and those that other packages add.
+
+A package adds one by an entry point `fedda.data` (`fedda.plugins`): a function that looks at the
+path given by `--data` and returns a reader of it, or None if the path is not for it. It is asked
+about every file and folder but .npz files, before fedda takes a folder for its own; looking must be
+quick, as it happens whenever data are opened.
+
+    def open_dicom(path: Path) -> Reader | None:
+        return DicomFolder(path) if (path / "DICOMDIR").is_file() else None
+
+Examples are uint8 (N, channels, H, W) with 1 or 3 channels, or float32 (N, d); labels are int64.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedda import plugins
+from fedda.data.sets import Description, Examples, Labelled, Progress, Role, Unlabelled
+from fedda.data.unify import AnySet, conform
+from fedda.errors import DataError, FeddaError
+
+
+class Reader(Protocol):
+    """One site's data, of whatever form.
+
+    `channels` and `size` are the shape that a run wants of images, 0 for what the data have: a
+    reader that can decode at that size saves memory, and what it leaves fedda brings to the shape.
+    `progress` is called with the number of examples read so far and the number of all.
+    """
+
+    def describe(self, role: Role) -> Description:
+        """What is there, without decoding it; of a target's training data no label is read."""
+        ...
+
+    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+        """The training set with its labels."""
+        ...
+
+    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+        """The training set of a site whose labels, if there are any, nobody may read."""
+        ...
+
+    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+        """The labelled test set, apart from the training set; None if there is none."""
+        ...
+
+
+class Checked:
+    """A reader of another package, whose answers are what they should be.
+
+    Args:
+        reader: the package's own.
+        origin: the package and its version.
+        path: what it reads.
+    """
+
+    def __init__(self, reader: Reader, origin: str, path: Path) -> None:
+        self.path = path
+        self._reader = reader
+        self._called = f"the reader of {origin}"
+
+    def describe(self, role: Role) -> Description:
+        """As the reader says."""
+        with self._asking():
+            return self._typed(self._reader.describe(role), Description)
+
+    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+        """As the reader gives it, in the shape that is asked for."""
+        with self._asking():
+            found = self._typed(self._reader.source(channels, size, progress), Labelled)
+        return self._fitted(found, channels, size)
+
+    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+        """As the reader gives it; a set with labels is refused, as they would be at hand."""
+        with self._asking():
+            found = self._typed(self._reader.target(channels, size, progress), Unlabelled)
+        return self._fitted(found, channels, size)
+
+    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+        """As the reader gives it, if it gives any."""
+        with self._asking():
+            found = self._reader.evaluation(channels, size, progress)
+            if found is None:
+                return None
+            found = self._typed(found, Labelled)
+        return self._fitted(found, channels, size)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except FeddaError:
+            raise
+        except Exception as error:  # another's code, on files that nobody has checked
+            raise self._error(f"failed ({type(error).__name__}: {error})") from error
+
+    def _typed(self, found: Any, kind: type[Any]) -> Any:
+        if type(found) is not kind:
+            raise self._error(f"gave a {type(found).__name__} where a {kind.__name__} is needed")
+        return found
+
+    def _fitted(self, found: AnySet, channels: int, size: int) -> AnySet:
+        self._check_inputs(found)
+        if isinstance(found, Labelled):
+            self._check_labels(found)
+        return conform(found, channels, size)
+
+    def _check_inputs(self, found: Examples) -> None:
+        x = found.x
+        image = x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)
+        if not len(x) or not (image or (x.dtype == torch.float32 and x.ndim == 2)):
+            raise self._error(
+                f"gave examples of type {x.dtype} and shape {tuple(x.shape)}, but needed are uint8 "
+                "(N, channels, H, W) with 1 or 3 channels, or float32 (N, d), and one or more"
+            )
+        if not image and not bool(x.isfinite().all()):
+            raise self._error("gave values that are not finite")
+
+    def _check_labels(self, found: Labelled) -> None:
+        y = found.y
+        if y.dtype != torch.int64 or y.shape != (len(found),):
+            raise self._error(
+                f"gave labels of type {y.dtype} and shape {tuple(y.shape)} for {len(found)} "
+                f"examples, but needed are int64 ({len(found)},)"
+            )
+        if int(y.min()) < 0 or int(y.max()) >= len(found.classes):
+            raise self._error(
+                f"gave labels from {int(y.min())} to {int(y.max())}, but names "
+                f"{len(found.classes)} classes, counted from 0"
+            )
+
+    def _error(self, what: str) -> DataError:
+        return DataError(f"{self._called} {what} at {self.path}: ask who wrote it, or use another")
+
+
+def added(path: Path) -> Reader | None:
+    """The reader of another package for a path; None if none takes it.
+
+    Raises:
+        DataError: several take it, or one fails.
+    """
+    taken: dict[str, Reader] = {}
+    for name, reader in plugins.installed("data").items():
+        try:
+            found = reader.value(path)
+        except FeddaError:
+            raise
+        except Exception as error:  # as above
+            raise DataError(
+                f"the reader {name} of {reader.origin} failed to look at {path} "
+                f"({type(error).__name__}: {error}): mend or uninstall it"
+            ) from error
+        if found is not None:
+            taken[f"{name} of {reader.origin}"] = Checked(found, reader.origin, path)
+    if len(taken) > 1:
+        raise DataError(
+            f"{path} is taken by {len(taken)} readers ({', '.join(taken)}): uninstall all but one"
+        )
+    return next(iter(taken.values()), None)

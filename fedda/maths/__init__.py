@@ -1,0 +1,9 @@
+"""Formulas of arrays alone, without sites or messages: means, distances, transport, projections.
+
+average             the weighted mean of models, added up as they arrive
+focus               the quality of each team's consensus, for KD3A's consensus focus
+gap                 how tightly features cluster, for FADA's gap statistic
+fourier             multi-kernel MMD by random Fourier features
+optimal_transport   plans and barycenters of labelled points
+embed               features as points on paper
+"""

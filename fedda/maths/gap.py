@@ -1,0 +1,42 @@
+"""FADA's gap statistic: how tightly the target's features cluster under a model.
+
+Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic attention
+
+    z           (N, d)  features of the target's images
+    assignment  (N,)    the cluster of each
+    I           float   gap statistic; the tighter the clusters, the smaller
+    gain        (K,)    I before minus I after each source's update
+"""
+
+import torch
+from torch import Tensor
+
+
+def clusters(z: Tensor, C: int, seed: int) -> Tensor:
+    """k-means of features z (N, d) into C clusters -> assignment (N,)."""
+    from sklearn.cluster import KMeans  # takes 100 MB: import only on use
+
+    assignment = KMeans(min(C, len(z)), random_state=seed).fit_predict(z.cpu().numpy())
+    return torch.from_numpy(assignment).long().to(z.device)
+
+
+def gap_statistic(z: Tensor, assignment: Tensor) -> Tensor:
+    """FADA eq. 3: I = sum_r 1/(2 n_r) sum_{i,j in r} |f_i - f_j|^2 -> float64 scalar.
+
+    A cluster's sum over pairs is 2 n_r times the sum of squared distances to its centre, so this
+    takes O(N d) and needs no pairs.
+    """
+    z = z.double()
+    count = assignment.bincount().clamp(min=1)
+    centre = z.new_zeros(len(count), z.shape[1]).index_add_(0, assignment, z) / count[:, None]
+    return ((z - centre[assignment]) ** 2).sum()
+
+
+def gap_gain(before: Tensor, after: Tensor) -> Tensor:
+    """FADA: how much tighter the target's clusters became with each source's update -> (K,)."""
+    return before - after
+
+
+def gap_weights(gain: Tensor) -> Tensor:
+    """FADA's dynamic attention: softmax of the gains -> (K,) float64."""
+    return gain.double().softmax(dim=0)

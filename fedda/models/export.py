@@ -1,0 +1,174 @@
+"""A finished model for programs that know nothing of fedda: ONNX, or torch.export's .pt2.
+
+    x                (N, channels, H, W) images or (N, d) vectors, float32; images in [0, 1]
+    probabilities    (N, C) = softmax(model(x)), what `fedda predict` prints
+
+N is free. Both kinds of file carry `about` as JSON: class names in the outputs' order, the shape of
+one input, and where the model is from. A file takes its place only after it was loaded again and
+gave the model's own probabilities.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import fedda
+from fedda import models
+from fedda.errors import ModelError
+
+KEY = "fedda"  # of the metadata in an .onnx file
+EXTRA = "fedda.json"  # the same in a .pt2 file
+BATCHES = (1, 5)  # so many random inputs are tried
+LARGEST = 1e-4  # difference of a probability; other kernels round differently by about 1e-7
+
+Outputs = Callable[[Tensor], Tensor]
+
+
+class Classifier(nn.Module):
+    """What an exported file computes: probabilities, so that no reader has to know of logits."""
+
+    def __init__(self, model: models.Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """softmax(model(x)) -> (N, C)."""
+        return self.model(x).softmax(dim=1)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and checked."""
+
+    path: Path
+    difference: float  # the largest of any probability, on random inputs
+
+
+def export(source: Path, out: Path) -> Exported:
+    """Write a model as the kind of file that `out` ends in, and run it.
+
+    Args:
+        source: a model.safetensors of fedda.
+        out: a path ending in .onnx or .pt2; what is there is replaced only by a checked file.
+
+    Raises:
+        ModelError: the model cannot be read, a package is missing, the file cannot be written, or
+            what it computes is not what the model computes.
+    """
+    write, read = _KINDS[out.suffix]
+    loaded, meta = models.load(source)
+    model = Classifier(loaded).eval()
+    about = {
+        "classes": list(meta.classes),
+        "shape": list(meta.shape),
+        "input": "float32 (N, " + ", ".join(map(str, meta.shape)) + ")",
+        "range": [0, 1] if len(meta.shape) == 3 else None,
+        "output": "class probabilities (N, classes)",
+        "model": meta.config.name,
+        "version": fedda.__version__,
+    }
+    part = out.with_name(f".{out.stem}.part{out.suffix}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _convertible(meta, out.suffix):
+            program = _traced(model, meta.shape)
+            write(program, part, json.dumps(about))
+        difference = compare(model, read(part), meta.shape)
+        if not difference <= LARGEST:  # so that NaN is refused as well
+            raise ModelError(
+                f"{out.name} gives other probabilities than the model, by up to {difference:.2g}, "
+                "so it was deleted; export the other kind of file, and report the model's name "
+                f"({meta.config.name}) and the versions of torch and onnx."
+            )
+        part.replace(out)
+    except OSError as error:
+        raise ModelError(
+            f"{out} cannot be written ({error.strerror or error}); give another place by --out."
+        ) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return Exported(out, difference)
+
+
+@torch.no_grad()
+def compare(model: nn.Module, other: Outputs, shape: tuple[int, ...]) -> float:
+    """The largest difference of two models' outputs on random inputs, of every batch size."""
+    random = torch.Generator().manual_seed(0)
+    worst = torch.zeros(())
+    for n in BATCHES:
+        x = torch.rand(n, *shape, generator=random)
+        expected, found = model(x), other(x)
+        if found.shape != expected.shape:
+            return float("inf")
+        worst = torch.maximum(worst, (found - expected).abs().max())  # keeps a NaN
+    return float(worst)
+
+
+@contextmanager
+def _convertible(meta: models.Meta, kind: str) -> Iterator[None]:
+    """Say what it means if a converter fails: a package's network or layers may be beyond it."""
+    try:
+        yield
+    except (OSError, ModelError):
+        raise
+    except Exception as error:  # the converters raise errors of many kinds
+        layers = f" with the layers of {meta.extension}" if meta.extension else ""
+        why = "".join(filter(str.isprintable, (str(error).splitlines() or [""])[0]))[:200]
+        raise ModelError(
+            f"{meta.config.name}{layers} cannot be written as {kind} ({type(error).__name__}: "
+            f"{why}); try the other kind of file, or predict with `fedda predict`."
+        ) from error
+
+
+def _traced(model: nn.Module, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    return torch.export.export(model, (torch.rand(2, *shape),), dynamic_shapes={"x": {0: batch}})
+
+
+def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"--onnx needs the package {error.name}, which is not installed; install it by "
+            'pip install "fedda[export]".'
+        ) from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    made = torch.onnx.export(
+        program,
+        dynamo=True,
+        verbose=False,
+        input_names=["x"],
+        output_names=["probabilities"],
+        dynamic_shapes={"x": {0: "batch"}},
+    )
+    assert made is not None
+    made.model.metadata_props[KEY] = about
+    made.save(path)
+
+
+def _read_onnx(path: Path) -> Outputs:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])
+
+
+def _write_torch(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
+    torch.export.save(program, path, extra_files={EXTRA: about})
+
+
+def _read_torch(path: Path) -> Outputs:
+    return torch.export.load(path).module()
+
+
+_KINDS = {".onnx": (_write_onnx, _read_onnx), ".pt2": (_write_torch, _read_torch)}

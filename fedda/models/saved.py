@@ -1,0 +1,138 @@
+"""A finished model on disk: safetensors for the weights, JSON inside it for what they are."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+import fedda
+from fedda import plugins
+from fedda.config import ModelConfig
+from fedda.errors import ModelError
+from fedda.files import replacing
+
+from .extension import Extension
+from .networks import Model, blank
+
+_KEY = "fedda"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a model file says about its weights."""
+
+    config: ModelConfig
+    shape: tuple[int, ...]  # of one input
+    classes: tuple[str, ...]  # the name of each output
+    version: str  # of the fedda that wrote the file
+    extension: Extension | None = None  # what a method added
+
+
+def save(
+    path: str | Path,
+    model: Model,
+    *,
+    config: ModelConfig,
+    shape: Sequence[int],
+    classes: Sequence[str],
+) -> None:
+    """Write a model that `load` can use alone; a crash never leaves half a file."""
+    path = Path(path)
+    if len(classes) != model.head.out_features:
+        raise ModelError(
+            f"There are {len(classes)} class names for a model of {model.head.out_features} "
+            "classes; give one name per class."
+        )
+    about = {
+        "config": config.model_dump(mode="json"),
+        "shape": list(shape),
+        "classes": list(classes),
+        "version": fedda.__version__,
+    }
+    if model.extension is not None:
+        about["extension"] = asdict(model.extension)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"Cannot write the model to '{path}' ({error}); free or choose another place."
+        ) from error
+
+
+def load(path: str | Path) -> tuple[Model, Meta]:
+    """A model that `save` wrote, on the CPU in evaluation mode, and what it is.
+
+    Raises:
+        ModelError: it cannot be read, or built without what is not installed here.
+    """
+    meta, tensors = _read(path, weights=True)
+    if meta.extension is not None and meta.extension.method not in plugins.methods():
+        raise ModelError(
+            f"'{path}' holds a model with layers of the method {meta.extension.method}, which is "
+            "not installed here; install the package that it comes from."
+        )
+    with _damaged(path):
+        model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
+        model.load_state_dict(tensors)
+    return model.eval(), meta
+
+
+def describe(path: str | Path) -> Meta:
+    """What a model that `save` wrote is, without reading its weights.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    return _read(path, weights=False)[0]
+
+
+def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get(_KEY)
+            names = file.keys() if weights else ()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"Cannot read '{path}' as a model ({error}); give a .safetensors file saved by fedda."
+        ) from error
+    if about is None:
+        raise ModelError(
+            f"'{path}' is a safetensors file, but not a model saved by fedda; to start training "
+            "from such weights set model.weights to its path."
+        )
+    with _damaged(path):
+        return _meta(about), tensors
+
+
+@contextmanager
+def _damaged(path: str | Path) -> Iterator[None]:
+    """Say what it means if a file's contents do not fit together."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ValidationError, RuntimeError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"'{path}' is damaged or from another version of fedda ({problem}); "
+            "save the model again."
+        ) from error
+
+
+def _meta(about: str) -> Meta:
+    found = json.loads(about)
+    return Meta(
+        config=ModelConfig.model_validate(found["config"]),
+        shape=tuple(found["shape"]),
+        classes=tuple(found["classes"]),
+        version=found["version"],
+        extension=Extension(**found["extension"]) if "extension" in found else None,
+    )

@@ -1,0 +1,9 @@
+"""Operating a federation: keys, certificates, and its programs as processes.
+
+keys          the sites' keys, by which a server knows whom to admit
+certificate   the server's certificate, and the authority that signs it
+spawn         one program as a child process
+federation    a whole federation as such processes, on this machine
+bundle        the Flower app that `fedda run` submits
+submit        starting a run on a SuperLink
+"""

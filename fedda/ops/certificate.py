@@ -1,0 +1,192 @@
+"""The server's certificate: made, renewed, and checked for its dates and private key.
+
+    ca.crt, ca.key           the authority that signs; ca.crt goes to every site
+    server.pem, server.key   the server's own certificate, for its host names
+
+Private files are readable by their owner only. Nothing here touches the network.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as serial
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedda.errors import KeyFileError
+
+CA_DAYS = 3650
+SERVER_DAYS = 825
+
+
+def init(directory: Path, hosts: Iterable[str] = ()) -> None:
+    """Make an authority and a server certificate, valid for the hosts, localhost and 127.0.0.1.
+
+    Raises:
+        KeyFileError: the folder already holds an authority.
+    """
+    directory = Path(directory)
+    for file in ("ca.key", "ca.crt"):
+        if (directory / file).exists():
+            raise KeyFileError(
+                f"{directory / file} exists already, and a new authority would lock out every site "
+                "that trusts it: give another folder, or move this one away first"
+            )
+    _sans(hosts := list(hosts))
+    directory.mkdir(parents=True, exist_ok=True)
+    ca_key = ec.generate_private_key(ec.SECP384R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda authority")])
+    ca = (
+        _certificate(ca_name, ca_name, ca_key.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(ca_key, hashes.SHA384())
+    )
+    write_private(directory / "ca.key", _pem(ca_key))
+    (directory / "ca.crt").write_bytes(ca.public_bytes(serial.Encoding.PEM))
+    renew(directory, hosts)
+
+
+def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
+    """Make a new server certificate and key, signed by the authority in the folder.
+
+    Raises:
+        KeyFileError: the folder holds no authority, or one that cannot be used.
+    """
+    directory = Path(directory)
+    check_certificate(directory / "ca.crt", directory / "ca.key")
+    ca = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
+    ca_key = _private(directory / "ca.key")
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda server")])
+    server = (
+        _certificate(subject, ca.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_sans(hosts), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .sign(ca_key, hashes.SHA384())
+    )
+    write_private(directory / "server.key", _pem(key))
+    (directory / "server.pem").write_bytes(server.public_bytes(serial.Encoding.PEM))
+
+
+def check_certificate(path: Path, key: Path | None = None) -> None:
+    """Refuse a certificate that is missing, not valid now, or not of the given private key.
+
+    Raises:
+        KeyFileError: with the dates and what to do.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(read(path, "certificate"))
+    except ValueError as error:
+        raise KeyFileError(
+            f"{path} is not a PEM certificate: make one with `fedda keys init`"
+        ) from error
+    now = datetime.now(UTC)
+    starts, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > ends:
+        raise KeyFileError(
+            f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC and it is {now:%Y-%m-%d %H:%M} UTC now: "
+            "renew it with `fedda keys renew`, and check this machine's clock"
+        )
+    if now < starts:
+        raise KeyFileError(
+            f"{path} is valid from {starts:%Y-%m-%d %H:%M} UTC and it is {now:%Y-%m-%d %H:%M} UTC "
+            "now: set this machine's clock, or wait"
+        )
+    if key is not None and certificate.public_key() != _private(key).public_key():
+        raise KeyFileError(
+            f"{key} is not the private key of {path}: use the two files of the same "
+            "`fedda keys init`, or make a new pair with `fedda keys renew`"
+        )
+
+
+def read(path: Path, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise KeyFileError(
+            f"the {what} {path} cannot be read ({error.strerror}): give the path of an existing "
+            "file, or make it with `fedda keys`"
+        ) from error
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a private file; others cannot read it at any time, not even while it is written."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # A site's clock may be a little behind.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _sans(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(
+        [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    )
+
+
+def _san(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9.*_-]+", host):
+        raise KeyFileError(
+            f"{host!r} is neither a host name nor an IP address: give names like hub.example.org "
+            "without scheme and port"
+        )
+    return x509.DNSName(host)
+
+
+def _private(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serial.load_pem_private_key(read(path, "private key"), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(
+            f"{path} is not a PEM private key without passphrase: make one with `fedda keys init`"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise KeyFileError(f"{path} is not an elliptic-curve key: make one with `fedda keys init`")
+    return key
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.PKCS8, serial.NoEncryption())

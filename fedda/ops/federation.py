@@ -1,0 +1,213 @@
+"""Starting and stopping a whole federation as plain processes on this machine.
+
+For the demo and the tests: one server and one client per site, each in its own process, all on
+127.0.0.1. They all end with the `with` block, also if this process is killed.
+"""
+
+import contextlib
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedda.errors import RunError
+from fedda.halves import IN_WHEEL, ROOT, load
+from fedda.ops import keys
+from fedda.ops.spawn import LOOPBACK, Process, free_port
+from fedda.ops.submit import OFFLINE, submit
+
+PROGRAM = (sys.executable, "-m", "fedda.cli")
+
+
+class Deployment:
+    """A server and one client per site; they run during a `with` block."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sites: Mapping[str, tuple[str, Path]],
+        *,
+        insecure: bool = False,
+        threads: int = 1,
+        database: Path | None = None,
+        client_options: Mapping[str, Sequence[str]] | None = None,
+        env: Mapping[str, str] | None = None,
+        patience: float = 90.0,
+    ) -> None:
+        """Describe the federation; entering the block starts it.
+
+        Args:
+            directory: folder for keys, logs and state.
+            sites: role and data of each site, by its name.
+            insecure: do without TLS and keys.
+            threads: of torch, per site.
+            database: file of the server's state, if it is to survive a restart.
+            client_options: further options of `fedda-client`, by site.
+            env: further environment variables of every process.
+            patience: seconds to wait until the server is ready, and until all sites are online.
+        """
+        self.directory = Path(directory).absolute()
+        self.home = self.directory / "server"
+        self.logs = self.directory / "logs"
+        self.sites = dict(sites)
+        self.insecure = insecure
+        self.threads = threads
+        self.database = database
+        self.client_options = dict(client_options or {})
+        self.patience = patience
+        self.port, self.admin_port = free_port(), free_port()
+        self.processes: dict[str, Process] = {}
+        scripts = sysconfig.get_path("scripts")
+        places = [] if IN_WHEEL else [str(ROOT)]  # in the wheel all is where Python looks anyway
+        self.env = {
+            **os.environ,
+            **OFFLINE,
+            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")]),
+            "PYTHONPATH": os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(self.home / "flwr"),
+            **(env or {}),
+        }
+
+    @property
+    def ca(self) -> Path | None:
+        return None if self.insecure else self.home / "ca.crt"
+
+    @property
+    def traffic(self) -> Path:
+        """The file in which the server counts requests and bytes per route."""
+        return self.directory / "traffic.json"
+
+    def __enter__(self) -> Self:
+        try:
+            self._keys()
+            self.start_server()
+            for name in self.sites:
+                self.start_site(name)
+            self.wait_for_sites()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start_server(self) -> Process:
+        """Start the server, and wait until it is ready for requests."""
+        options = ["--dir", self.home, "--host", LOOPBACK, "--port", self.port]
+        options += ["--admin-port", self.admin_port, "--traffic", self.traffic]
+        options += ["--exchange-port", 0]  # the system chooses a free port for each session
+        options += ["--insecure"] if self.insecure else []
+        options += ["--database", self.database] if self.database else []
+        process = self._start("superlink", ["superlink", *options])
+        process.wait_for("ready:", self.patience)
+        return process
+
+    def start_site(self, name: str) -> Process:
+        """Start one site's client."""
+        role, data = self.sites[name]
+        options = ["--role", role, "--data", Path(data).absolute(), "--name", name]
+        options += ["--superlink", f"{LOOPBACK}:{self.port}", "--threads", self.threads]
+        options += ["--state-dir", self.directory / "state" / name]
+        if self.insecure:
+            options += ["--insecure"]
+        else:
+            options += ["--ca", self.home / "ca.crt", "--key", self.home / "nodes" / name]
+        options += self.client_options.get(name, [])
+        return self._start(name, ["client", *options])
+
+    def wait_for_sites(self) -> None:
+        """Wait until the server reports every site as online."""
+        deadline = time.monotonic() + self.patience
+        needed = len(self.sites)
+        with self.control() as control:
+            while sum(site.online for site in control.sites()) < needed:
+                for process in self.processes.values():
+                    if not process.alive:
+                        process.wait_for("\0", 0)  # raises, as the process has ended
+                if time.monotonic() > deadline:
+                    tails = "\n".join(f"{p.name}: {p.tail(3)}" for p in self.processes.values())
+                    raise RunError(
+                        f"not all {needed} sites joined within {self.patience:.0f} s; the ends of "
+                        f"the logs in {self.logs}:\n{tails}"
+                    )
+                time.sleep(0.5)
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[Any]:
+        """An operator's connection to the server (`server.superlink.control.Control`)."""
+        client = load("server", "superlink.control").Control(
+            f"{LOOPBACK}:{self.admin_port}", self.ca
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
+        """Start a run of a Flower app with `flwr run` and return its id.
+
+        Raises:
+            RunError: flwr refused; with its output.
+        """
+        return submit(app, run_config or {}, self.home / "flwr", self.patience)
+
+    def status(self, run_id: int) -> Any:
+        """How far a run is (`server.superlink.control.RunState`)."""
+        with self.control() as control:
+            return control.run_state(run_id)
+
+    def wait(self, run_id: int, seconds: float) -> Any:
+        """Wait for the end of a run.
+
+        Raises:
+            RunError: no server answers; or the run did not end in time, with the server's last log.
+        """
+        deadline = time.monotonic() + seconds
+        server = self.processes["superlink"]
+        with self.control() as control:
+            while True:
+                state = control.run_state(run_id)
+                if state.ended:
+                    return state
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"run {run_id} is {state} after {seconds:.0f} s; the end of {server.log}:\n"
+                        f"{server.tail()}"
+                    )
+                time.sleep(0.3)
+
+    def stop(self) -> None:
+        """End every process, the clients first, so that they can sign off at the server."""
+        started = list(self.processes.values())
+        for process in started[1:]:
+            if process.alive:
+                process.popen.terminate()
+        for process in [*started[1:], *started[:1]]:
+            process.stop()
+
+    def _keys(self) -> None:
+        if self.insecure:
+            return
+        if not (self.home / "ca.crt").exists():
+            keys.init(self.home, [LOOPBACK])
+        for name in self.sites:
+            if name not in keys.names(self.home):
+                keys.add(self.home, name)
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        command = [*PROGRAM, *map(str, arguments)]
+        command += ["--parent-pid", str(os.getpid())]
+        process = Process(name, command, self.logs / f"{name}.log", self.env)
+        self.processes[name] = process
+        return process

@@ -1,0 +1,179 @@
+"""Sites' keys, by which a server knows whom to admit.
+
+A server's folder holds, besides its certificate (`fedda.ops.certificate`),
+
+    nodes/NAME, NAME.pub   one key pair per site, in OpenSSH format; NAME goes to that site only
+    nodes/revoked/         key pairs that were revoked
+
+A server reads the folder: it admits the sites whose public key lies in nodes/ and refuses those in
+nodes/revoked/, also when the folder changes while it runs. Nothing here touches the network.
+"""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization as serial
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedda.errors import KeyFileError
+from fedda.ops.certificate import (
+    SERVER_DAYS,
+    check_certificate,
+    init,
+    read,
+    renew,
+    write_private,
+)
+
+__all__ = [
+    "SERVER_DAYS",
+    "add",
+    "admit",
+    "check_certificate",
+    "init",
+    "load_node_key",
+    "names",
+    "public_key",
+    "public_keys",
+    "renew",
+    "revoke",
+    "revoked_keys",
+]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def add(directory: Path, name: str) -> Path:
+    """Make the key pair of one site and return the private key's path.
+
+    Raises:
+        KeyFileError: the name cannot be a file name, or has a key already.
+    """
+    _check_name(directory, name)
+    path = Path(directory) / "nodes" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(
+        path,
+        key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.OpenSSH, serial.NoEncryption()),
+    )
+    line = key.public_key().public_bytes(serial.Encoding.OpenSSH, serial.PublicFormat.OpenSSH)
+    path.with_name(f"{name}.pub").write_bytes(line + b" " + name.encode() + b"\n")
+    return path
+
+
+def admit(directory: Path, name: str, public: Path) -> Path:
+    """Store the public key of a site that made its key pair itself and keeps the private key.
+
+    Raises:
+        KeyFileError: the name is not valid or is taken, or the file is not a public key.
+    """
+    _check_name(directory, name)
+    line = read(public, "public key")
+    _public(line, public)
+    target = Path(directory) / "nodes" / f"{name}.pub"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(line)
+    return target
+
+
+def revoke(directory: Path, name: str) -> Path:
+    """Move a site's keys to nodes/revoked; a running server refuses the site within seconds.
+
+    Raises:
+        KeyFileError: the site has no key in the folder.
+    """
+    public = Path(directory) / "nodes" / f"{name}.pub"
+    if not public.exists():
+        known = ", ".join(names(directory)) or "none"
+        raise KeyFileError(
+            f"no site {name!r} has a key in {directory} (known: {known}): nothing was revoked"
+        )
+    revoked = public.parent / "revoked"
+    revoked.mkdir(exist_ok=True)
+    stamp = f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    private = public.with_suffix("")
+    if private.exists():
+        private.rename(revoked / stamp)
+    return public.rename(revoked / f"{stamp}.pub")
+
+
+def names(directory: Path) -> list[str]:
+    """The sites whose keys a folder holds."""
+    return sorted(file.stem for file in (Path(directory) / "nodes").glob("*.pub"))
+
+
+def public_keys(directory: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """The public key of every site in a folder, by the site's name.
+
+    Raises:
+        KeyFileError: a file is not a public key.
+    """
+    folder = Path(directory) / "nodes"
+    return {file.stem: public_key(file) for file in folder.glob("*.pub")}
+
+
+def revoked_keys(directory: Path) -> list[ec.EllipticCurvePublicKey]:
+    """The public keys in a folder's nodes/revoked."""
+    folder = Path(directory) / "nodes" / "revoked"
+    return [public_key(file) for file in folder.glob("*.pub")]
+
+
+def public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """Read a site's public key.
+
+    Raises:
+        KeyFileError: the file is missing, unreadable or not a public key.
+    """
+    return _public(read(path, "public key"), path)
+
+
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key.
+
+    Raises:
+        KeyFileError: the file is missing, unreadable or not a private key.
+    """
+    try:
+        key = serial.load_ssh_private_key(read(path, "site key"), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(
+            f"{path} is not an OpenSSH private key without passphrase: "
+            "give the file that `fedda keys add` made (the one without .pub)"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise KeyFileError(
+            f"{path} holds a key that is not elliptic-curve: make one with `fedda keys add`"
+        )
+    return key
+
+
+def _check_name(directory: Path, name: str) -> None:
+    if not NAME.fullmatch(name) or name == "revoked" or name.endswith(".pub"):
+        raise KeyFileError(
+            f"{name!r} cannot name a site's key: use up to 63 letters, digits, dots, dashes or "
+            "underscores, beginning with a letter or digit"
+        )
+    for file in (name, f"{name}.pub"):
+        if (Path(directory) / "nodes" / file).exists():
+            raise KeyFileError(
+                f"{Path(directory) / 'nodes' / file} exists already: revoke that key first "
+                f"(`fedda keys revoke {name}`), or choose another name"
+            )
+
+
+def _public(line: bytes, path: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = serial.load_ssh_public_key(line)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(
+            f"{path} is not an OpenSSH public key: give the .pub file of the site's key pair"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise KeyFileError(
+            f"{path} is not an elliptic-curve key: the site makes one with "
+            "`ssh-keygen -t ecdsa -b 384` or `fedda keys add`"
+        )
+    return key

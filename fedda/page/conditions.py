@@ -1,0 +1,176 @@
+"""What the run was: its sites, what went wrong at them, its settings and versions."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from fedda.errors import FeddaError
+from fedda.results.read import counted, spans
+from fedda.settings import defaults
+
+from .html import Html, e
+from .parts import NOTHING, folded, note, section, table
+from .series import Run
+
+MOST_EVENTS = 500  # rows; the rest is in results.json
+CLASSES = 40  # that are listed
+PLACE = ("run.dir", "run.name", "run.resume", "run.expect")  # where and when, not what
+
+WORDS = {
+    "absent": "not connected",
+    "silent": "no reply in time",
+    "failed": "reported a failure",
+    "refused": "reply or offer refused",
+    "stale": "reply nobody asked for",
+    "paused": "run paused",
+    "resumed": "run went on",
+    "no offer": "gave no usable offer",
+    "bounded": "counts for fewer examples",
+}
+
+
+def sites(run: Run) -> Html:
+    """Every site, what it brought and how it fared."""
+    weights = {m: run.summary["methods"][m]["weights"] for m in run.methods}
+    weights = {m: w for m, w in weights.items() if w}
+    troubles = [event.get("site") for event in run.results["events"]]
+    seconds = {s["name"]: _seconds(run, s["name"]) for s in run.results["sites"]}
+    timed = any(value is not None for value in seconds.values())
+    rows = []
+    for site in run.results["sites"]:
+        name = site["name"]
+        row: list[Any] = [
+            name,
+            site["role"],
+            _number(site.get("examples")),
+            _number(site.get("tested")),
+        ]
+        row += [f"{w[name]:.3f}" if name in w else NOTHING for w in weights.values()]
+        row += [_rounds(run, name, site["role"])]
+        row += [NOTHING if seconds[name] is None else f"{seconds[name]:.2f} s"] if timed else []
+        count = troubles.count(name)
+        row.append(e("span", f"{count:,}", class_="bad") if count else "0")
+        rows.append(row)
+    head = ["site", "role", "examples", "tests"]
+    head += [f"weight, {run.short(m)}" for m in weights]
+    head += ["rounds averaged", *(["training, median"] if timed else []), "troubles"]
+    made = table(head, rows, left=2, wrap=[0], label="Sites", open_=len(rows) <= 15)
+    remark = "Weights are those of the last round" + f", mean of the {run.every}" * bool(run.over)
+    about = [remark]
+    if shape := run.results.get("shape"):
+        about.append(f"Inputs of {'x'.join(map(str, shape))}")
+    if classes := [str(c) for c in run.results.get("classes") or []]:
+        more = "…" if len(classes) > CLASSES else ""
+        about.append(f"{len(classes)} classes: {', '.join(classes[:CLASSES])}{more}")
+    return section("sites", "Sites", made, note(". ".join(about) + "."))
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else NOTHING
+
+
+def _rounds(run: Run, site: str, role: str) -> str:
+    """In how many of the rounds that listened to its role this site had a part."""
+    had = all_ = 0
+    for method in run.methods:
+        if site not in run.keys(method, "weights"):
+            if role == "target":
+                continue  # it does not train in this method
+            all_ += sum(1 for _ in run.entries(method))
+            continue
+        for _, entry in run.entries(method, site):
+            all_ += 1
+            had += site in (entry.get("weights") or {})
+    return f"{had:,} of {all_:,}" if all_ else NOTHING
+
+
+def _seconds(run: Run, site: str) -> float | None:
+    found = [
+        entry["site_seconds"][site]
+        for method in run.methods
+        for _, entry in run.entries(method)
+        if site in (entry.get("site_seconds") or {})
+    ]
+    return statistics.median(found) if found else None
+
+
+def events(run: Run) -> Html:
+    """Troubles, one row per kind, site and training, with the rounds it happened in."""
+    found = run.results["events"]
+    if not found:
+        return section("events", "Troubles", e("p", "None: every site answered in every round."))
+    gathered: dict[tuple[str, ...], list[int]] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    for event in found:
+        where = f"{run.short(event['method'])}, seed {event['seed']}" if "seed" in event else ""
+        where += f" on {event['target']}" if "target" in event else ""
+        parts = (where, event.get("what", ""), event.get("site", ""), event.get("text", ""))
+        key = tuple(map(str, parts))
+        gathered.setdefault(key, []).extend([event["round"]] if "round" in event else [])
+        counts[key] = counts.get(key, 0) + 1
+    rows = [
+        [
+            spans(numbers) or NOTHING,
+            where or NOTHING,
+            site or NOTHING,
+            e("span", WORDS.get(what, what), class_="tag"),
+            text,
+            f"{counts[where, what, site, text]:,}",
+        ]
+        for (where, what, site, text), numbers in list(gathered.items())[:MOST_EVENTS]
+    ]
+    head = ["rounds", "training", "site", "what", "in words", "times"]
+    made = table(head, rows, left=5, wrap=[0, 4], label="Troubles", open_=len(rows) <= 12)
+    more = len(gathered) - len(rows)
+    extra = f" {more:,} more kinds are in results.json." if more > 0 else ""
+    remark = (
+        f"{counted(len(found), 'event')} in {len(gathered):,} rows, in the order they began.{extra}"
+    )
+    return section("events", "Troubles", made, note(remark))
+
+
+def settings(run: Run) -> Html:
+    """Settings that are not the defaults, then all, then the versions."""
+    config, usual = run.config, _defaults()
+    changed = [k for k, v in config.items() if k not in PLACE and k in usual and usual[k] != v]
+    unknown = [k for k in config if usual and k not in usual]
+    rows = [[e("code", k), _value(config[k]), _value(usual[k])] for k in changed]
+    rows += [[e("code", k), _value(config[k]), "not known to this version"] for k in unknown]
+    if not config:
+        own: Html = e("p", "The results do not say how the run was set.")
+    elif rows:
+        own = table(
+            ["setting", "this run", "default"], rows, label="Settings that differ", wrap=[1]
+        )
+    else:
+        own = e("p", "All settings are the defaults.")
+    rest = [[e("code", k), _value(v)] for k, v in config.items()]
+    whole = folded(
+        f"All {len(rest)} settings",
+        table(["setting", "this run"], rest, label="All settings", wrap=[1], open_=False),
+    )
+    versions: Mapping[str, Any] = run.results.get("versions") or {}
+    used = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return section(
+        "settings",
+        "Settings",
+        note("What differs from the defaults:") if rows else None,
+        own,
+        whole if rest else None,
+        note(f"Made with {used}." if used else "The results do not say which versions made them."),
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    try:
+        return dict(defaults())
+    except FeddaError:  # a method that is half there must not cost the page
+        return {}
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) if value != "" else "(empty)"

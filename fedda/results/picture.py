@@ -1,0 +1,197 @@
+"""A run in one picture: how the target fared round by round, and whom the average listened to."""
+
+import statistics
+import warnings
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fedda.errors import RunError
+from fedda.results.read import (
+    Results,
+    counted,
+    mean_weights,
+    measure,
+    others,
+    printable,
+    target,
+    targets,
+    title,
+)
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow, too pale
+# for a line. No method has a colour of a site; black is the target's.
+_METHODS = ("#0072B2", "#777777")
+_SITES = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_STYLES = ("-", "--", ":", "-.")
+_GRAY = "#666666"
+_MARKED = 30  # with so many rounds at most each round gets a dot
+_LISTED = 16  # sites that fit beside the right panel
+
+_AXES = {
+    "accuracy": ("Accuracy on {target}", "accuracy (%)", "{:.1f} %", 100),
+    "infomax": ("No labelled tests: infomax on {target}", "infomax (nats)", "{:.3f}", 1),
+    "loss": ("Nothing was tested: training loss", "loss over the sources", "{:.3f}", 1),
+}
+
+Series = dict[int, list[float]]  # what the seeds have, by round
+
+
+def plot(results: Results, path: Path) -> Path:
+    """Write a PNG: left the target's accuracy over the rounds, right the weights of the sites.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    figure = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.08})
+    rounds = max(len(t["rounds"]) for runs in results["trainings"].values() for t in runs)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e5e5e5")
+        axes.set_axisbelow(True)
+        axes.set_xlabel("round")
+        axes.set_xlim(1 - max(0.5, rounds / 40), rounds + max(0.5, rounds / 40))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    _scores(left, results)
+    _weights(right, results)
+    figure.suptitle(_heading(results), fontsize=12, fontweight="bold")
+    many = {"seed": len(results["seeds"]), "target": len(targets(results))}
+    if several := [what for what, count in many.items() if count > 1]:
+        mean = " and ".join(counted(many[what], what) for what in several)
+        note = f"lines: mean of {mean}; bands: lowest to highest {' and '.join(several)}"
+        figure.supxlabel(note, fontsize=9, color=_GRAY)
+    try:
+        with warnings.catch_warnings():
+            # A site's name may need a script that the font does not have: boxes are good enough.
+            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+            figure.savefig(path, format="png")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); give another file by --png."
+        ) from error
+    return path
+
+
+def _heading(results: Results) -> str:
+    sources = [s["name"] for s in results["sites"] if s["role"] == "source"]
+    n = len(sources)
+    names = ", ".join(sources) if n <= 4 else f"{n} sources"
+    ends = [names, target(results)] if names else [target(results)]
+    return _text(f"{title(results, results['method'])}: {' → '.join(ends)}")
+
+
+def _text(text: str) -> str:
+    """A name as matplotlib takes it: a dollar would begin a formula."""
+    return printable(text).replace("$", r"\$")
+
+
+def _scores(axes: Axes, results: Results) -> None:
+    shown = measure(results)
+    heading, label, number, factor = _AXES[shown]
+    for i, (method, trainings) in enumerate(_own_first(results)):
+        colour, style = _METHODS[i % len(_METHODS)], _STYLES[i % len(_STYLES)]
+        series = _series([t["rounds"] for t in trainings], shown, factor)
+        if not series:
+            continue
+        means = [statistics.fmean(values) for values in series.values()]
+        tested = len(trainings[0]["rounds"]) in series  # else what the line ends with is older
+        last = number.format(means[-1]) if tested else "–"
+        name = _text(f"{title(results, method)}, last round: {last}")
+        marker = "o" if len(series) <= _MARKED else ""
+        axes.plot(
+            list(series), means, style, color=colour, label=name, marker=marker, ms=3.5, lw=1.8
+        )
+        if len(trainings) > 1:
+            low, high = map(min, series.values()), map(max, series.values())
+            axes.fill_between(list(series), list(low), list(high), color=colour, alpha=0.15, lw=0)
+    selected = [
+        (t["selected_round"], factor * r[shown])
+        for trainings in results["trainings"].values()
+        for t in trainings
+        for r in t["rounds"]
+        if r["round"] == t.get("selected_round") and shown in r
+    ]
+    if selected:
+        x, y = zip(*selected, strict=True)
+        axes.plot(x, y, "D", mfc="none", mec="black", ms=6, lw=0, label="selected without labels")
+    axes.set_title(_text(heading.format(target=target(results))), loc="left", fontsize=11)
+    axes.set_ylabel(label)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, -0.13),  # below, where it hides no seed
+        frameon=False,
+        fontsize=9,
+        borderpad=0,
+    )
+
+
+def _own_first(results: Results) -> list[tuple[str, list[dict[str, Any]]]]:
+    return sorted(results["trainings"].items(), key=lambda item: item[0] != results["method"])
+
+
+def _series(histories: list[list[dict[str, Any]]], key: str, factor: float) -> Series:
+    series: Series = {}
+    for history in histories:
+        for entry in history:
+            if key in entry:
+                series.setdefault(entry["round"], []).append(factor * entry[key])
+    return dict(sorted(series.items()))
+
+
+def _weights(axes: Axes, results: Results) -> None:
+    method = results["method"]
+    by_round: dict[int, list[tuple[dict[str, float], set[str]]]] = {}
+    for training in results["trainings"].get(method, []):
+        for entry in training["rounds"]:
+            found = entry.get("weights", {}), others(results, training)
+            by_round.setdefault(entry["round"], []).append(found)
+    means = {r: mean_weights(*zip(*pairs, strict=True)) for r, pairs in sorted(by_round.items())}
+    name = _text(title(results, method))
+    axes.set_title(f"Weight of each site in {name}'s average", loc="left", fontsize=11)
+    if not any(means.values()):
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, f"{name} weighs no sites", ha="center", color=_GRAY)
+        return
+    marker = "o" if len(means) <= _MARKED else ""
+    lines: list[Line2D] = []
+    for site, (colour, style) in _looks(results).items():
+        y = [weights.get(site, 0.0) for weights in means.values()]
+        (line,) = axes.plot(
+            list(means), y, style, color=colour, marker=marker, ms=3.5, lw=1.8, alpha=0.9
+        )
+        role = " (target)" if site in targets(results) else ""
+        line.set_label(f"{y[-1]:.2f}  {_text(site[:24])}{role}")
+        if any(y):  # a target that does not train has no weight
+            lines.append(line)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("weight")
+    lines.sort(key=lambda line: -float(line.get_ydata()[-1]))  # type: ignore[arg-type,index]
+    more = len(lines) - _LISTED
+    axes.legend(
+        handles=lines[:_LISTED],
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        frameon=False,
+        fontsize=9,
+        title="last round" + (f", {more} more below" if more > 0 else ""),
+        title_fontsize=9,
+        alignment="left",
+    )
+
+
+def _looks(results: Results) -> dict[str, tuple[str, str]]:
+    """Colour and line of each site, the same whatever its weight; a target's is black."""
+    looks = {}
+    sources = [s["name"] for s in results["sites"] if s["role"] == "source"]
+    for i, site in enumerate(sources):
+        style = _STYLES[i // len(_SITES) % len(_STYLES)]
+        looks[site] = (_SITES[i % len(_SITES)], style)
+    black = [("black", _STYLES[(1 + i) % len(_STYLES)]) for i in range(len(targets(results)))]
+    return looks | dict(zip(targets(results), black, strict=True))

@@ -1,0 +1,241 @@
+"""How a run goes, while it goes: a bar on a terminal, a few plain lines anywhere else."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from fedda import plugins
+from fedda.errors import ConfigError
+from fedda.results.read import printable
+from fedda.settings import RunConfig
+
+Event = dict[str, Any]
+Key = tuple[str, int, str]  # of a training: method, seed, and the target where there are several
+
+_EVERY = 10  # rounds between two plain lines,
+_AT_LEAST = 60.0  # or so many seconds, where rounds are long
+_LOOK = 0.2  # seconds between looks at a file
+_ASK = 5  # looks between asking whether to stop, which may cost a request
+
+
+class Display:
+    """Shows a run's events; call it with each of them, inside its `with` block.
+
+    Args:
+        config: the run, for the number of trainings and the time they will take. Without it
+            each training is shown by itself.
+        console: by default stdout.
+    """
+
+    def __init__(self, config: RunConfig | None = None, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._plan: list[Key] = []
+        self._rounds = 0
+        if config is not None:
+            self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
+            self._rounds = config.rounds
+        self._seen: dict[Key, int] = {}  # rounds done, by training
+        self._seconds: dict[str, list[float]] = {}  # of every round watched, by method
+        self._said = 0.0
+        self._numbers = Text()
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[round]}"),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, round="", left="")
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(
+                get_renderable=lambda: Group(self._bar, self._numbers),
+                console=self.console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event; those it does not know, and the end, need no line of their own."""
+        shows: dict[str, Callable[[Event], None]] = {
+            "waiting": self._waiting,
+            "joined": self._joined,
+            "roster": self._roster,
+            "training": self._training,
+            "round": self._round,
+            "trouble": self._trouble,
+        }
+        if event["event"] in shows:
+            shows[event["event"]](event)
+
+    def _waiting(self, event: Event) -> None:
+        there = f"{event['sources']} sources and {event['targets']} targets have joined"
+        self._bar.update(self._task, description=f"waiting for sites: {there}")
+        if not event["sources"] and not event["targets"]:
+            self._say("waiting for sites to join")
+
+    def _joined(self, event: Event) -> None:
+        self._say(f"joined: {event['text']}")
+
+    def _roster(self, event: Event) -> None:
+        """Plan a training per target, if there are several."""
+        targets = event.get("targets", [])
+        if len(targets) > 1:
+            seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
+            methods = list(dict.fromkeys(m for m, _, _ in self._plan))
+            self._plan = [(m, s, t) for s in seeds for t in targets for m in methods]
+
+    def _key(self, event: Event) -> Key:
+        key = event["method"], event["seed"], event.get("target", "")
+        planned = (*key[:2], "")  # a run may choose one of several targets
+        return planned if planned in self._plan else key
+
+    def _training(self, event: Event) -> None:
+        key, done, rounds = self._key(event), event["round"], event["rounds"]
+        self._rounds = rounds
+        self._seen[key] = done
+        going = f"going on after round {done} of {rounds}" if done else f"{rounds} rounds"
+        if not self._live:
+            self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
+        self._said = event.get("time", 0.0)
+        self._numbers = Text()
+        self._update(key)
+
+    def _round(self, event: Event) -> None:
+        key, number = self._key(event), event["round"]
+        self._seen[key] = number
+        self._seconds.setdefault(key[0], []).append(event["seconds"])
+        last, now = number == self._rounds, event.get("time", 0.0)
+        numbers = [_scores(event), f"{self._pace(key[0]):.1f} s per round"]
+        if self._live:
+            self._numbers = Text(", ".join(numbers), style="dim")
+            if last:
+                self._say(f"{self._name(key)}: {_scores(event)} after {number} rounds")
+        elif last or number == 1 or number % _EVERY == 0 or now - self._said >= _AT_LEAST:
+            left = self._left(key)
+            numbers += [f"{clock(left)} left"] if left else []
+            self._say(f"  round {number}/{self._rounds}: {', '.join(numbers)}")
+            self._said = now
+        self._update(key)
+
+    def _trouble(self, event: Event) -> None:
+        when = f"round {event['round']}" if "round" in event else ""
+        self._say(": ".join(filter(None, (when, event["site"], event["text"]))), "yellow")
+
+    def _say(self, text: str, style: str = "") -> None:
+        line = Text(printable(text), style=style)
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+    def _update(self, key: Key) -> None:
+        self._bar.update(
+            self._task,
+            description=self._name(key),
+            completed=self._seen[key],
+            total=self._rounds,
+            round=f"round {self._seen[key]}/{self._rounds}",
+            left=f"{clock(self._left(key))} left" if self._seconds else "",
+        )
+
+    def _name(self, key: Key) -> str:
+        method, seed, target = key
+        name = _title(method) + (f" on {target}" if target else "")
+        if key not in self._plan:
+            return f"{name}, seed {seed}"
+        seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
+        return name if len(seeds) == 1 else f"{name}, seed {seeds.index(seed) + 1} of {len(seeds)}"
+
+    def _pace(self, method: str) -> float:
+        """Seconds per round: the method's own where it has been watched, else any method's."""
+        found = self._seconds.get(method) or [s for many in self._seconds.values() for s in many]
+        return sum(found) / len(found)
+
+    def _left(self, key: Key) -> float:
+        """Seconds until all planned trainings are done, or this one where no plan is known."""
+        keys = self._plan if key in self._plan else [key]
+        return sum((self._rounds - self._seen.get(k, 0)) * self._pace(k[0]) for k in keys)
+
+
+def _title(method: str) -> str:
+    """What people call a method; one that is at the server alone is called by its name."""
+    try:
+        return plugins.method(method).title
+    except ConfigError:
+        return method.upper()
+
+
+def _scores(event: Event) -> str:
+    parts = [f"loss {event['loss']:.3f}"] if "loss" in event else []
+    if "accuracy" in event:
+        parts.append(f"accuracy {100 * event['accuracy']:.1f} %")
+    elif "infomax" in event:
+        parts.append(f"infomax {event['infomax']:.3f}")
+    return ", ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Event]:
+    """Events as another process writes them to its journal, until one says the run has ended.
+
+    Args:
+        path: a file of JSON lines that is appended to; it need not be there yet.
+        stop: asked now and then; once true, what the file holds is still read.
+        start: bytes at the beginning of the file to pass over, such as those of an earlier try.
+    """
+    rest, looks, stopping = b"", 0, False
+    while True:
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(start)
+                found = file.read()
+            start += len(found)
+            *lines, rest = (rest + found).split(b"\n")  # the last line may be half written
+            for line in lines:
+                event = _read(line)
+                if event is None:
+                    continue
+                yield event
+                if event["event"] in ("done", "failed"):
+                    return
+        if stopping:
+            return
+        stopping = looks % _ASK == 0 and stop()
+        looks += 1
+        if not stopping:
+            time.sleep(_LOOK)
+
+
+def _read(line: bytes) -> Event | None:
+    """An event, or None for a line that a crash cut short."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None

@@ -1,0 +1,175 @@
+"""Presets: the papers' settings of a benchmark, and a method's own choices, by name.
+
+    benchmark   model, input and schedule of a data set, whatever the method: the table below
+    method      the method's choices, `PRESETS` of its module: `paper`, `official`
+
+Of several the last one wins. A benchmark's confidence gate is KD3A's alone and has no effect on
+other methods. A value that no paper gives says "ours" and why.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedda import plugins
+from fedda.config import Flat, Scalar
+from fedda.errors import ConfigError
+
+
+class Given(NamedTuple):
+    """A value and where it is from."""
+
+    value: Scalar
+    source: str
+
+
+Preset = dict[str, Given]
+
+# Feng et al., KD3A, ICML 2021. The columns of its table 5 in appendix F, beside table 4 for digits.
+TABLE_5 = "KD3A, table 5"
+# Fernandes Montesuma et al., FedDaDiL: appendix C.2, table 4, is how it trained KD3A.
+TABLE_4 = "FedDaDiL, appendix C.2, table 4"
+
+KD3A: Preset = {
+    "rounds": Given(40, f"{TABLE_5}: total epochs"),
+    "train.rounds-per-epoch": Given(1.0, f"{TABLE_5}: r = 1"),
+    "train.optimizer": Given("sgd", TABLE_5),
+    "train.momentum": Given(0.9, TABLE_5),
+    "train.schedule": Given("cosine", TABLE_5),
+    "train.weight-decay": Given(0.0, "ours: KD3A gives none (its code has 5e-4)"),
+}
+COLOUR: Preset = {"input.channels": Given(3, "ours: all domains in colour, or copied to three")}
+SIZE_224: Preset = COLOUR | {
+    "input.size": Given(224, "ours: what torchvision's weights were trained on; no paper says"),
+}
+RESNET101: Preset = SIZE_224 | {
+    "model.name": Given("resnet101", TABLE_5),
+    "model.weights": Given(
+        "IMAGENET1K_V1", f"{TABLE_5}: pretrained = True, in torchvision these weights"
+    ),
+    "train.lr": Given(0.005, TABLE_5),
+    "train.lr-end": Given(0.0001, TABLE_5),
+    "kd3a.gate.low": Given(0.8, TABLE_5),
+    "kd3a.gate.high": Given(0.95, TABLE_5),
+}
+SMALL: Preset = {
+    "train.lr": Given(0.05, TABLE_5),
+    "train.lr-end": Given(0.001, TABLE_5),
+    "kd3a.gate.low": Given(0.9, TABLE_5),
+    "kd3a.gate.high": Given(0.95, TABLE_5),
+}
+
+
+def _feddadil(model: str, lr: float, low: float) -> Preset:
+    """A row of FedDaDiL's table 4; what the table leaves out is KD3A's."""
+    kept = {k: KD3A[k]._replace(source="KD3A, section 5, which FedDaDiL follows") for k in KD3A}
+    return (
+        kept
+        | SIZE_224
+        | {
+            "rounds": Given(100, f"{TABLE_4}: epochs, and models averaged after each"),
+            "train.weight-decay": Given(0.0, f"ours: {TABLE_4} gives none (its FedAvg has 5e-4)"),
+            "model.name": Given(model, "FedDaDiL, table 1"),
+            "model.weights": Given("IMAGENET1K_V2", "FedDaDiL, appendix C.1"),
+            "train.batch-size": Given(32, TABLE_4),
+            "train.lr": Given(lr, TABLE_4),
+            "train.lr-end": Given(lr / 50, "ours: a fiftieth, as KD3A's table 5 for its ResNets"),
+            "kd3a.gate.low": Given(low, TABLE_4),
+            "kd3a.gate.high": Given(0.95, TABLE_4),
+        }
+    )
+
+
+BENCHMARKS: dict[str, Preset] = {
+    # With a few hundred images per domain this learning rate is too high; start from 0.01.
+    "digit5": KD3A
+    | SMALL
+    | COLOUR
+    | {
+        "input.size": Given(32, "FRUDA, appendix F.0.2, digits: 32 x 32 x 3"),
+        "model.name": Given("digit-cnn", "KD3A, table 4"),
+        "model.weights": Given("none", "KD3A, table 5: only its ResNets are pretrained"),
+        "train.batch-size": Given(100, TABLE_5),
+    },
+    # Vectors: input.channels and input.size mean nothing to them.
+    "amazon-review": KD3A
+    | SMALL
+    | {
+        "model.name": Given("mlp", f"{TABLE_5}: 3-layer MLP"),
+        "model.sizes": Given(
+            "500,100",
+            "ours: three layers with the head; KD3A gives no widths, its code four layers",
+        ),
+        "model.weights": Given("none", "KD3A, table 5: only its ResNets are pretrained"),
+        "train.batch-size": Given(50, TABLE_5),
+        "kd3a.mixup": Given(0.0, f"{TABLE_5}: data augmentation none"),
+    },
+    "office-caltech10": KD3A | RESNET101 | {"train.batch-size": Given(32, TABLE_5)},
+    "domainnet": KD3A | RESNET101 | {"train.batch-size": Given(50, TABLE_5)},
+    "office31": _feddadil("resnet50", 0.01, 0.9),
+    "office-home": _feddadil("resnet101", 0.01, 0.9),
+    "imageclef": _feddadil("resnet50", 0.001, 0.9),
+    "adaptiope": _feddadil("resnet101", 0.01, 0.8),
+    # Gan et al., FRUDA, appendix F.0.2, as its source models are trained. LeNet has no BatchNorm.
+    "rotated-mnist": {
+        "input.channels": Given(1, "ours: MNIST is grayscale"),
+        "input.size": Given(28, "ours: MNIST's own"),
+        "model.name": Given("lenet", "FRUDA, appendix F.0.2"),
+        "model.weights": Given("none", "FRUDA, appendix F.0.2"),
+        "train.batch-size": Given(32, "FRUDA, appendix F.0.2"),
+        "train.optimizer": Given("adam", "FRUDA, appendix F.0.2"),
+        "train.lr": Given(0.0001, "FRUDA, appendix F.0.2"),
+        "train.schedule": Given("constant", "ours: FRUDA gives one rate and no schedule"),
+        "train.carry-momentum": Given(
+            True, "ours: FRUDA trains in one go, so Adam keeps its state"
+        ),
+        "rounds": Given(20, "ours: FRUDA gives no number of epochs"),
+        "dils.lr": Given(0.001, "FRUDA, appendix F.0.2: target extractor"),
+        "dils.discriminator.lr": Given(0.01, "FRUDA, appendix F.0.2: discriminators"),
+    },
+}
+
+
+def names(method: str) -> list[str]:
+    """What `--preset` may be for a method: its own, then the benchmarks."""
+    return [*plugins.method(method).presets, *BENCHMARKS]
+
+
+def table(method: str) -> dict[str, Preset]:
+    """Every preset of a method with full dotted keys, values and sources."""
+    own: Mapping[str, Mapping[str, Scalar]] = plugins.method(method).presets
+    sources = {"paper": "the method's paper", "official": "the authors' code"}
+    other = "ours" if plugins.origin(method) == plugins.OWN else plugins.origin(method)
+    chosen = {
+        name: {
+            f"{method}.{k}": Given(v, sources.get(name.split("-")[0], other))
+            for k, v in values.items()
+        }
+        for name, values in own.items()
+    }
+    return chosen | BENCHMARKS
+
+
+def settings(method: str, chosen: Sequence[str]) -> Flat:
+    """The settings of some presets, one laid over the other -> dotted keys.
+
+    Raises:
+        ConfigError: there is no such preset, or no such method.
+    """
+    known = table(method)
+    flat: Flat = {}
+    for name in chosen:
+        if name not in known:
+            own = ", ".join(n for n in known if n not in BENCHMARKS) or "none"
+            others = [
+                m for m in plugins.methods() if m != method and name in plugins.method(m).presets
+            ]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = f" (it is one of {', '.join(others)})" if others else hint
+            raise ConfigError(
+                f"There is no preset '{name}' for {method}{hint}; its own are {own}, and those of "
+                f"benchmarks are {', '.join(BENCHMARKS)}."
+            )
+        flat |= {key: given.value for key, given in known[name].items()}
+    return flat

@@ -1,0 +1,235 @@
+"""What an operator decides about a run: the shared sections and every method's own.
+
+The defaults stand once more in pyproject.toml, where Flower reads them; a test compares the two.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import Field
+
+from fedda import plugins
+from fedda.config import (
+    FEATURES_HIDE,
+    NETWORKS,
+    ExchangeConfig,
+    Flat,
+    GuardConfig,
+    InputConfig,
+    ModelConfig,
+    RunSection,
+    Scalar,
+    Section,
+    TrackSection,
+    TrainConfig,
+    WaitConfig,
+    WireConfig,
+    flatten,
+    steps_per_window,
+    unflatten,
+    validate,
+)
+from fedda.errors import ConfigError
+from fedda.methods import write_schedule
+
+from .task import Task
+
+
+class RunConfig(Section):
+    """Everything an operator decides about a run."""
+
+    method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
+    rounds: int = Field(default=20, ge=1, description="communication rounds")
+    sources_per_round: int = Field(
+        default=0, ge=0, description="so many sources, drawn anew each round; 0: all"
+    )
+    run: RunSection = RunSection()
+    input: InputConfig = InputConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    wire: WireConfig = WireConfig()
+    wait: WaitConfig = WaitConfig()
+    guard: GuardConfig = GuardConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    track: TrackSection = TrackSection()
+    options: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    @classmethod
+    def parse(cls, flat: Mapping[str, Any]) -> Self:
+        """Check a flat table and fill in the defaults.
+
+        Raises:
+            ConfigError: a key is unknown, or a value has the wrong type or range.
+        """
+        tree = unflatten(flat)
+        if "options" in tree:  # what the methods' own sections are kept in, and no setting
+            raise ConfigError("There is no setting 'options'; see fedda settings.")
+        section = tree.get("run")
+        baseline = section.get("baseline") if isinstance(section, Mapping) else None
+        for name in (tree.get("method"), baseline):  # before settings of a method that is not there
+            if isinstance(name, str) and name:
+                plugins.method(name)
+        options = {
+            m: validate(plugins.method(m).config, tree.pop(m, {}), m) for m in plugins.methods()
+        }
+        config = validate(cls, tree).model_copy(update={"options": options})
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Settings that contradict themselves or each other.
+
+        Raises:
+            ConfigError: naming them.
+        """
+        if len(set(self.seeds)) < len(self.seeds):  # no second training, and a spread of 0
+            raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
+        if self.model.name not in (*NETWORKS, *plugins.networks()):
+            known = ", ".join([*NETWORKS, *plugins.networks()])
+            raise ConfigError(
+                f"There is no network '{self.model.name}'; set model.name to one of {known}."
+            )
+        if 0 < self.sources_per_round < self.wait.min_sources:
+            raise ConfigError(
+                f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
+                f"{self.wait.min_sources}; lower the one or raise the other."
+            )
+        few, lazy = self.exchange.min_examples, self.exchange
+        if few < FEATURES_HIDE and not lazy.expose_features:
+            raise ConfigError(
+                f"exchange.min-examples is {few}, but from a gradient over fewer than "
+                f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
+                "shows it); raise it, or accept that with exchange.expose-features=true."
+            )
+        batch, p = self.train.batch_size, self.summing.p
+        if batch * p < few and any(plugins.method(m).gradients for m in self.trainings):
+            raise ConfigError(
+                f"exchange.p is {p} and train.batch-size {batch}, so a gradient is over "
+                f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
+                f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
+            )
+
+    @property
+    def summing(self) -> ExchangeConfig:
+        """How gradients are summed, with p as it is where it was left open."""
+        p = self.exchange.p or steps_per_window(self.exchange.min_examples, self.train.batch_size)
+        return self.exchange.model_copy(update={"p": p})
+
+    @property
+    def seeds(self) -> list[int]:
+        return [int(s) for s in self.run.seeds.split(",")]
+
+    @property
+    def trainings(self) -> list[str]:
+        """The methods to train, the baseline first."""
+        baseline = [self.run.baseline] if self.run.baseline not in ("", self.method) else []
+        return [*baseline, self.method]
+
+    def parts(self, method: str, after: int = 0) -> frozenset[str]:
+        """The parts that a method gives to sites in the rounds after one."""
+        stages = plugins.method(method).schedule(
+            self.options[method], self.rounds, bool(self.run.start_from)
+        )
+        return frozenset(p for stage in stages if stage.last > after for p in stage.phase.parts)
+
+    def task(
+        self,
+        method: str,
+        seed: int,
+        shape: tuple[int, ...],
+        classes: Sequence[str],
+        sites: int,
+        target: str = "",
+    ) -> Task:
+        """What sites are told for one training with the sites that joined.
+
+        Args:
+            method: its name.
+            seed: of every random draw.
+            shape: of one input.
+            classes: their names.
+            sites: how many take part.
+            target: the one that adapts, where the run has several.
+        """
+        options = self.options[method]
+        stages = plugins.method(method).schedule(options, self.rounds, bool(self.run.start_from))
+        return Task(
+            run=self.run.name,
+            method=method,
+            seed=seed,
+            rounds=self.rounds,
+            schedule=write_schedule(stages),
+            target=target,
+            shape=",".join(map(str, shape)),
+            class_names="\n".join(classes),
+            sites=sites,
+            model=self.model,
+            train=self.train,
+            wire=self.wire,
+            options=options,
+        )
+
+    def flat(self) -> Flat:
+        """Every setting under its dotted key, the methods' own sections included.
+
+        Of methods that other packages add only those that are trained: whoever reads the table may
+        not have the others.
+        """
+        methods = {*plugins.own_methods(), *self.trainings}
+        options = {m: o.model_dump(by_alias=True) for m, o in self.options.items() if m in methods}
+        return flatten(self.model_dump(by_alias=True)) | flatten(options)
+
+
+def defaults() -> Flat:
+    """Every key there is, with its default: the table `[tool.flwr.app.config]` repeats."""
+    config = RunConfig.parse({})
+    every = {m: o.model_dump(by_alias=True) for m, o in config.options.items()}
+    return config.flat() | flatten(every)
+
+
+# Where results go and how long the server waits: they change no result.
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
+_FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
+
+
+def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:
+    """The settings on which the results of these methods depend."""
+    others = tuple(f"{method}." for method in plugins.methods() if method not in trained)
+    return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
+
+
+def overrides(method: str, pairs: list[str]) -> Flat:
+    """Read `key=value` texts; a method's own keys may leave out its name -> dotted keys.
+
+    Raises:
+        ConfigError: a text has no `=`, or the key does not exist (the nearest ones are named).
+    """
+    known, found = defaults(), {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"'{pair}' is not a setting; write it as key=value.")
+        full = next((k for k in (key, f"{method}.{key}") if k in known), None)
+        if full is None:
+            short = [k.removeprefix(f"{method}.") for k in known]
+            near = difflib.get_close_matches(key, short, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
+            raise ConfigError(f"There is no setting '{key}'{hint}")
+        found[full] = _read(full, text, known[full])
+    return found
+
+
+def _read(key: str, text: str, like: Scalar) -> Scalar:
+    """Text as the type of the key's default."""
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{key} is '{text}', but must be true or false.")
+        return text.lower() == "true"
+    if isinstance(like, int | float):
+        try:
+            return type(like)(text)
+        except ValueError:
+            kind = "a whole number" if isinstance(like, int) else "a number"
+            raise ConfigError(f"{key} is '{text}', but must be {kind}.") from None
+    return text

@@ -1,0 +1,110 @@
+"""What a site is told of a training: enough for its part in any round, nothing about the server."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import Field, field_validator
+
+from fedda import plugins
+from fedda.config import (
+    ModelConfig,
+    Section,
+    TrainConfig,
+    WireConfig,
+    is_site_name,
+    unflatten,
+    validate,
+)
+from fedda.errors import ConfigError
+from fedda.methods import Method, Stage, read_schedule
+
+
+class Task(Section):
+    """One training, as its sites know it."""
+
+    run: str = Field(default="run", pattern=r"^[\w.-]+$")
+    method: str = "kd3a"
+    seed: int = Field(default=0, ge=0)
+    rounds: int = Field(default=20, ge=1)
+    schedule: str = Field(default="", description="the phases and their rounds, in order")
+    target: str = Field(default="", description="the one that adapts, where there are several")
+    shape: str = Field(
+        default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
+    )
+    class_names: str = Field(default="", description="one line per class, in the labels' order")
+    sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    wire: WireConfig = WireConfig()
+    options: Any = None
+
+    @field_validator("target")
+    @classmethod
+    def _is_site_name(cls, name: str) -> str:
+        if name and not is_site_name(name):  # it is part of the names of a site's own files
+            raise ValueError("it is no name of a site")
+        return name
+
+    @property
+    def training(self) -> str:
+        """What a site calls its own files of this training; it may serve several runs at once."""
+        return f"{self.run}.{self.label}"
+
+    @property
+    def label(self) -> str:
+        """The training's name within its run."""
+        return f"{self.method}-{self.seed}" + (f"-{self.target}" if self.target else "")
+
+    @cached_property
+    def about(self) -> Method:
+        """The method."""
+        return plugins.method(self.method)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The phases as they fall on the rounds."""
+        return read_schedule(self.about, self.schedule)
+
+    def stage(self, server_round: int) -> Stage:
+        """The phase that a round belongs to.
+
+        Raises:
+            ConfigError: the training has no such round.
+        """
+        for stage in self.stages:
+            if stage.first <= server_round <= stage.last:
+                return stage
+        raise ConfigError(f"Round {server_round} is in no phase of '{self.schedule[:80]}'.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names in the order of the labels."""
+        return tuple(self.class_names.split("\n")) if self.class_names else ()
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of one input: (channels, height, width) or (d,)."""
+        return tuple(int(n) for n in self.shape.split(","))
+
+    @classmethod
+    def parse(cls, flat: Mapping[str, Any]) -> Self:
+        """Read what `flat` wrote.
+
+        Raises:
+            ConfigError: a key is unknown or a value out of range.
+        """
+        tree = unflatten(flat)
+        options = plugins.method(str(tree.get("method", ""))).config
+        tree["options"] = validate(options, tree.get("options", {}))
+        task = validate(cls, tree)
+        if not task.stages or task.stages[-1].last != task.rounds:
+            raise ConfigError(
+                f"The training's schedule '{task.schedule[:80]}' is not of {task.rounds} rounds."
+            )
+        return task

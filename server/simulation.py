@@ -1,0 +1,252 @@
+"""A run over folders of this machine, without any server: in this process, or on Ray."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count, product
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedda.data import Description, describe
+from fedda.errors import RunError
+from fedda.exchange import Turns
+from fedda.exchange.in_process import give_up
+from fedda.halves import load
+from fedda.settings import RunConfig
+from fedda.wire import Role
+
+from . import run
+from .journal import Journal
+from .rehearsal import rehearse as rehearse_exchange
+from .start import check_start, start_of
+from .strategy_modules import roster
+
+Engine = Literal["process", "ray"]
+SITES = "sites"  # in the run's folder: what simulated sites keep and note for themselves
+
+
+class LocalGrid(Grid):
+    """A Grid whose nodes are calls of a ClientApp in this process.
+
+    A site works when its reply is fetched, so that one reply at a time is held. Sites that sum
+    gradients in mid-round work together, each in a thread and one at a time.
+    """
+
+    in_process = True
+
+    def __init__(self, app: ClientApp, nodes: Sequence[Mapping[str, Any]]) -> None:
+        self.app = app
+        self.contexts = {
+            number: Context(1, number, dict(node), RecordDict(), {})
+            for number, node in zip(count(1), nodes, strict=False)
+        }
+        self._open: dict[str, Message] = {}
+        _identify()
+
+    def set_run(self, run: Run) -> None:
+        """Nothing to set: there is one run."""
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError("a local grid has no Flower run")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            ids.append(str(uuid4()))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._open[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for _, reply in self.answers(message_ids):
+            yield reply
+            del reply  # not held while the next one is made
+
+    def answers(self, message_ids: Iterable[str]) -> Iterator[tuple[Message, Message]]:
+        """Requests, each with the reply to it."""
+        for message_id in list(message_ids):
+            message = self._open.pop(message_id, None)
+            if message is not None and "exchange" in message.content:
+                yield from self._together([message, *self._invited()])
+            elif message is not None:
+                yield message, self._call(message)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return list(self.pull_messages(self.push_messages(messages)))
+
+    def _invited(self) -> Iterator[Message]:
+        """The other open requests that carry an invitation to the exchange."""
+        for message_id, message in list(self._open.items()):
+            if "exchange" in message.content:
+                yield self._open.pop(message_id)
+
+    def _together(self, messages: list[Message]) -> Iterator[tuple[Message, Message]]:
+        def call(message: Message) -> Message:
+            reply = self._call(message)
+            if reply.has_error():
+                give_up(str(message.content["exchange"]["ticket"]))
+            return reply
+
+        calls = {str(i): partial(call, message) for i, message in enumerate(messages)}
+        done = Turns(list(calls)).together(calls)
+        for message, reply in zip(messages, done.values(), strict=True):
+            yield message, reply.result()
+
+    def _call(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        return self.app(message=message, context=context)
+
+
+def simulate(
+    config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal, engine: Engine
+) -> dict[str, Any]:
+    """Run over sites of this machine -> results.json's content, the same whatever the engine.
+
+    Args:
+        config: the run.
+        sites: node configurations: role, name, data, and what else a client may be given; without
+            a state-dir of its own a site has one in the run's folder.
+        journal: told what happens.
+        engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
+    """
+    journal.write("started", engine=engine)
+    place = Path(config.run.dir).absolute() / config.run.name / SITES
+    # Whoever simulates has all sites' data before them: the run's own limits are enough.
+    mine = {"state-dir": str(place), "min-examples": 1}
+    sites = [mine | dict(site) for site in sites]
+    everyone = config.run.model_copy(update={"expect": len(sites)})
+    config = config.model_copy(update={"run": everyone})
+    make_app = load("clients", "app").make_app
+    if engine == "process":
+        nodes = [{"partition-id": i} for i in range(len(sites))]
+        return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
+    return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def rehearse(
+    config: RunConfig,
+    sites: Sequence[Mapping[str, Any]],
+    describe: Callable[[str, Role], Description] = describe,
+) -> None:
+    """Read what the sites bring, form their roster and rehearse an exchange of gradients.
+
+    So that what is wrong is found before anything runs.
+
+    Args:
+        config: the run.
+        sites: node configurations, as for `simulate`.
+        describe: reads a site's folder; whoever asks often remembers what it found.
+
+    Raises:
+        ConfigError: a method can exchange no gradients with these sites and settings, or the model
+            that the run starts from does not fit.
+        DataError: a folder cannot be read.
+        ModelError: the model that the run starts from cannot be read.
+        RosterError: the sites make no run.
+    """
+    start = start_of(config)
+    offer = load("clients", "site.memory").offer
+    offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
+    nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
+    who = roster.form(nodes, config.input, run.classes_without_sources(config, start))
+    check_start(config, start, who)
+    _identify()
+    for method, aim in product(config.trainings, who.aims(config.run.target)):
+        rehearse_exchange(config, method, aim)
+
+
+def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:
+    from flwr.simulation import run_simulation  # imports Ray, which takes seconds
+
+    results: dict[str, Any] = {}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        while len(list(grid.get_node_ids())) < nodes:  # the engine registers them after the start
+            time.sleep(0.1)
+        results.update(run.execute(config, grid, journal, _slots))
+
+    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
+    if not results:
+        raise RunError("The simulation ended without results; its own messages above say why.")
+    return results
+
+
+def _identify() -> None:
+    """Messages note which task made them; outside a Flower process there is none to note."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
+def _slots() -> int:
+    """How many sites Ray lets work at the same time, at one CPU each."""
+    import ray
+
+    return sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
+
+
+def folders(
+    root: Path, target: str, poison: Mapping[str, float], threads: int = 1
+) -> list[dict[str, Any]]:
+    """One site per folder (or .npz file) of `root` -> node configurations, by name.
+
+    Args:
+        root: holds the folders.
+        target: the name of the one whose labels nobody uses, or of several with commas between.
+        poison: percent of labels to flip, by source.
+        threads: of each site; the same number gives the same bits, whichever engine runs them.
+
+    Raises:
+        RunError: `root` or a target is not there, or a poisoned site is not a source.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
+    found = {
+        path.stem if path.suffix == ".npz" else path.name: path
+        for path in sorted(root.iterdir())
+        if path.suffix == ".npz" or (path.is_dir() and not path.name.startswith("."))
+    }
+    targets = {target} if target in found else {*target.split(",")}
+    if missing := sorted(targets - set(found)):
+        names = ", ".join(found) or "nothing"
+        raise RunError(
+            f"{root} has no domain '{missing[0]}', it has {names}; choose one as --target, or "
+            "several with commas."
+        )
+    odd = sorted(set(poison) - (set(found) - targets))
+    if odd:
+        raise RunError(f"'{odd[0]}' is not a source in {root}, so it cannot be poisoned.")
+    return [
+        {
+            "role": "target" if name in targets else "source",
+            "name": name,
+            "data": str(path.resolve()),
+            "poison": float(poison.get(name, 0)),
+            "threads": threads,
+        }
+        for name, path in found.items()
+    ]

@@ -1,0 +1,118 @@
+"""The model that a run starts from, with `run.start-from`: where it is, and whether it fits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedda import models, plugins
+from fedda.config import ModelConfig
+from fedda.errors import ConfigError, ModelError
+from fedda.models import Extension, Meta
+from fedda.settings import RunConfig, Task
+from fedda.wire import Arrays
+
+from .strategy_modules import roster
+
+MODEL = "model.safetensors"
+NAMED = 5  # classes that a sentence names
+
+
+def start_of(config: RunConfig) -> Meta | None:
+    """What the model is that a run starts from, as its file says; None if it starts from none.
+
+    Raises:
+        ModelError: it cannot be read, or there are several to choose from.
+        ConfigError: it is not of the architecture that the run's methods train.
+    """
+    if not config.run.start_from:
+        return None
+    run = Path(config.run.start_from)
+    about = models.describe(model_file(run))
+    for method in config.trainings:
+        extension = Extension.of(plugins.method(method), config.options[method])
+        _check_model(run, about, method, config.model, extension)
+    return about
+
+
+def check_start(config: RunConfig, about: Meta | None, who: roster.Roster) -> None:
+    """See that the model that a run starts from is for the data of the sites that have joined.
+
+    Raises:
+        ConfigError: it is for others.
+    """
+    if about is not None:
+        _check_data(Path(config.run.start_from), about, who.shape, who.classes)
+
+
+def finished(run: Path, task: Task) -> Arrays:
+    """The weights of a finished run's model, to start a training from.
+
+    Raises:
+        ModelError: it cannot be read.
+        ConfigError: it is of another architecture, or for other data.
+    """
+    model, about = models.load(model_file(run))
+    extension = Extension.of(task.about, task.options)
+    _check_model(run, about, task.method, task.model, extension)
+    _check_data(run, about, task.dims, task.names)
+    return models.to_arrays(model)
+
+
+def model_file(run: Path) -> Path:
+    """The model in the folder of a run or of one of its trainings, or the file itself.
+
+    Raises:
+        ModelError: the run has no one model, as it has several targets or has not finished.
+    """
+    if not run.is_dir():
+        return run
+    there = sorted(path.parent for path in run.glob(f"*/{MODEL}"))
+    if there and not (run / MODEL).is_file():
+        raise ModelError(
+            f"{run} holds no {MODEL} of its own, as it has several targets or has not finished; "
+            f"start from one of its trainings: {', '.join(map(str, there))}."
+        )
+    return run / MODEL
+
+
+def _check_model(
+    run: Path, about: Meta, method: str, config: ModelConfig, extension: Extension | None
+) -> None:
+    theirs = about.config
+    _compare(run, "model", theirs.name, config.name)
+    _compare(run, "sizes", theirs.sizes, config.sizes)
+    if (theirs.weights == "none") != (config.weights == "none"):  # these normalise their inputs
+        _compare(run, "weights", theirs.weights, config.weights)
+    if about.extension != extension:
+        raise ConfigError(
+            f"The model in {run} has {_layers(about.extension)}, but {method} trains one with "
+            f"{_layers(extension)}; start from a run of the same method and settings."
+        )
+
+
+def _check_data(run: Path, about: Meta, shape: tuple[int, ...], classes: Sequence[str]) -> None:
+    _compare(run, "inputs of shape", about.shape, tuple(shape))
+    if about.classes == tuple(classes):
+        return
+    gone = [name for name in about.classes if name not in classes]
+    new = [name for name in classes if name not in about.classes]
+    odd = [f"knows {_few(gone)}, which this run does not"] if gone else []
+    odd += [f"does not know {_few(new)}"] if new else []
+    how = " and ".join(odd) or "has this run's classes in another order"
+    raise ConfigError(f"The model in {run} {how}; start from a run with the same class names.")
+
+
+def _compare(run: Path, what: str, its: object, mine: object) -> None:
+    if its != mine:
+        raise ConfigError(
+            f"The model in {run} has {what} {its!r}, but this run has {mine!r}; start from a run "
+            "of the same model and data."
+        )
+
+
+def _layers(extension: Extension | None) -> str:
+    return f"the layers of {extension}" if extension else "no layers of a method's own"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"

@@ -1,0 +1,12 @@
+"""The strategies under whichever name the packaging gave them."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__ == "server":
+    from strategies import base
+    from strategies.sites import mail, roster
+else:  # in the wheel all folders lie inside fedda
+    from fedda.strategies import base
+    from fedda.strategies.sites import mail, roster
+
+__all__ = ["base", "mail", "roster"]

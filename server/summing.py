@@ -1,0 +1,32 @@
+"""Where a run's gradients are summed: in this process for a simulation, else on a port."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flwr.serverapp import Grid
+
+from fedda.config import ExchangeConfig
+from fedda.exchange import LocalHost
+from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK
+
+if TYPE_CHECKING:
+    from fedda.exchange import Host
+
+Notice = Callable[[str, str, str], None]
+
+
+def host(grid: Grid, config: ExchangeConfig, notice: Notice) -> "Host | LocalHost":
+    """The host that opens sessions of summing; it binds no port before the first session.
+
+    Args:
+        grid: Flower's, or that of a simulation in this process.
+        config: the run's settings; what they leave open was set with `fedda superlink`.
+        notice: called for every site that is refused or missing.
+    """
+    if getattr(grid, "in_process", False):
+        return LocalHost(notice)
+    from fedda.exchange import Host
+
+    bind, _, port = os.environ.get(EXCHANGE_AT, f"{LOOPBACK}:0").rpartition(":")
+    return Host(config.bind or bind, config.port or int(port), notice, announce=config.host)

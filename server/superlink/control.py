@@ -1,0 +1,177 @@
+"""The operator's side of a SuperLink, over its Control API: sites' keys and the state of runs.
+
+Only a program on the server's own machine reaches this API; see `gateway`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedda.errors import KeyFileError, RunError
+from fedda.ops import keys
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A registered site, as the server sees it."""
+
+    node_id: int
+    name: str
+    online: bool
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is: status is pending, starting, running or finished."""
+
+    status: str
+    sub_status: str
+    details: str
+
+    @property
+    def ended(self) -> bool:
+        return self.status == "finished"
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ended and self.sub_status == "completed"
+
+    def __str__(self) -> str:
+        text = f"{self.status}:{self.sub_status}" if self.sub_status else self.status
+        return f"{text} ({self.details})" if self.details else text
+
+
+class Control:
+    """A client of one SuperLink's Control API."""
+
+    def __init__(self, address: str, ca: Path | None) -> None:
+        """Talk to host:port over TLS with the authority's certificate, or without one in HTTP."""
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self.address = address
+        self._client = ControlHttpClient.from_server_address(
+            address,
+            ca is None,
+            None if ca is None else ca.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="CLI")],
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def sites(self) -> list[Site]:
+        """Every site with a valid registration."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        answer = self._ask(self._client.ListNodes, ListNodesRequest())
+        return [
+            Site(node.node_id, node.name, node.status == "online", node.public_key)
+            for node in answer.nodes_info
+            if node.status != "unregistered"
+        ]
+
+    def register(self, key: ec.EllipticCurvePublicKey, name: str) -> int:
+        """Admit a key and return its node id."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        request = RegisterNodeRequest(public_key=_pem(key), name=name)
+        return self._ask(self._client.RegisterNode, request).node_id
+
+    def unregister(self, node_id: int) -> None:
+        """Refuse a site from now on."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._ask(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node_id))
+
+    def run_state(self, run_id: int) -> RunState:
+        """How far a run is."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        runs = self._ask(self._client.ListRuns, ListRunsRequest(run_id=run_id)).run_dict
+        if run_id not in runs:
+            raise RunError(f"the server at {self.address} knows no run {run_id}: list its runs")
+        status = runs[run_id].status
+        return RunState(status.status, status.sub_status, status.details)
+
+    def stop_run(self, run_id: int) -> bool:
+        """End a run; False if it had ended already."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        return self._ask(self._client.StopRun, StopRunRequest(run_id=run_id)).success
+
+    def _ask(self, call: Callable[[Q], A], request: Q) -> A:
+        try:
+            return call(request)
+        except httpx.HTTPStatusError as error:
+            text = error.response.text[:200]
+            raise RunError(
+                f"the server at {self.address} refused (HTTP {error.response.status_code}): {text}"
+            ) from error
+        except httpx.TransportError as error:
+            if "certificate" in str(error).lower():
+                raise KeyFileError(
+                    f"the certificate of the server at {self.address} does not fit this folder's "
+                    "ca.crt: use the folder that the server was started with"
+                ) from error
+            raise RunError(
+                f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
+            ) from error
+
+
+class Folder:
+    """A folder of keys, by which a server's sites are admitted and turned away."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.unread: set[Path] = set()  # files that were no keys at the last look
+
+    def sync(self, control: Control) -> list[str]:
+        """Turn away keys in nodes/revoked/, admit new keys in nodes/ -> what was done, in words.
+
+        Keys that were registered by other means stay registered. A file that is no key is reported
+        once and passed over, so that it does not keep other sites from being admitted or revoked.
+        """
+        nodes = self.directory / "nodes"
+        admitted, unread = _readable(nodes)
+        turned_away, more = _readable(nodes / "revoked")
+        unread |= more
+        done = [f"passed over: {text}" for file, text in unread.items() if file not in self.unread]
+        names = {_pem(key): name for name, key in admitted.items()}
+        revoked = {_pem(key) for key in turned_away.values()} - names.keys()
+        registered = {site.public_key: site for site in control.sites()}
+        for pem in revoked & registered.keys():
+            site = registered[pem]
+            control.unregister(site.node_id)
+            done.append(f"turned away {site.name or site.node_id}")
+        for pem, name in sorted(names.items(), key=lambda item: item[1]):
+            if pem not in registered:
+                control.register(admitted[name], name)
+                done.append(f"admitted {name}")
+        self.unread = set(unread)
+        return done
+
+
+def _readable(folder: Path) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[Path, str]]:
+    """The keys in a folder by file name, and for each file that is no key the reason."""
+    public, unread = {}, {}
+    for file in sorted(folder.glob("*.pub")):
+        try:
+            public[file.stem] = keys.public_key(file)
+        except KeyFileError as error:
+            unread[file] = str(error)
+    return public, unread
+
+
+def _pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    return public_key_to_bytes(key)

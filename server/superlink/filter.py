@@ -1,0 +1,203 @@
+"""A filter in front of the SuperLink: which requests sites may make, and a count of them.
+
+A SuperLink serves sites, operators and its own run-time on one port, and only the sites' part asks
+for a key. The public listener therefore passes an exact list of paths and refuses everything else
+before the SuperLink sees it. Paths are compared as bytes, as sent, so no spelling of another path
+(doubled slashes, dots, percent-encoding) can pass.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedda.files import replacing
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FLEET = (
+    "register-node",
+    "activate-node",
+    "deactivate-node",
+    "unregister-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+ALLOWED = {("POST", f"/v1/fleet/{name}") for name in FLEET} | {
+    ("GET", "/health"),
+    ("HEAD", "/health"),
+}
+# flwr cuts arrays into pieces of a few MB; without a limit an unknown caller could fill the memory.
+MAX_BODY = 16 * 2**20
+
+
+@dataclass
+class Route:
+    """Requests and body bytes of one path."""
+
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    errors: int = 0
+
+
+# flwr passes every request through nine layers of middleware, at a quarter of a millisecond of
+# processor time each. Of these, four do nothing outside /v1/control/, and two write event logs and
+# traces, which are off here.
+OPERATORS = {
+    "ControlSensitiveResponseMiddleware",
+    "ControlAuthenticationMiddleware",
+    "ControlLicenseMiddleware",
+    "ControlEventLogMiddleware",
+}
+SWITCHED_OFF = {"FleetEventLogMiddleware", "RuntimeTracingMiddleware"}
+BUSY = ("/v1/fleet/", "/v1/runtime/")  # the paths of many small requests
+
+
+def shortened(app: Any) -> App:
+    """A SuperLink whose many small requests skip the layers that would only pass them on."""
+    layers = app.user_middleware
+    needed = [m for m in layers if m.cls.__name__ not in OPERATORS | SWITCHED_OFF]
+    app.user_middleware = needed
+    short: App = app.build_middleware_stack()
+    app.user_middleware = layers
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(BUSY):
+            scope["app"] = app
+            await short(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return serve
+
+
+class Traffic:
+    """Requests and bytes by path, since the start."""
+
+    def __init__(self) -> None:
+        self.since = time.time()
+        self.routes: dict[str, Route] = defaultdict(Route)
+        self.refused = 0
+
+    def write(self, path: Path) -> None:
+        """Write the counts as JSON; a reader never sees half a file."""
+        routes = {
+            name: {key.replace("_", "-"): value for key, value in asdict(route).items()}
+            for name, route in sorted(self.routes.items())
+        }
+        total = {
+            key: sum(route[key] for route in routes.values())
+            for key in ("requests", "bytes-in", "bytes-out")
+        }
+        content = {
+            "since": self.since,
+            "written": time.time(),
+            "refused": self.refused,
+            "total": total,
+            "routes": routes,
+        }
+        with replacing(path) as part:
+            part.write_text(json.dumps(content, indent=2) + "\n")
+
+
+class FleetOnly:
+    """Passes the Fleet API and /health to a SuperLink, and answers 403 to everything else."""
+
+    def __init__(self, app: App, traffic: Traffic, max_body: int = MAX_BODY) -> None:
+        self.app = app
+        self.traffic = traffic
+        self.max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            self.traffic.refused += 1
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"the public listener got a {scope['type']} scope")
+        if not allowed(scope):
+            await self._refuse(send, 403, b"only the Fleet API is served here\n")
+            return
+        if _length(scope) > self.max_body:
+            await self._refuse(send, 413, b"body too large\n")
+            return
+        await self._pass(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.traffic.routes[scope["path"]]
+        route.requests += 1
+        received = 0
+        started = False
+
+        async def counted_receive() -> Event:
+            nonlocal received
+            event = await receive()
+            size = len(event.get("body", b""))
+            received += size
+            route.bytes_in += size
+            if received > self.max_body:
+                # To the application it looks as if the caller had hung up; nothing more is read.
+                return {"type": "http.disconnect"}
+            return event
+
+        async def counted_send(event: Event) -> None:
+            nonlocal started
+            if received > self.max_body and not started:
+                return
+            if event["type"] == "http.response.start":
+                started = True
+                route.errors += event["status"] >= 400
+            route.bytes_out += len(event.get("body", b""))
+            await send(event)
+
+        try:
+            await self.app(scope, counted_receive, counted_send)
+        except Exception:
+            if received <= self.max_body:
+                raise
+        if received > self.max_body and not started:
+            started = True
+            await self._refuse(send, 413, b"body too large\n")
+
+    async def _refuse(self, send: Send, status: int, text: bytes) -> None:
+        self.traffic.refused += 1
+        headers = [
+            (b"content-type", b"text/plain"),
+            (b"content-length", str(len(text)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+
+def allowed(scope: Scope) -> bool:
+    """Whether a request is in the list ALLOWED, spelled exactly as there."""
+    path = scope["path"]
+    raw = scope.get("raw_path")
+    return (
+        (scope["method"], path) in ALLOWED
+        and (raw is None or raw.split(b"?")[0] == path.encode())
+        and not scope.get("root_path")
+    )
+
+
+def _length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

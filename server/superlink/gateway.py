@@ -1,0 +1,254 @@
+"""One SuperLink behind two listeners: sites reach the Fleet API, local operators reach everything.
+
+The same application, and so the same state, is served twice in one process: on a public address
+behind `filter.FleetOnly`, and on loopback without it. Only this module and `control` use anything
+of flwr's SuperLink beyond its documented command line.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedda.errors import RunError
+from fedda.ops.spawn import EXCHANGE_AT, SERVER_PID
+from fedda.ops.submit import OFFLINE
+
+from .filter import FleetOnly, Traffic, shortened
+
+LOOPBACK = "127.0.0.1"
+TRAFFIC_EVERY_S = 2.0
+
+
+class Tls(NamedTuple):
+    """The authority's certificate, the server's own, and its private key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the server listens, and which files it keeps.
+
+    Without `tls` it speaks plain HTTP and takes any site: for development only.
+    """
+
+    host: str = LOOPBACK
+    port: int = 8443
+    admin_port: int = 8000
+    exchange_port: int = 0
+    tls: Tls | None = None
+    database: Path | None = None
+    traffic: Path | None = None
+
+
+def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then stop everything that was started for it.
+
+    Args:
+        settings: addresses, certificates, files.
+        every: called from a thread about every two seconds once the admin listener is up; the
+            first call is over before the public listener takes its first request.
+        ready: called when both listeners are up.
+
+    Raises:
+        RunError: a port is taken, or flwr's own programs are missing.
+    """
+    os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
+    os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
+    _find_programs()
+    sockets = [_listen(LOOPBACK, settings.admin_port), _listen(settings.host, settings.port)]
+    app = superlink(settings)
+    try:
+        asyncio.run(_serve(settings, app, sockets, every, ready))
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+def superlink(settings: Settings) -> Any:
+    """Build flwr's SuperLink application as its own command would, from `Settings`."""
+    from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+    from flwr.superlink.main import create_app
+
+    tls = settings.tls
+    contents = None
+    if tls is not None:
+        contents = (tls.ca.read_bytes(), tls.certificate.read_bytes(), tls.key.read_bytes())
+    config = SuperLinkLifespanConfig(
+        control_address=f"{LOOPBACK}:{settings.admin_port}",
+        health_server_address=None,
+        host=LOOPBACK,
+        port=settings.admin_port,
+        insecure=tls is None,
+        certificates=contents,
+        superexec_auth_secret=None,
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=tls is not None,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None if tls is None else str(tls.ca),
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
+        database=FLWR_IN_MEMORY_DB_NAME if settings.database is None else str(settings.database),
+        isolation=ISOLATION_MODE_SUBPROCESS,
+        runtime_dependency_install=False,
+    )
+    return create_app(config, SuperLinkLifespan)
+
+
+async def _serve(
+    settings: Settings,
+    app: Any,
+    sockets: list[socket.socket],
+    every: Callable[[], None],
+    ready: Callable[[], None],
+) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn's server without its signal handlers: two of them in one process would clash."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    tls = settings.tls
+
+    def server(application: Any, lifespan: Literal["on", "off"]) -> Server:
+        return Server(
+            uvicorn.Config(
+                application,
+                lifespan=lifespan,
+                log_level="warning",
+                access_log=False,
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else str(tls.key),
+                timeout_graceful_shutdown=2,
+                timeout_keep_alive=60,
+                server_header=False,
+            )
+        )
+
+    traffic = Traffic()
+    short = shortened(app)
+    admin = server(short, "on")
+    public = server(FleetOnly(short, traffic), "off")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop.set)
+
+    tasks = [asyncio.create_task(admin.serve([sockets[0]]))]
+    children: int | None = None
+    try:
+        await _until(lambda: admin.started or tasks[0].done())
+        if not admin.started:
+            raise RunError("the SuperLink did not start; its own message is above")
+        children = _superexec(app)
+        await asyncio.to_thread(every)
+        tasks.append(asyncio.create_task(public.serve([sockets[1]])))
+        await _until(lambda: public.started or tasks[1].done())
+        ready()
+        await _tend(stop, tasks, every, settings.traffic, traffic)
+    finally:
+        public.should_exit = admin.should_exit = True
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(_end_group, children)
+        if settings.traffic is not None:
+            traffic.write(settings.traffic)
+
+
+async def _tend(
+    stop: asyncio.Event,
+    tasks: list[asyncio.Task[None]],
+    every: Callable[[], None],
+    file: Path | None,
+    traffic: Traffic,
+) -> None:
+    """Write the traffic and call `every` again and again, until `stop` or the end of a listener."""
+    while not stop.is_set() and not any(task.done() for task in tasks):
+        if file is not None:
+            traffic.write(file)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), TRAFFIC_EVERY_S)
+        if not stop.is_set():
+            await asyncio.to_thread(every)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def _superexec(app: Any) -> int | None:
+    """The process that starts ServerApps; it leads a process group of its own."""
+    process = app.state.superlink_lifespan.superexec_process
+    return None if process is None else process.pid
+
+
+def _end_group(group: int | None, patience: float = 3.0) -> None:
+    """End the SuperExec and its ServerApps, which flwr would leave to end by themselves."""
+    if group is None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(group, number)
+            ends = time.monotonic() + patience
+            while time.monotonic() < ends:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(group, os.WNOHANG)
+                os.killpg(group, 0)
+                time.sleep(0.05)
+        except ProcessLookupError:
+            return
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, most
+    # answers wait 40 ms for the other side's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise RunError(
+            f"cannot listen on {host}:{port} ({error.strerror}): stop the program that uses it, "
+            "or choose another with --port or --admin-port"
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _find_programs() -> None:
+    """Put this Python's scripts on PATH, as flwr starts its helpers by their bare names."""
+    scripts = sysconfig.get_path("scripts")
+    path = os.environ.get("PATH", "")
+    if scripts not in path.split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([scripts, path])
+    for program in ("flower-superexec", "flwr-serverapp"):
+        if shutil.which(program) is None:
+            raise RunError(
+                f"flwr's program {program} is neither in {scripts} nor on PATH: install flwr into "
+                "the environment that runs fedda"
+            )

@@ -1,0 +1,95 @@
+"""Where a round's time goes, as far as the server can tell.
+
+    waiting      for enough sites: asking which ones answer, and pauses while too few do
+    train        for replies to training requests: the sites' work, and the messages' travel
+    aggregate    the server's own work: packing requests, checking replies, averaging
+    test         the target's test of the new model, from request to numbers
+    checkpoint   writing the round to disk, once it is over
+
+A reply is checked and added as it arrives, while other sites still work, so `aggregate` counts only
+the time in which the server alone was busy. In a simulation a site works when its reply is fetched.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from flwr.app import Message, MetricRecord
+
+from .strategy_modules import mail
+
+PHASES = ("waiting", "train", "aggregate", "test", "checkpoint")
+PLAUSIBLE = 1e7  # seconds, four months: the longest training that is believed
+
+
+class Phases:
+    """A stopwatch for one phase at a time: while an inner phase runs, the outer one pauses."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new round."""
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._sites: defaultdict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside the `with` block for a phase."""
+        self._count()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    @contextmanager
+    def replies(self) -> Iterator[None]:
+        """Count waiting for replies as training, or as test inside the phase `test`."""
+        with self.phase("test" if self._open[-1:] == ["test"] else "train"):
+            yield
+
+    def note(self, site: str, reply: Message) -> None:
+        """Note how long a site says it trained. Nobody can check that: it is shown, never used."""
+        metrics = None if reply.has_error() else reply.content.get("metrics")
+        seconds = metrics.get("seconds") if isinstance(metrics, MetricRecord) else None
+        if not isinstance(seconds, int | float) or self._open[-1:] != ["train"]:
+            return
+        if 0 <= seconds < PLAUSIBLE:  # false for NaN, too
+            self._sites[site] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the round so far, by phase."""
+        return {p: round(self._seconds[p], 3) for p in PHASES if p in self._seconds}
+
+    def sites(self) -> dict[str, float]:
+        """Seconds that sites say they trained for in this round, by name."""
+        return {site: round(n, 3) for site, n in sorted(self._sites.items())}
+
+    def _count(self) -> None:
+        """Add the time since the last call to the innermost open phase."""
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+class TimedMail(mail.Mail):
+    """Mail whose waiting for replies is counted in `phases`."""
+
+    phases: Phases
+
+    def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
+        """As `Mail.deliver`; what the caller does with a reply is not counted as waiting."""
+        replies = super().deliver(requests, wait)
+        while True:
+            with self.phases.replies():
+                reply = next(replies, None)
+            if reply is None:
+                return
+            yield reply
+            del reply  # so that it is freed before the next one is fetched

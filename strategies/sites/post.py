@@ -1,0 +1,109 @@
+"""Requests out and checked replies in: what a strategy says to sites, and what it hears."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+
+from fedda import records
+from fedda.errors import FeddaError, public
+from fedda.wire import Manifest, Packed, Part
+
+from .replies import Checks, Reply
+from .roster import Node, Roster
+from .setup import Setup
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What every request says of itself."""
+
+    round: int
+    phase: str
+    hop: str
+    part: str
+
+
+class Post:
+    """Writes requests, and remembers of whom it may expect what.
+
+    Attributes:
+        open: by the name of a site that was asked, the part it was asked for, and the layouts of
+            what that part sends beside the run's model.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.checks = Checks(setup.guard, setup.model)
+        self.open: dict[str, tuple[Part, Mapping[str, Manifest]]] = {}
+        self._setup = setup
+
+    def write(
+        self,
+        node: Node,
+        heading: Heading,
+        part: Part,
+        layouts: Mapping[str, Manifest],
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, float] | None = None,
+        exchange: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """A message for one site, with records of its own, valid until the deadline.
+
+        Args:
+            node: the site.
+            heading: round, phase, hop and part.
+            part: what it is asked to do, by which its reply will be checked.
+            layouts: of what crosses beside the run's model.
+            arrays: what it is sent.
+            numbers: what it is told.
+            exchange: its invitation to sum gradients.
+        """
+        self.open[node.name] = (part, layouts)
+        tables = {"exchange": exchange} if exchange else {}
+        step = {**vars(heading), **(numbers or {})}
+        content = records.write(arrays, task=self._setup.task.flat(), step=step, **tables)
+        wait, tests = self._setup.wait, heading.hop == "test"
+        kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
+        return Message(content, node.id, kind, ttl=ttl, group_id=str(heading.round))
+
+    def accept(
+        self,
+        replies: Iterable[Message],
+        needs: Iterable[str],
+        roster: Roster,
+        examine: Callable[[Reply], None],
+        failed: Callable[[str], None],
+    ) -> Iterator[Reply]:
+        """Yield the replies that pass every check, as they arrive; report the others.
+
+        Args:
+            replies: from sites, or from whoever.
+            needs: numbers that a reply is of no use without.
+            roster: the sites of the training.
+            examine: the method's own check.
+            failed: told the name of each site that reports a failure.
+        """
+        needs, notice = set(needs), self._setup.notice
+        for message in replies:
+            node = roster.by_id(message.metadata.src_node_id)
+            if node is None or node.name not in self.open:
+                notice("stale", node.name if node else "", "a reply nobody asked for; dropped")
+                continue
+            part, layouts = self.open.pop(node.name)
+            if message.has_error():
+                notice("failed", node.name, public(message.error.code))
+                failed(node.name)
+                continue
+            try:
+                reply = self.checks.read(node, message, part, layouts, needs, roster)
+                examine(reply)
+            except FeddaError as error:
+                notice("refused", node.name, str(error))
+                continue
+            del message
+            yield reply
+            del reply  # not held while the next one is fetched
+        for name in sorted(self.open):
+            notice("silent", name, "no reply in time; left out of this round")
+        self.open.clear()

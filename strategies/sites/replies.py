@@ -1,0 +1,139 @@
+"""What a reply must look like before a strategy sees it: the contract's rules and the guard's."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from fedda import records
+from fedda.config import GuardConfig
+from fedda.errors import QuorumError, WireError
+from fedda.wire import Arrays, Kind, Manifest, Packed, Part, pieces
+
+from .roster import Node, Roster
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that passed every check."""
+
+    node: Node
+    arrays: Mapping[str, Packed]
+    numbers: Mapping[str, Any]
+
+    def model(self) -> Packed:
+        """The model that came.
+
+        Raises:
+            QuorumError: none did, where the contract leaves that open.
+        """
+        if "model" not in self.arrays:
+            raise QuorumError(f"{self.node.name} sent no model.")
+        return self.arrays["model"]
+
+
+class Checks:
+    """The checks of one training's replies.
+
+    Args:
+        guard: bounds on replies.
+        layout: of the run's model.
+    """
+
+    def __init__(self, guard: GuardConfig, layout: Manifest) -> None:
+        self._guard = guard
+        self._layout = layout
+
+    def begin(self, sent: Packed) -> None:
+        """Measure the replies of a round against the model with which it began."""
+        self._sent = sent.unpack()
+        self._norm = norm(self._sent)
+
+    def read(
+        self,
+        node: Node,
+        message: Message,
+        contract: Part,
+        layouts: Mapping[str, Manifest],
+        needs: Iterable[str],
+        roster: Roster,
+    ) -> Reply:
+        """A reply's arrays and numbers.
+
+        Args:
+            node: who sent it.
+            message: the reply.
+            contract: of the part that the node was asked for.
+            layouts: of arrays beside the run's model.
+            needs: numbers that a reply is of no use without.
+            roster: the sites of the training; a number may be about one of them.
+
+        Raises:
+            WireError: something is there that must not be, or missing.
+            NotFiniteError: a value is not finite.
+        """
+        arrays, tables = records.read(message.content)
+        if set(tables) != {"metrics"}:
+            raise WireError(f"{node.name} sent tables {sorted(tables)}, the contract has metrics.")
+        numbers, rule = tables["metrics"], contract.leaves
+        missing = {*(n for n in rule.arrays if "*" not in n), *needs} - {*arrays, *numbers}
+        if missing:
+            raise WireError(f"{node.name} sent no {', '.join(sorted(missing))}.")
+        rule.check(
+            arrays,
+            numbers,
+            model=self._layout,
+            sites=len(roster.nodes),
+            where=f"{node.name} ({node.role})",
+            layouts=layouts,
+        )
+        names = {n.name for n in roster.nodes}
+        for name, value in numbers.items():
+            if "/" in name and name.split("/", 1)[1] not in names:
+                raise WireError(f"{node.name} sent '{name[:80]}', which is about no site here.")
+            if not math.isfinite(value):
+                raise WireError(f"{name} from {node.name} is not finite.")
+        for name, packed in arrays.items():
+            packed.check_finite(node.name)
+            if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in layouts:
+                self._check_model(node, name, packed)
+        return Reply(node, arrays, numbers)
+
+    def _check_model(self, node: Node, name: str, packed: Packed) -> None:
+        model, most = packed.unpack(), self._guard.max_change
+        for entry, values in model.items():
+            if entry.endswith("running_var") and (values < 0).any():
+                raise WireError(f"{entry} of '{name}' from {node.name} is a negative variance.")
+            if "running_" in entry and self._guard.max_statistics:
+                largest = max(1.0, float(np.abs(self._sent[entry]).max()))
+                bound = self._guard.max_statistics * largest
+                if np.abs(values).max() > bound:
+                    raise WireError(
+                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, what "
+                        "guard.max-statistics allows."
+                    )
+        if not most:
+            return
+        change = norm(model, self._sent) / max(self._norm, 1e-12)
+        if change > most:
+            raise WireError(
+                f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "
+                f"guard.max-change allows {most:g}."
+            )
+
+
+def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
+    """Euclidean norm of a model's weights, or of its difference from another's.
+
+    BatchNorm's running statistics are left out: they follow the data, not the training.
+    """
+    total = 0.0
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and "running_" not in name:
+            for part, other in pieces(values, values if minus is None else minus[name]):
+                moved = part if minus is None else part - other
+                total += float(np.vdot(moved, moved))
+    return math.sqrt(total)

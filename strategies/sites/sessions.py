@@ -1,0 +1,43 @@
+"""Opening a session of the exchange, in which sites sum gradients in mid-round."""
+
+from collections.abc import Mapping, Sequence
+
+from fedda.errors import ConfigError
+from fedda.exchange import Group, Session
+from fedda.wire import Manifest
+
+from .setup import Setup
+
+
+def convene(
+    setup: Setup,
+    layouts: Mapping[str, Manifest],
+    members: Mapping[str, Sequence[str]],
+    syncs: int,
+) -> Session:
+    """Open a session.
+
+    Args:
+        setup: of the training; it knows who hosts the exchange, and for how long to wait.
+        layouts: of what the gradients are of, by name.
+        members: names of the sites by group; a group is named after a layout, with `/SITE` behind
+            it if there are several.
+        syncs: sums per group.
+
+    Raises:
+        ConfigError: not one exchange fits into the round, or nobody hosts it.
+    """
+    lazy = setup.summing
+    if setup.exchange is None:
+        raise ConfigError(
+            f"{setup.task.method} sums gradients between sites in mid-round; run it with "
+            "`fedda run`, whose server hosts that exchange."
+        )
+    if syncs < 1:
+        raise ConfigError(
+            f"exchange.p is {lazy.p}, more than the steps of a round; lower it, or "
+            "train.rounds-per-epoch."
+        )
+    sizes = {name: sum(e.size for e in layouts[name.split("/")[0]].entries) for name in members}
+    groups = [Group(name, sizes[name], syncs, tuple(sites)) for name, sites in members.items()]
+    return setup.exchange.open(groups, join=lazy.join, wait=lazy.wait, rejoin=lazy.rejoin)

@@ -1,0 +1,166 @@
+"""What every method computed when it was last meant to change: a hash of model and numbers.
+
+    python -m tests.fingerprints           records all of them anew, in fingerprints.json
+    python -m tests.fingerprints NAME...   only those of these cases
+
+A change of the code around the methods must change no bit of what they compute. Whoever changes
+what a method computes records its fingerprints anew and says why in the commit.
+
+Bits also depend on torch's version and on the processor, so each record says on which it was made.
+Elsewhere the numbers are compared instead, within what rounding does to them in a few steps.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedda import models
+from tests.local_grid import make_domains, run
+
+RECORDS = Path(__file__).with_suffix(".json")
+SEEDS = "0,1"
+
+IMAGES = {
+    "model.name": "digit-cnn",
+    "model.sizes": "",
+    "train.lr": 0.01,
+}  # BatchNorm in two dimensions, and dropout
+TWO_STEPS = {"exchange.p": 2}
+
+# name -> method and what is set; each covers another way through the method's code.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("fedavg", {}),
+    "fedavg images": ("fedavg", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
+    "fedavg uniform": ("fedavg", {"fedavg.weighting": "uniform", "wire.dtype": "float16"}),
+    "fedavg few": ("fedavg", {"sources-per-round": 2, "train.rounds-per-epoch": 0.5}),
+    "fedprox": ("fedprox", {"fedprox.mu": 0.5}),
+    "adabn": ("adabn", IMAGES),
+    "kd3a": ("kd3a", {"kd3a.gate.low": 0.4, "kd3a.gate.high": 0.5}),
+    "kd3a images": ("kd3a", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
+    "kd3a official": (
+        "kd3a",
+        {
+            "kd3a.gate.low": 0.4,
+            "kd3a.gate.reach": False,
+            "kd3a.vote": "hard",
+            "kd3a.focus": "shapley",
+            "kd3a.focus-by-examples": False,
+            "kd3a.target-weight": "kept",
+            "kd3a.smoothing": 0.9,
+            "kd3a.batchnorm": "linear",
+            "kd3a.teacher-batchnorm": "updated",
+            "kd3a.heads": "local",
+            "kd3a.mixup": 2.0,
+            "kd3a.mixup-weights": False,
+        },
+    ),
+    "kd3a moments": ("kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}),
+    "kd3a gap": ("kd3a", {"kd3a.weighting": "gap", "wire.dtype": "float16"}),
+    "kd3a h-divergence": ("kd3a", {"kd3a.weighting": "h-divergence"}),
+    "fdann": ("fdann", {}),
+    "fdann pairs": ("fdann", {"fdann.pairs": True, "fdann.discriminator.optimizer": "sgd"}),
+    "fdann overlap": ("fdann", TWO_STEPS | {"exchange.overlap": True, "rounds": 3}),
+    "fdann few": ("fdann", {"sources-per-round": 2, "fdann.weighting": "uniform"}),
+    "fwdgrl": ("fwdgrl", {"fwdgrl.critic-steps": 2}),
+    "fwdgrl windows": ("fwdgrl", TWO_STEPS | {"fwdgrl.reversal.schedule": "constant"}),
+    "fdan": ("fdan", {"fdan.frequencies": 16}),
+    "fdan finds its scale": ("fdan", {"fdan.scale": 0.0, "fdan.pairs": True, "rounds": 3}),
+    "dils": ("dils", {"dils.lr": 0.001}),
+    "dils adda": (
+        "dils",
+        {"dils.loss": "adda", "dils.pretrain": 1, "dils.share": False, "rounds": 3} | TWO_STEPS,
+    ),
+    "dils grl": ("dils", {"dils.loss": "grl", "dils.pretrain": 1, "exchange.overlap": True}),
+    "dils wassda": ("dils", {"dils.loss": "wassda", "dils.pretrain": 1, "dils.lr": 0.001}),
+    "feddadil": ("feddadil", {}),
+    "feddadil encoder": ("feddadil", {"feddadil.encoder-share": 0.5, "rounds": 4}),
+    "feddadil batches": (
+        "feddadil",
+        {
+            "feddadil.travel": "batch",
+            "feddadil.optimizer": "adam",
+            "feddadil.lr": 0.05,
+            "feddadil.mean": "examples",
+            "feddadil.predict": "ensemble",
+            "feddadil.scaling": "dimension",
+            "feddadil.balanced": False,
+            "rounds": 3,
+        },
+    ),
+    "feddadil entropy": (  # Sinkhorn is slow
+        "feddadil",
+        {"feddadil.entropy": 0.5, "feddadil.fixed-points": 2, "wire.dtype": "float16", "rounds": 1},
+    ),
+}
+
+TIMES = {"event", "time", "seconds", "phases", "site_seconds", "seed", "method"}
+
+
+def machine() -> str:
+    """What bits may depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__}, numpy {np.__version__}, {capability}, {(names or [''])[0]}"
+
+
+def numbers_of(rounds: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A training's numbers without times, and without bytes of what is not an array."""
+    found = []
+    for entry in rounds:
+        kept = {k: v for k, v in entry.items() if k not in TIMES and k != "bytes"}
+        sent = {k: v for k, v in flat(entry["bytes"]).items() if not k.endswith("scalars")}
+        found.append(flat(kept) | {f"bytes/{k}": v for k, v in sent.items()})
+    return found
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}/")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def take(case: str, root: Path) -> dict[str, Any]:
+    """Run a case with both seeds -> on which machine; by seed, a hash of all and the numbers."""
+    method, settings = CASES[case]
+    root.mkdir(parents=True, exist_ok=True)
+    patient = {"wait.sites": 60.0, "wait.train": 300.0, "wait.evaluate": 300.0}
+    chosen = {"method": method, "run.seeds": SEEDS, "run.dir": str(root)} | patient | settings
+    results, _ = run(make_domains(root), chosen)
+    assert not results["events"], results["events"]
+    found = {}
+    for training in results["trainings"][method]:
+        model, _ = models.load(training["model"])
+        numbers = numbers_of(training["rounds"])
+        digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode())
+        for name, array in models.to_arrays(model).items():
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        found[str(training["seed"])] = {"hash": digest.hexdigest(), "last": numbers[-1]}
+    return {"machine": machine(), "seeds": found}
+
+
+def main(chosen: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    known = json.loads(RECORDS.read_text()) if chosen else {}
+    with tempfile.TemporaryDirectory() as folder:
+        taken = {case: take(case, Path(folder, str(i))) for i, case in enumerate(chosen or CASES)}
+    found = {case: (known | taken)[case] for case in CASES}
+    RECORDS.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{', '.join(taken)} recorded in {RECORDS}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,469 @@
+"""Methods that add layers to the model: built, sent, trained, saved, loaded, exported, refused."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients import fedavg as clients
+from clients.site.request import Numbers
+from fedda import data, models, plugins, records
+from fedda.algorithms import dils, fedavg
+from fedda.cli.predict import table
+from fedda.config import ModelConfig
+from fedda.errors import Code, ConfigError, ModelError
+from fedda.maths.mixture import Mixture
+from fedda.methods import Method, Phase
+from fedda.models import BatchNorm, Extension, Model, batchnorms, predict
+from fedda.models import export as exporting
+from tests import test_plugins
+from tests.local_grid import SETTINGS, Bench, Node, ScriptedGrid, run, stop_after
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+Install = test_plugins.Install
+install = test_plugins.install
+
+MLP, SHAPE, CLASSES = ModelConfig(name="mlp", sizes="16"), (1, 8, 8), 4
+WIDTH = 6
+
+
+# ---- three methods -----------------------------------------------------------------------------
+
+
+class Narrow(fedavg.Config):
+    """How many features the bottleneck leaves."""
+
+    width: int = WIDTH
+
+
+def add_bottleneck(model: Model, settings: Mapping[str, Any]) -> None:
+    """A linear layer and BatchNorm between encoder and head."""
+    d, classes = settings["width"], model.head.out_features
+    narrow = nn.Linear(model.width, d, bias=False)  # whose bias BatchNorm would take away
+    model.encoder = nn.Sequential(model.encoder, narrow, nn.BatchNorm1d(d))
+    model.head = nn.Linear(d, classes)
+
+
+class Mixed(nn.Module):
+    """BatchNorm by a learnt mixture of the batch's statistics and the running ones."""
+
+    def __init__(self, norm: BatchNorm) -> None:
+        super().__init__()
+        self.norm = norm
+        self.share = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, share = self.norm, self.share.sigmoid()
+        fixed = F.batch_norm(x, n.running_mean, n.running_var, n.weight, n.bias, False, 0.0, n.eps)
+        return share * n(x) + (1 - share) * fixed
+
+
+def mix_statistics(model: Model, settings: Mapping[str, Any]) -> None:
+    """Put a mixture in the place of every BatchNorm."""
+    for name, norm in batchnorms(model).items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, Mixed(norm))
+
+
+def add_head(model: Model, settings: Mapping[str, Any]) -> None:
+    """A second head on the same features."""
+    model.second = nn.Linear(model.width, model.head.out_features)
+
+
+class TwoHeaded(clients.Source):
+    """Trains both heads."""
+
+    def train(self) -> Numbers:
+        optimizer, total, steps = self.optimizer(), 0.0, 0
+        for indices in self.batches():
+            z, y = self.features(indices), self.labels(indices)
+            second = cast(nn.Linear, self.model.second)
+            loss = F.cross_entropy(self.model.head(z), y) + F.cross_entropy(second(z), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total, steps = total + loss.item(), steps + 1
+        return {"loss": total / steps, "steps": steps}
+
+
+PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
+BOTTLENECK = Method(
+    *("bottleneck", "Bottleneck", Narrow, PHASES),
+    extend=add_bottleneck,
+    extension=lambda options: {"width": options.width},
+)
+MIXING = Method(
+    *("mixing", "Mixing", fedavg.Config, PHASES),
+    extend=mix_statistics,
+    extension=lambda options: {},
+)
+TWO_HEADS = Method(
+    *("two-heads", "Two heads", fedavg.Config, PHASES),
+    extend=add_head,
+    extension=lambda options: {},
+)
+NARROW_DILS = replace(
+    dils.METHOD, name="narrow-dils", extend=add_bottleneck, extension=lambda options: {"width": 6}
+)
+METHODS = {m.name: m for m in (BOTTLENECK, MIXING, TWO_HEADS)}
+
+# What each adds to the model's entries, and which of these a training moves.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+ADDED = {
+    "bottleneck": {
+        "encoder.1.weight",
+        *(f"encoder.2.{name}" for name in ("weight", "bias", *STATISTICS)),
+    },
+    "mixing": {"encoder.2.share"},
+    "two-heads": {"second.weight", "second.bias"},
+}
+
+
+@pytest.fixture
+def add(install: Install) -> Install:
+    """The methods above, as another package would bring them."""
+
+    def package(name: str, method: str, **modules: str) -> None:
+        here = f"from tests.test_extensions import {method} as METHOD"
+        entries = {"methods": f"{name} = {package_of(name)}"}
+        install(package_of(name), entries, {"__init__": "", "algorithm": here, **modules})
+
+    package("bottleneck", "BOTTLENECK")
+    package("mixing", "MIXING")
+    source = "from tests.test_extensions import TwoHeaded as Source"
+    package("two-heads", "TWO_HEADS", client=f"from clients.fedavg import Target\n{source}")
+    return package
+
+
+def package_of(name: str) -> str:
+    return f"{name.replace('-', '_')}_package"
+
+
+def extension(name: str) -> Extension:
+    method = METHODS[name]
+    found = Extension.of(method, method.config())
+    assert found is not None
+    return found
+
+
+def plain_name(name: str, entry: str) -> str:
+    """What an entry of an extended model is called in one that is not."""
+    if name == "bottleneck":
+        return entry.replace("encoder.0.", "encoder.", 1)
+    return entry.replace(".norm.", ".") if name == "mixing" else entry
+
+
+every = pytest.mark.parametrize("name", METHODS)
+
+
+# ---- the model ---------------------------------------------------------------------------------
+
+
+@every
+def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
+    def weights(seed: int) -> dict[str, np.ndarray]:
+        state = torch.random.get_rng_state()
+        made = models.to_arrays(models.build(MLP, SHAPE, CLASSES, seed, extension(name)))
+        assert torch.random.get_rng_state().equal(state)  # no draw of anybody else's
+        return {n: a.copy() for n, a in made.items()}
+
+    first, again, other = weights(3), weights(3), weights(4)
+    assert {n: a.tobytes() for n, a in first.items()} == {n: a.tobytes() for n, a in again.items()}
+    drawn = [n for n in ADDED[name] if n.endswith("weight") and first[n].ndim > 1]
+    assert all(first[n].tobytes() != other[n].tobytes() for n in [*drawn, "head.weight"])
+
+    # What is there without the method is as it would be without it.
+    plain = models.to_arrays(models.build(MLP, SHAPE, CLASSES, 3))
+    replaced = {"head.weight", "head.bias"} if name == "bottleneck" else set()
+    kept = [n for n in first if n not in ADDED[name] | replaced]
+    assert {plain_name(name, n) for n in kept} == set(plain) - replaced
+    for entry in kept:
+        np.testing.assert_array_equal(first[entry], plain[plain_name(name, entry)])
+
+
+@every
+def test_a_blank_has_the_same_entries_in_the_same_order(add: Install, name: str) -> None:
+    made, blank = (
+        models.build(MLP, SHAPE, CLASSES, 3, extension(name)),
+        models.blank(MLP, SHAPE, CLASSES, extension(name)),
+    )
+    assert list(made.state_dict()) == list(blank.state_dict())
+    assert made.extension == blank.extension == extension(name)
+    assert models.blank(MLP, SHAPE, CLASSES).extension is None
+
+
+@every
+def test_of_a_pretrained_model_only_what_it_came_with_learns_slowly(
+    add: Install, name: str
+) -> None:
+    config = ModelConfig(name="resnet18", weights="somewhere.pth")
+    model = models.blank(config, (3, 32, 32), CLASSES, extension(name))
+    slow, fast = model.groups(0.1)
+    assert (slow["lr"], fast["lr"]) == (0.1, 1.0)
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = {names[id(p)] for p in fast["params"]}
+    wanted = {"head.weight", "head.bias"}
+    if name == "mixing":
+        wanted |= {n for n in names.values() if n.endswith(".share")}
+        assert len(wanted) == 2 + 20
+    else:
+        wanted |= {n for n in ADDED[name] if n in names.values()}
+        assert len(wanted) > 2
+    assert found == wanted
+    assert len(slow["params"]) + len(fast["params"]) == len(names)
+
+
+def test_settings_that_no_file_can_hold_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"bottleneck extends a model are .*; use plain"):
+        Extension("bottleneck", {"width": {1, 2}})
+    with pytest.raises(ModelError, match="plain numbers"):
+        Extension("bottleneck", {"width": float("nan")})
+    assert Extension("a", {"sizes": (1, 2)}) == Extension("a", {"sizes": [1, 2]})
+
+
+def test_settings_that_a_method_cannot_use_are_an_error_that_names_it(add: Install) -> None:
+    with pytest.raises(ModelError, match=r"bottleneck cannot extend this model by .*KeyError"):
+        models.blank(MLP, SHAPE, CLASSES, Extension("bottleneck", {}))
+    with pytest.raises(
+        ModelError, match="fedavg is asked to extend a model, but the one installed"
+    ):
+        models.blank(MLP, SHAPE, CLASSES, Extension("fedavg", {}))
+    with pytest.raises(ConfigError, match="no method 'nobody'"):
+        models.blank(MLP, SHAPE, CLASSES, Extension("nobody", {}))
+
+
+def test_heads_of_feddadil_are_such_an_extension(tmp_path: Path) -> None:
+    model = models.blank(MLP, SHAPE, CLASSES, Extension("feddadil", {"heads": 3}))
+    assert isinstance(model.head, Mixture) and model.head.heads == 3
+    path = tmp_path / "m.safetensors"
+    models.save(path, model, config=MLP, shape=SHAPE, classes="abcd")
+    loaded, about = models.load(path)
+    assert isinstance(loaded.head, Mixture)
+    assert about.extension == loaded.extension == Extension("feddadil", {"heads": 3})
+
+
+def test_no_method_is_named_among_the_models() -> None:
+    folder = Path(models.__file__).parent
+    text = "".join(path.read_text().lower() for path in folder.glob("*.py"))
+    code = [line for line in text.splitlines() if "import" in line or "==" in line]
+    assert code and not [line for line in code for m in plugins.own_methods() if m in line]
+
+
+# ---- a run -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path: Path, name: str) -> dict[str, Any]:
+    return {"run.dir": str(tmp_path / "runs"), "method": name, "run.name": name}
+
+
+@every
+def test_what_travels_has_the_added_entries(add: Install, domains: list[Node], name: str) -> None:
+    bench = Bench(domains, name)
+    layout = {entry.name for entry in bench.strategy.setup.model.entries}
+    assert layout > ADDED[name]
+    plain = {e.name for e in Bench(domains, "fedavg").strategy.setup.model.entries}
+    assert {plain_name(name, entry) for entry in layout - ADDED[name]} == plain
+    before = {n: a.copy() for n, a in bench.model.items()}
+    after, _ = bench.round()
+    assert set(after) == layout
+    for entry in ADDED[name]:
+        assert after[entry].tobytes() != before[entry].tobytes(), entry
+
+
+@every
+def test_a_run_trains_saves_loads_and_predicts(
+    add: Install, domains: list[Node], name: str, settings: dict[str, Any]
+) -> None:
+    results, _ = run(domains, settings)
+    assert results["events"] == []
+    (training,) = results["trainings"][name]
+    model, about = models.load(training["model"])
+    assert about.extension == model.extension == extension(name) and not model.training
+    assert models.describe(training["model"]) == about
+    start = models.to_arrays(models.build(MLP, SHAPE, CLASSES, 0, extension(name)))
+    found = load_file(training["model"])
+    assert set(found) == set(start)
+    assert all(found[entry].tobytes() != start[entry].tobytes() for entry in ADDED[name])
+
+    # The file's model says what the model says that the run ended with, to the bit.
+    ended = models.build(MLP, SHAPE, CLASSES, 5, extension(name)).eval()
+    models.load_arrays(ended, found)
+    tests = data.load_evaluation(domains[-1]["data"], classes=tuple("0123"))
+    assert tests is not None
+    p = predict(model, tests.x)
+    assert p.numpy().tobytes() == predict(ended, tests.x).numpy().tobytes()
+    assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).float().mean())
+
+    # And in `fedda predict`, to the digits that it prints.
+    rows = list(table(Path(training["model"]), Path(domains[-1]["data"]), 16, "cpu"))
+    shown = {tuple(f"{value:.6g}" for value in each) for each in p.tolist()}
+    assert len(shown) > 1 and {tuple(row[3:]) for row in rows} >= shown
+
+
+@every
+def test_a_stopped_run_goes_on_bit_for_bit(
+    add: Install, domains: list[Node], name: str, settings: dict[str, Any]
+) -> None:
+    whole, _ = run(domains, settings | {"run.name": "whole"})
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, settings, stop_after(1))
+    again, events = run(domains, settings | {"run.resume": True})
+    assert [e["round"] for e in events if e["event"] == "round"] == [2]
+    files = [Path(r["trainings"][name][0]["model"]).read_bytes() for r in (whole, again)]
+    assert files[0] == files[1]
+
+
+@every
+def test_the_next_run_starts_from_it(
+    add: Install, domains: list[Node], name: str, settings: dict[str, Any]
+) -> None:
+    first, _ = run(domains, settings)
+    start = {"run.start-from": str(Path(settings["run.dir"]) / name)}
+    grid = ScriptedGrid(domains)
+    run(domains, settings | start | {"run.name": "second", "rounds": 1}, grid=grid)
+    request = grid.requests[len(domains)]
+    arrays = records.read(request.content)[0]["model"].unpack()
+    ended = load_file(first["trainings"][name][0]["model"])
+    assert {n: a.tobytes() for n, a in arrays.items()} == {n: a.tobytes() for n, a in ended.items()}
+
+    for other in ("fedavg", next(m for m in METHODS if m != name)):
+        wrong = settings | start | {"method": other, "run.name": other}
+        with pytest.raises(
+            ConfigError, match=f"has the layers of {name} .*, but {other} trains one"
+        ):
+            run(domains, wrong)
+        assert not list(Path(settings["run.dir"], other).glob("*/checkpoint.json"))
+    run(domains, settings | {"method": "fedavg", "run.name": "plain"})
+    with pytest.raises(ConfigError, match=f"has no layers of a method's own, but {name} trains"):
+        plain = {"run.start-from": str(Path(settings["run.dir"]) / "plain")}
+        run(domains, settings | plain | {"run.name": "third"})
+
+
+def test_other_settings_of_the_extension_are_another_model(
+    add: Install, domains: list[Node], tmp_path: Path
+) -> None:
+    settings = {"run.dir": str(tmp_path), "method": "bottleneck", "run.name": "first"}
+    run(domains, settings)
+    other = {"bottleneck.width": 5, "run.name": "second", "run.start-from": str(tmp_path / "first")}
+    with pytest.raises(ConfigError, match=r'layers of bottleneck \{"width": 6\}.*\{"width": 5\}'):
+        run(domains, settings | other)
+
+
+@pytest.mark.slow
+@every
+def test_the_export_gives_the_models_answers(
+    add: Install, domains: list[Node], name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    results, _ = run(domains, settings)
+    source = Path(results["trainings"][name][0]["model"])
+    for kind in (".onnx", ".pt2"):
+        done = exporting.export(source, tmp_path / f"model{kind}")
+        assert done.path.is_file() and done.difference < 1e-5
+
+
+class Undecided(nn.Module):
+    """What it computes depends on the batch, which no exported program can follow."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z if z.mean() > 0 else -z
+
+
+def test_what_cannot_be_exported_says_so(
+    add: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def extend(model: Model, settings: Mapping[str, Any]) -> None:
+        model.encoder = nn.Sequential(model.encoder, Undecided())
+
+    odd, real = replace(MIXING, extend=extend), plugins.method
+    monkeypatch.setattr(plugins, "method", lambda m: odd if m == "mixing" else real(m))
+    model = models.build(MLP, SHAPE, CLASSES, 0, extension("mixing"))
+    source = tmp_path / "model.safetensors"
+    models.save(source, model, config=MLP, shape=SHAPE, classes="abcd")
+    with pytest.raises(ModelError, match=r"mlp with the layers of mixing \{\} cannot be"):
+        exporting.export(source, tmp_path / "model.pt2")
+    assert [path.name for path in tmp_path.glob("*model*")] == ["model.safetensors"]
+
+
+@every
+def test_a_site_without_the_method_says_so(
+    add: Install, domains: list[Node], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(domains, name)
+    request = bench.begin()[0]
+    test_plugins.uninstall(tmp_path, package_of(name))
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        reply = bench.call(request)
+    assert reply.has_error() and reply.error.code == Code.CONFIG
+    assert f"There is no method '{name}'" in caplog.text
+
+
+def test_a_site_whose_method_adds_something_else_refuses(
+    add: Install,
+    domains: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(domains, "two-heads")
+    request = bench.begin()[0]
+    other = replace(TWO_HEADS, extend=mix_statistics)
+    real = plugins.method
+    monkeypatch.setattr(plugins, "method", lambda m: other if m == "two-heads" else real(m))
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        reply = bench.call(request)
+    assert reply.has_error() and reply.error.code == Code.WIRE
+    assert "not this run's model: it differs at encoder.2" in caplog.text
+
+
+@every
+def test_a_model_without_its_method_says_what_to_install(
+    add: Install, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    model = models.build(MLP, SHAPE, CLASSES, 0, extension(name))
+    models.save(path, model, config=MLP, shape=SHAPE, classes="abcd")
+    test_plugins.uninstall(tmp_path, package_of(name))
+    with pytest.raises(ModelError, match=f"layers of the method {name}, which is not installed"):
+        models.load(path)
+    assert models.describe(path).extension == extension(name)
+
+
+# ---- a model that stays at the target ----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_targets_own_model_has_the_layers_too(
+    add: Any, domains: list[Node], tmp_path: Path
+) -> None:
+    """With a rehearsal of the exchange, whose discriminator is as wide as the bottleneck."""
+    strategy = "from strategies.dils import STRATEGY"
+    client = "from clients.dils import Collaborator, Target\nfrom clients.fedavg import Source"
+    add("narrow-dils", "NARROW_DILS", strategy=strategy, client=client)
+    own = {k.replace("dils.", "narrow-dils."): v for k, v in SETTINGS["dils"].items()}
+    own |= {"narrow-dils.share": False, "narrow-dils.pretrain": 1}
+    nodes = [{**n, "state-dir": str(tmp_path / "state")} for n in domains]
+    place = {"run.dir": str(tmp_path), "method": "narrow-dils"}
+    results, _ = run(nodes, own | place)
+    (training,) = results["trainings"]["narrow-dils"]
+    file = tmp_path / "state" / "town" / training["adapted"]["file"].partition("/")[2]
+    model, about = models.load(file)
+    assert about.extension == Extension("narrow-dils", {"width": 6})
+    assert model.width == 6
+    tests = data.load_evaluation(domains[-1]["data"], classes=tuple("0123"))
+    assert tests is not None
+    p = predict(model, tests.x)
+    assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).float().mean())
+    sent = load_file(training["model"])
+    changed = {n for n in sent if sent[n].tobytes() != load_file(file)[n].tobytes()}
+    assert "encoder.1.weight" in changed

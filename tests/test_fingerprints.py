@@ -1,0 +1,42 @@
+"""No method computes anything else than when its fingerprints were taken, to the bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import fingerprints
+
+TAKEN: dict[str, Any] = json.loads(fingerprints.RECORDS.read_text())
+
+
+@pytest.mark.parametrize("case", fingerprints.CASES)
+def test_nothing_else_is_computed(case: str, tmp_path: Path) -> None:
+    taken, then = fingerprints.take(case, tmp_path), TAKEN[case]
+    found, wanted = taken["seeds"], then["seeds"]
+    assert set(found) == set(wanted) == set(fingerprints.SEEDS.split(","))
+    for seed in wanted:
+        # The numbers first: where they differ they say what changed, and a hash does not.
+        last, known = found[seed]["last"], wanted[seed]["last"]
+        assert set(last) == set(known)
+        for name, value in known.items():
+            within = 0.15 if "accuracy" in name else 1e-2  # an image or a few, a rounding or many
+            assert last[name] == pytest.approx(value, rel=within, abs=within), name
+        if taken["machine"] == then["machine"]:
+            assert last == known
+            assert found[seed]["hash"] == wanted[seed]["hash"]
+
+
+def test_a_fingerprint_tells_apart_what_differs_in_a_bit(tmp_path: Path) -> None:
+    case = "fedavg"
+    method, settings = fingerprints.CASES[case]
+    before = fingerprints.take(case, tmp_path / "before")
+    try:
+        fingerprints.CASES[case] = (method, settings | {"train.lr": 0.05 * (1 + 1e-6)})
+        after = fingerprints.take(case, tmp_path / "after")
+    finally:
+        fingerprints.CASES[case] = (method, settings)
+    zero, one = before["seeds"]["0"], before["seeds"]["1"]
+    assert zero["hash"] != one["hash"]
+    assert zero["hash"] != after["seeds"]["0"]["hash"]

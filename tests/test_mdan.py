@@ -1,0 +1,357 @@
+"""MDAN over four sites: whose weights are whose, and its rounds against one place with all data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clients import fdann, mdan
+from clients.site.memory import resident
+from fedda import models, records
+from fedda.adversarial.discriminators import Discriminator
+from fedda.errors import Code, QuorumError
+from fedda.settings import RunConfig
+from fedda.train import seed_for
+from tests.local_grid import (
+    CLASSES,
+    EXAMPLES,
+    FAST,
+    SIDE,
+    Bench,
+    Node,
+    changed,
+    run,
+    stop_after,
+)
+from tests.reference import mdan as twin
+from tests.reference import windows
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+SOURCES = ("anna", "bert", "carl")
+FORMS = [(maximum, sign) for maximum in ("soft", "hard") for sign in ("code", "paper")]
+forms = pytest.mark.parametrize(("maximum", "sign"), FORMS)
+LR, MOMENTUM = 0.05, 0.9
+SETTINGS: dict[str, Any] = {
+    "method": "mdan",
+    "train.lr": LR,
+    "train.schedule": "constant",
+    # So that the discriminators' losses have a say in the weights, and move the encoders.
+    "mdan.mu": 0.5,
+    "mdan.discriminator.sizes": "8",
+    "mdan.discriminator.optimizer": "sgd",
+    "mdan.discriminator.lr": 0.5,
+}
+
+
+def form(maximum: str, sign: str) -> dict[str, Any]:
+    return SETTINGS | {"mdan.max": maximum, "mdan.sign": sign}
+
+
+def keywords(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as `Bench` takes them."""
+    return {name.replace(".", "__").replace("-", "_"): v for name, v in settings.items()}
+
+
+class Rounds:
+    """Rounds of a strategy, with what went out and came back in the last of them."""
+
+    def __init__(self, nodes: list[Node], script: Any = None, **settings: Any) -> None:
+        self.bench = Bench(nodes, "mdan", script, **keywords(SETTINGS | settings))
+        self.options = self.bench.task.options
+
+    def next(self, server_round: int) -> dict[str, Any]:
+        grid = self.bench.grid
+        grid.replies.clear()
+        try:
+            self.model, numbers = self.bench.round(server_round)
+        finally:
+            self.bench.strategy.adjourn()
+        self.told = {self.name(q.metadata.dst_node_id): self.step(q) for q in self.bench.opened}
+        found = {self.name(r.metadata.src_node_id): records.read(r.content) for r in grid.replies}
+        self.models = {n: arrays["model"].unpack() for n, (arrays, _) in found.items()}
+        self.numbers = {n: dict(tables["metrics"]) for n, (_, tables) in found.items()}
+        return numbers
+
+    def name(self, node: int) -> str:
+        return self.bench.grid.nodes[node]["name"]
+
+    @staticmethod
+    def step(request: Any) -> dict[str, Any]:
+        return dict(request.content["step"])
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What the target was told."""
+        told = self.told["town"]
+        return {n.partition("/")[2]: w for n, w in told.items() if n.startswith("weight/")}
+
+    @property
+    def said(self) -> dict[str, tuple[float, float]]:
+        """CE and d of this round's replies, by the sources of which all was said."""
+        half, town = "discriminator-loss", self.numbers["town"]
+        found = {}
+        for s in {*SOURCES} & {*self.numbers}:
+            own = self.numbers[s]
+            if {"loss", half} <= {*own} and f"{half}/{s}" in town:
+                found[s] = (own["loss"], own[half] + town[f"{half}/{s}"])
+        return found
+
+
+# ---- the weights -------------------------------------------------------------------------------
+
+
+@forms
+def test_the_weights_are_made_of_the_last_rounds_replies(
+    domains: list[Node], maximum: str, sign: str
+) -> None:
+    rounds = Rounds(domains, **{"mdan.max": maximum, "mdan.sign": sign})
+    rounds.next(1)
+    assert rounds.weights == pytest.approx(dict.fromkeys(SOURCES, 1 / 3), abs=1e-15)
+    said = rounds.said
+    rounds.next(2)
+    wanted = twin.source_weights(SOURCES, said, rounds.options)
+    assert rounds.weights == pytest.approx(wanted, rel=1e-12)
+    assert max(wanted.values()) - min(wanted.values()) > 0.05  # they are not all alike
+    assert [not any("weight" in n for n in rounds.told[s]) for s in SOURCES] == [True] * 3
+
+
+@forms
+def test_models_count_by_them(domains: list[Node], maximum: str, sign: str) -> None:
+    rounds = Rounds(domains, **{"mdan.max": maximum, "mdan.sign": sign})
+    for t in (1, 2):
+        rounds.next(t)
+        local = {s: {n: torch.tensor(a) for n, a in m.items()} for s, m in rounds.models.items()}
+        wanted = twin.averaged(local, EXAMPLES, rounds.weights)
+        for name, value in rounds.model.items():
+            np.testing.assert_allclose(value, wanted[name].numpy(), rtol=1e-6, atol=1e-7)
+    weights = rounds.bench.strategy.weights
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["town"] == pytest.approx(EXAMPLES["town"] / sum(EXAMPLES.values()))
+    assert {s: weights[s] / (1 - weights["town"]) for s in SOURCES} == pytest.approx(rounds.weights)
+
+
+def test_the_targets_encoder_moves_by_the_weighed_halves() -> None:
+    """Against loops over the discriminators, and the numbers of each beside their mean."""
+    torch.manual_seed(0)
+    z = torch.randn(5, 3)
+    w = {"anna": 0.7, "bert": 0.2, "carl": 0.1}
+    DIs = {s: Discriminator(3, (4,), seed) for seed, s in enumerate(w)}
+    half = fdann.HALVES["grl", "target"]
+    target = mdan.Target(None)  # type: ignore[arg-type]
+    target.half = half
+    target.copies = {f"discriminator/{s}": _Copy(DI) for s, DI in DIs.items()}
+    target.request = _Asked({f"weight/{s}": weight for s, weight in w.items()})  # type: ignore[assignment]
+    moved = z.clone().requires_grad_()
+    target.against(moved).backward()
+    wanted = torch.zeros_like(z)
+    for s, DI in DIs.items():
+        at = z.clone().requires_grad_()
+        twin.half(DI, at, source=False).backward()
+        assert at.grad is not None
+        wanted -= w[s] * at.grad
+    torch.testing.assert_close(moved.grad, wanted)
+    each = {f"discriminator/{s}": {"discriminator-loss": float(i)} for i, s in enumerate(w)}
+    assert target.reported(each) == pytest.approx(
+        {f"discriminator-loss/{s}": float(i) for i, s in enumerate(w)} | {"discriminator-loss": 1}
+    )
+
+
+class _Copy:
+    def __init__(self, DI: Discriminator) -> None:
+        self.DI = DI
+
+
+class _Asked:
+    def __init__(self, numbers: dict[str, float]) -> None:
+        self.numbers = numbers
+
+
+def test_a_source_that_was_away_keeps_no_weight(domains: list[Node]) -> None:
+    rounds = Rounds(domains, **{"mdan.weighting": "uniform", "rounds": 4})
+    rounds.next(1)
+    before = rounds.said
+    assert "anna" in before
+    rounds.bench.grid.offline = {"anna"}
+    rounds.next(2)
+    others = SOURCES[1:]
+    assert rounds.weights == pytest.approx(
+        twin.source_weights(others, before, rounds.options), rel=1e-12
+    )
+    assert "anna" not in rounds.bench.strategy.weights
+    assert rounds.bench.strategy.weights["town"] == pytest.approx(1 / 3)
+    rounds.bench.grid.offline = set()
+    said = rounds.said
+    assert set(said) == set(others)
+    rounds.next(3)
+    w = rounds.weights
+    assert w == pytest.approx(twin.source_weights(SOURCES, said, rounds.options), rel=1e-12)
+    assert min(w["bert"], w["carl"]) < w["anna"] < max(w["bert"], w["carl"])
+    said = rounds.said
+    rounds.next(4)  # then it is one of them again
+    assert rounds.weights == pytest.approx(
+        twin.source_weights(SOURCES, said, rounds.options), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "number", "unknown"),
+    [
+        ("anna", "loss", {"anna"}),
+        ("anna", "discriminator-loss", {"anna"}),
+        ("town", "discriminator-loss/bert", {"bert"}),
+    ],
+)
+def test_a_number_that_a_site_did_not_send_is_not_known(
+    domains: list[Node], site: str, number: str, unknown: set[str]
+) -> None:
+    def leave_out(request: Any, reply: Any) -> list[Any]:
+        return [changed(request, reply, without=[number])]
+
+    rounds = Rounds(domains, {site: leave_out})
+    rounds.next(1)
+    assert set(rounds.said) == {*SOURCES} - unknown
+    wanted = twin.source_weights(SOURCES, rounds.said, rounds.options)
+    rounds.next(2)
+    assert rounds.weights == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_round_without_the_one_source_that_counts_is_repeated(domains: list[Node]) -> None:
+    rounds = Rounds(domains, **{"mdan.max": "hard"})
+    rounds.next(1)
+    wanted = twin.source_weights(SOURCES, rounds.said, rounds.options)
+    (worst,) = (s for s in SOURCES if wanted[s] == 1)
+    memory = rounds.bench.strategy.memory.copy()
+    rounds.bench.grid.script[worst] = lambda request, reply: [
+        changed(request, reply, without=["steps"])
+    ]
+    with pytest.raises(QuorumError, match="No source that counts in the mean"):
+        rounds.next(2)
+    rounds.bench.grid.script.clear()
+    rounds.bench.strategy.memory = memory
+    rounds.next(2)
+    assert rounds.weights == wanted
+    assert rounds.bench.strategy.weights[worst] == pytest.approx(
+        1 - EXAMPLES["town"] / sum(EXAMPLES.values())
+    )
+
+
+# ---- whole runs --------------------------------------------------------------------------------
+
+
+def batches(nodes: list[Node], rounds: int) -> dict[str, list[list[twin.Batch]]]:
+    """What each site reads, by round and step; a round is as long as the largest site's epoch."""
+    size = FAST["train.batch-size"]
+    steps = -(-max(EXAMPLES.values()) // size)
+    data = {}
+    for node in nodes:
+        with np.load(node["data"]) as file:
+            x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
+            y = torch.from_numpy(file["y_train"]) if "y_train" in file else None
+        parts = windows.batches(len(x), size, 1, seed_for(0, node["name"]), rounds * steps)
+        read = [(x[part], None if y is None else y[part]) for part in parts]
+        data[node["name"]] = [read[t * steps : (t + 1) * steps] for t in range(rounds)]
+    return data
+
+
+def model_of(results: dict[str, Any]) -> dict[str, Tensor]:
+    method = next(iter(results["trainings"]))
+    return load_file(results["trainings"][method][0]["model"])
+
+
+@forms
+def test_two_rounds_are_those_of_one_place(
+    domains: list[Node], runs: dict[str, str], maximum: str, sign: str
+) -> None:
+    settings = runs | form(maximum, sign)
+    results, _ = run(domains, settings)
+    assert results["events"] == []
+    (training,) = results["trainings"]["mdan"]
+    options = RunConfig.parse(form(maximum, sign)).options["mdan"]
+    start = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    DIs = {s: Discriminator(start.width, (8,), seed_for(0, f"gradient/{s}")) for s in SOURCES}
+    data = batches(domains, 2)
+    wanted, past = twin.training(start, DIs, data, EXAMPLES, options, LR, MOMENTUM)
+    found = load_file(training["model"])
+    for name, value in wanted.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5)
+    for entry, w in zip(training["rounds"], past, strict=True):
+        share = 1 - entry["weights"]["town"]
+        assert {s: entry["weights"][s] / share for s in SOURCES} == pytest.approx(w, abs=1e-4)
+    # With all alike it would be another one.
+    plain = options.model_copy(update={"gamma": 1e-9, "max": "soft"})
+    DIs = {s: Discriminator(start.width, (8,), seed_for(0, f"gradient/{s}")) for s in SOURCES}
+    other, _ = twin.training(start, DIs, data, EXAMPLES, plain, LR, MOMENTUM)
+    apart = [(found[n] - v).abs().max().item() for n, v in other.state_dict().items()]
+    assert max(apart) > 1e-3
+
+
+def test_with_one_source_it_is_f_dann(domains: list[Node], runs: dict[str, str]) -> None:
+    """To the bit: the only weight is 1, whatever was said."""
+    nodes = [node for node in domains if node["name"] in ("bert", "town")]
+    common = runs | {"run.expect": 2, "rounds": 3}
+    found = model_of(run(nodes, common | form("soft", "code") | {"run.name": "mdan"})[0])
+    same = {n.replace("mdan", "fdann"): v for n, v in SETTINGS.items() if "mu" not in n}
+    same |= {
+        "method": "fdann",
+        "run.name": "fdann",
+        "exchange.p": 1,
+        "exchange.min-examples": 1,
+        "exchange.expose-features": True,
+        "fdann.pairs": True,
+        "fdann.reversal.strength": SETTINGS["mdan.mu"],
+        "fdann.reversal.schedule": "constant",
+    }
+    wanted = model_of(run(nodes, common | same)[0])
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    weaker = common | same | {"run.name": "weaker", "fdann.reversal.strength": 0.01}
+    assert not all(torch.equal(found[n], v) for n, v in model_of(run(nodes, weaker)[0]).items())
+
+
+@pytest.mark.parametrize("maximum", ["soft", "hard"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    domains: list[Node], tmp_path: Path, maximum: str
+) -> None:
+    settings = form(maximum, "paper") | {"rounds": 3}
+    whole, _ = run(domains, settings | {"run.dir": str(tmp_path / "whole")})
+    cut = settings | {"run.dir": str(tmp_path / "cut")}
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, cut, stop_after(2))
+    resident.cache_clear()
+    resumed, _ = run(domains, cut | {"run.resume": True})
+    for name, value in model_of(whole).items():
+        assert torch.equal(model_of(resumed)[name], value)
+    of_rounds = [
+        [entry["weights"] for entry in results["trainings"]["mdan"][0]["rounds"]]
+        for results in (whole, resumed)
+    ]
+    assert of_rounds[0] == of_rounds[1]
+
+
+def test_sites_that_come_later_and_half_precision(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    some = {"sources-per-round": 2, "rounds": 4, "wire.dtype": "float16", "exchange.p": 2}
+    results, events = run(domains, runs | form("soft", "code") | some)
+    entries = results["trainings"]["mdan"][0]["rounds"]
+    assert {name for entry in entries for name in entry["weights"]} == set(EXAMPLES)
+    assert all(len(entry["weights"]) == 3 for entry in entries)
+    assert not [e for e in events if e["event"] == "trouble"]
+
+
+# ---- the contract ------------------------------------------------------------------------------
+
+
+def test_the_weights_are_the_targets_alone(domains: list[Node]) -> None:
+    bench = Bench(domains, "mdan")
+    requests = bench.begin()
+    roles = {node.id: node.role for node in bench.roster.nodes}
+    source = next(q for q in requests if roles[q.metadata.dst_node_id] == "source")
+    source.content["step"]["weight/anna"] = 0.5  # type: ignore[index]
+    assert bench.grid.call(source).error.code == Code.WIRE
+    bench.strategy.adjourn()

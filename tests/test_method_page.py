@@ -1,0 +1,35 @@
+"""The page on adding a method names all that a method may use, and nothing that is not there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.base import Client
+from clients.site.exchanging import Summing
+from fedda.methods import Method, Phase, Stage
+from fedda.wire import Part
+from strategies.base import FedDA
+
+PAGE = (Path(__file__).parents[1] / "docs" / "adding-a-method.md").read_text()
+PROSE = re.sub(r"```.*?```", "", PAGE, flags=re.S)
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PROSE))))
+
+
+def public(kind: Any) -> set[str]:
+    """What a class defines or annotates itself, without what begins with an underscore."""
+    found = {*vars(kind), *vars(kind).get("__annotations__", {})}
+    found |= set(re.findall(r"^        (\w+): ", kind.__doc__ or "", re.M))  # its Attributes
+    return {name for name in found if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", [FedDA, Client, Summing, Method, Phase, Part, Stage])
+def test_every_public_name_is_on_the_page(kind: Any) -> None:
+    assert public(kind) <= NAMED, public(kind) - NAMED
+    assert len(public(kind)) >= 3
+
+
+def test_the_page_is_on_the_way_of_who_contributes() -> None:
+    contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    assert "docs/adding-a-method.md" in contributing

@@ -1,0 +1,803 @@
+"""Methods, networks and readers of other packages: found, checked, run, and left out if broken."""
+
+import importlib
+import json
+import logging
+import shutil
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import clients.fedavg
+import strategies.fdann
+from fedda import data, models, plugins
+from fedda.cli import app
+from fedda.config import ModelConfig
+from fedda.data.array_file import ArrayFile
+from fedda.data.image_folder import ImageFolder
+from fedda.data.load import open_site
+from fedda.errors import Code, ConfigError, DataError, ModelError
+from fedda.ops import bundle
+from fedda.settings import RunConfig, Task, defaults, overrides, presets
+from tests import test_packaging
+from tests.local_grid import Bench, Crossing, Node, ScriptedGrid, make_domains, run
+from tests.test_packaging import sh
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "plugin"
+SHAPE = (1, 8, 8)
+
+# Fixtures: a copy of what git has, its wheel, and that in an environment of its own.
+checkout, wheel, installed = (
+    test_packaging.checkout,
+    test_packaging.wheel,
+    test_packaging.installed,
+)
+
+Install = Callable[..., None]
+
+ALGORITHM = """
+'''Tent: a method of another package.'''
+from pydantic import Field
+from fedda.algorithms import fedavg
+from fedda.methods import Method, Phase
+
+class Config(fedavg.Config):
+    pace: float = Field(default=0.5, description="how fast")
+
+PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
+METHOD = Method("tent", "Tent", Config, PHASES, {"paper": {"pace": 0.1}})
+"""
+STRATEGY = """
+from fedda.strategies.fedavg import FedAvg
+
+class STRATEGY(FedAvg):
+    pass
+"""
+CLIENT = """
+from fedda.clients.fedavg import Source, Target
+"""
+TENT = {"__init__": "", "algorithm": ALGORITHM, "strategy": STRATEGY, "client": CLIENT}
+
+NN = "from torch import nn\n"
+NETWORK = """
+from torch import nn
+
+def build(config, shape):
+    '''A linear encoder.'''
+    width = int(config.sizes or 6)
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(width)), width
+"""
+
+# A text file of numbers: a row per line, its label first.
+READER = """
+from pathlib import Path
+import numpy as np, torch
+from fedda.data import Description, Labelled, Unlabelled
+
+class Table:
+    def __init__(self, path):
+        rows = np.loadtxt(path, delimiter=",", ndmin=2)
+        self.path, self.y = path, torch.tensor(rows[:, 0]).long()
+        self.x = torch.tensor(rows[:, 1:]).float()
+
+    def describe(self, role):
+        n, d = self.x.shape
+        names = ("a", "b") if role == "source" else ()
+        return Description(self.path, role, "vector", (d,), n, 0, names, {}, ())
+
+    def source(self, channels, size, progress):
+        return Labelled(self.x, self.y, ("a", "b"))
+
+    def target(self, channels, size, progress):
+        return Unlabelled(self.x)
+
+    def evaluation(self, channels, size, progress):
+        return None
+
+def open_table(path):
+    '''Tables of numbers as .csv files.'''
+    return Table(path) if Path(path).suffix == ".csv" else None
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a package with entry points on the path, as pip would; it is gone after the test."""
+    site, before = tmp_path / "site-packages", set(sys.modules)
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def add(package: str, entries: Mapping[str, str], modules: Mapping[str, str]) -> None:
+        info, code = site / f"{package}-1.0.dist-info", site / package
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = (f"[fedda.{group}]\n{line}\n" for group, line in entries.items())
+        (info / "entry_points.txt").write_text("".join(lines))
+        code.mkdir()
+        for name, text in modules.items():
+            (code / f"{name}.py").write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+        plugins.forget()
+
+    plugins.forget()
+    yield add
+    plugins.forget()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(site)):
+            del sys.modules[name]
+
+
+def add_tent(install: Install, **changed: str) -> None:
+    install("tent_package", {"methods": "tent = tent_package"}, TENT | changed)
+
+
+def uninstall(tmp_path: Path, package: str) -> None:
+    """What was installed is gone: in one process the server has had it, and now a site lacks it."""
+    shutil.rmtree(tmp_path / "site-packages" / f"{package}-1.0.dist-info")
+    importlib.invalidate_caches()
+    plugins.forget()
+
+
+def cli(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def reasons(name: str = "tent") -> list[str]:
+    """Why things of a name are left out."""
+    return [each.why for each in plugins.broken() if each.name == name]
+
+
+# ---- one name for each module ------------------------------------------------------------------
+
+
+AS_WRITTEN = """
+import fedda.server.superlink.control
+import fedda.strategies.base as base
+from fedda.clients import fedavg
+from fedda.strategies.fdann import FDANN
+"""
+
+
+def test_the_names_of_the_wheel_give_the_programs_own_modules() -> None:
+    names: dict[str, Any] = {}
+    exec(AS_WRITTEN, names)  # where a type checker looks there are no such modules
+    assert names["fedavg"] is clients.fedavg
+    assert names["FDANN"] is strategies.fdann.FDANN
+    assert names["base"] is sys.modules["strategies.base"]
+    for name in ("strategies.base", "strategies", "server.superlink.control", "clients"):
+        module = sys.modules[f"fedda.{name}"]
+        assert module is sys.modules[name]
+        assert module.__spec__ and module.__spec__.name == module.__name__ == name
+    assert find_spec("fedda.strategies.fedavg") and not find_spec("fedda.strategies.nothing")
+    with pytest.raises(ModuleNotFoundError, match=r"fedda\.strategies\.nothing"):
+        importlib.import_module("fedda.strategies.nothing")
+
+
+def test_importing_fedda_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, fedda; print(*sys.modules)"
+    loaded = set(sh(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT)).split())
+    assert "fedda.halves" in loaded
+    heavy = {"torch", "flwr", "numpy", "pydantic", "importlib.metadata", "strategies", "clients"}
+    assert not loaded & heavy
+
+
+IDENTITY = """
+import sys, warnings
+warnings.simplefilter("error")
+own, place = sys.argv[1:]
+import fedda
+assert fedda.__file__.startswith(place), fedda.__file__
+from fedda.strategies.base import FedDA
+from fedda.strategies.fdann import FDANN
+from fedda.clients.base import Client
+from fedda.clients import fedavg
+import fedda.server.training
+from fedda import halves, plugins
+assert plugins.strategy("fdann") is FDANN and issubclass(FDANN, FedDA)
+assert plugins.client("fedavg", "source") is fedavg.Source and issubclass(fedavg.Source, Client)
+assert halves.load("server", "training") is fedda.server.training
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] != "fedda" or name.split(".")[1:2] not in [[f] for f in (
+        "clients", "strategies", "server")]:
+        continue
+    real = own + name.removeprefix("fedda.")
+    assert sys.modules[real] is module, name
+    assert module.__name__ == module.__spec__.name == real, (name, module.__spec__)
+    assert module.__file__.startswith(place), module.__file__
+    print(name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["checkout", "editable", "bundle", "wheel"])
+def test_one_module_each_in_every_layout(
+    layout: str, checkout: Path, installed: Path, tmp_path: Path
+) -> None:
+    python, own, place = installed / "python", "", checkout
+    env: dict[str, str] = {}
+    if layout == "wheel":
+        own, place = "fedda.", installed.parent
+    elif layout == "editable":
+        python = environment(tmp_path / "venv") / "python"
+        pip(python, "-e", str(checkout))
+    else:
+        place = bundle.stage(tmp_path / "app") if layout == "bundle" else checkout
+        env = {"PYTHONPATH": str(place)}  # before what is installed, as Flower puts an app
+    said = sh(python, "-c", IDENTITY, own, place, cwd=tmp_path, **env).split()
+    assert {"fedda.strategies.base", "fedda.clients.base", "fedda.server.training"} <= set(said)
+
+
+# ---- methods -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_added_where_nothing_is_installed(install: Install) -> None:
+    assert not any(plugins.installed(group) for group in ("methods", "models", "data"))
+    assert not plugins.broken() and not plugins.unfinished()
+    assert plugins.methods() == list(plugins.own_methods())
+
+
+def test_a_method_of_another_package(install: Install) -> None:
+    add_tent(install)
+    assert "tent" in plugins.methods() and not plugins.broken() and not plugins.unfinished()
+    assert plugins.origin("tent") == "tent_package 1.0" and plugins.origin("kd3a") == "fedda"
+    assert plugins.about("tent") == "Tent: a method of another package."
+    assert plugins.method("tent").title == "Tent"
+    assert plugins.strategy("tent").__module__ == "tent_package.strategy"
+    assert issubclass(plugins.strategy("tent"), plugins.strategy("fedavg"))
+    assert plugins.client("tent", "source") is clients.fedavg.Source
+
+
+def test_a_method_without_halves_is_fedavg_there(install: Install) -> None:
+    bare = {"__init__": "", "algorithm": ALGORITHM}
+    install("tent_package", {"methods": "tent = tent_package"}, bare)
+    assert plugins.strategy("tent") is plugins.strategy("fedavg")
+    assert plugins.client("tent", "target") is plugins.client("fedavg", "target")
+    assert not plugins.unfinished()
+
+
+def test_its_settings_are_settings_like_all_others(install: Install) -> None:
+    assert "tent.pace" not in defaults()
+    add_tent(install)
+    assert defaults()["tent.pace"] == 0.5
+    assert 'tent.weighting = "examples"\ntent.pace = 0.5' in bundle.config_table()
+    assert overrides("tent", ["pace=0.25"]) == {"tent.pace": 0.25}
+    assert presets.settings("tent", ["paper"]) == {"tent.pace": 0.1}
+    config = RunConfig.parse({"method": "tent", "tent.pace": 0.25})
+    task = config.task("tent", 0, SHAPE, ("a", "b"), 2)
+    assert Task.parse(task.flat()).options.pace == 0.25
+    with pytest.raises(ConfigError, match=r"no setting 'tent\.path'"):
+        RunConfig.parse({"tent.path": 1})
+
+
+def test_listings_say_where_each_thing_is_from(install: Install) -> None:
+    add_tent(install)
+    install("nets", {"models": "linear = nets:build"}, {"__init__": NETWORK})
+    install("tables", {"data": "csv = tables:open_table"}, {"__init__": READER})
+    code, out, err = cli("methods")
+    assert code == 0 and not err
+    assert "tent       Tent: a method of another package. (tent_package 1.0)" in out
+    assert "linear     A linear encoder. (nets 1.0)" in out
+    assert "csv        Tables of numbers as .csv files. (tables 1.0)" in out
+    (own,) = [line for line in out.splitlines() if line.startswith("fedavg ")]
+    assert not own.endswith(")")
+    code, out, err = cli("settings", "tent")
+    assert code == 0 and not err
+    assert "pace" in out and "how fast" in out and "tent is added by tent_package 1.0." in out
+    assert "linear     A linear encoder. (nets 1.0)" in out and "(tables 1.0)" in out
+    assert "tent.pace" in cli("settings", "tent", "--presets")[1]
+    assert "tent_package" not in cli("settings", "kd3a")[1]
+
+
+def test_a_run_of_it(
+    install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
+) -> None:
+    add_tent(install)
+    results, _ = run(domains, runs | {"method": "tent", "rounds": 1, "tent.pace": 0.3})
+    assert results["titles"] == {"tent": "Tent"} and results["config"]["tent.pace"] == 0.3
+    assert results["final_accuracy"] is not None
+
+
+BROKEN: dict[str, tuple[dict[str, str], str]] = {
+    "cannot be imported": ({"__init__": "import gone_package"}, "No module named 'gone_package'"),
+    "fails": ({"algorithm": "1 / 0"}, "ZeroDivisionError: division by zero"),
+    "leaves": ({"__init__": "raise SystemExit(3)"}, "SystemExit: 3"),
+    "has no METHOD": ({"algorithm": ""}, "tent_package.algorithm has no METHOD"),
+    "has another METHOD": ({"algorithm": "METHOD = 'tent'"}, "has no METHOD, a fedda.methods.M"),
+    "is named otherwise": (
+        {"algorithm": ALGORITHM.replace('"tent"', '"mint"')},
+        "METHOD of tent_package.algorithm is named 'mint'",
+    ),
+    "has no phases": ({"algorithm": ALGORITHM.replace("PHASES, {", "(), {")}, "phases need names"),
+    "has no settings": (
+        {"algorithm": ALGORITHM.replace("Config, PHASES", "dict, PHASES")},
+        "no class derived from fedda.config.Section",
+    ),
+    "has a setting without a default": (
+        {"algorithm": ALGORITHM.replace("default=0.5, ", "")},
+        "tent.pace is {}, which cannot be: Field required",
+    ),
+    "has a setting of no simple type": (
+        {"algorithm": ALGORITHM.replace("float = Field(default=0.5", "tuple = Field(()")},
+        "default of 'pace' is no text, number or truth value",
+    ),
+    "has an odd preset": (
+        {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
+        "no setting 'tent.place'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, what: str) -> None:
+    changed, why = BROKEN[what]
+    add_tent(install, **changed)
+    assert "tent" not in plugins.methods() and "tent.pace" not in defaults()
+    (reason,) = reasons()
+    assert why in reason and "\n" not in reason
+    with pytest.raises(ConfigError, match=r"no method 'tent'; .*tent of tent_package 1.0 is left"):
+        plugins.method("tent")
+    code, out, err = cli("methods")
+    assert code == 0 and "tent" not in out and "kd3a" in out
+    assert f"The method tent of tent_package 1.0 is left out: {reason}" in err
+    assert cli("settings", "kd3a")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("tent = tent_module", "is no package with a module 'algorithm'"),
+        ("tent = tent_package:thing", "is no package with a module 'algorithm'"),
+        ("tent = tent_package:gone", "AttributeError"),
+        ("tent = tent_package.empty", "tent_package.empty has no module 'algorithm'"),
+        ("tent = gone_package", "No module named 'gone_package'"),
+    ],
+)
+def test_an_entry_point_names_a_package(
+    install: Install, tmp_path: Path, line: str, why: str
+) -> None:
+    install("tent_package", {"methods": line}, TENT | {"__init__": "thing = 1"})
+    (tmp_path / "site-packages" / "tent_module.py").touch()
+    (tmp_path / "site-packages" / "tent_package" / "empty").mkdir()
+    (tmp_path / "site-packages" / "tent_package" / "empty" / "__init__.py").touch()
+    (reason,) = reasons()
+    assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("kd3a", "fedda has a method of that name itself"),
+        ("train", "another meaning"),
+        ("none", "another meaning"),
+        ("Tent", "does not match"),
+        ("a.b", "does not match"),
+    ],
+)
+def test_a_method_takes_no_name_that_is_taken(install: Install, name: str, why: str) -> None:
+    own = plugins.method("kd3a")
+    algorithm = ALGORITHM.replace('"tent"', f'"{name}"')
+    package = TENT | {"algorithm": algorithm}
+    install("tent_package", {"methods": f"{name} = tent_package"}, package)
+    (reason,) = reasons(name)
+    assert why in reason and not plugins.installed("methods")
+    assert plugins.method("kd3a") is own and RunConfig.parse({}).train.lr == 0.05
+
+
+def test_names_with_another_meaning_are_those_of_the_settings() -> None:
+    sections = {name.replace("_", "-") for name in RunConfig.model_fields}
+    assert sections | {"none"} == plugins.TAKEN
+
+
+def test_of_two_packages_with_one_name_the_second_is_left_out(install: Install) -> None:
+    add_tent(install)
+    install("tent_two", {"methods": "tent = tent_two"}, TENT)
+    assert plugins.origin("tent") == "tent_package 1.0"
+    assert [str(each) for each in plugins.broken()] == [
+        "The method tent of tent_two 1.0 is left out: tent_package 1.0 has the name, too."
+    ]
+
+
+TARGET = "\nfrom fedda.clients.base import Client\nclass Target(Client):\n    pass\n"
+ADAPT = ALGORITHM.replace("fedavg.TRAIN}", '{"target": fedavg.TRAIN["source"]}}')
+
+UNFINISHED: dict[str, tuple[dict[str, str], str]] = {
+    "no strategy to import": (
+        {"strategy": "import gone_package"},
+        "tent_package.strategy of tent_package 1.0 cannot be imported: ModuleNotFoundError",
+    ),
+    "no STRATEGY": ({"strategy": ""}, "tent_package.strategy has no STRATEGY, which tent needs"),
+    "a strange STRATEGY": (
+        {"strategy": "STRATEGY = dict"},
+        "builtins.dict is not derived from fedda.strategies.base.FedDA",
+    ),
+    "a STRATEGY that is no class": ({"strategy": "STRATEGY = 1"}, "1 is not derived from"),
+    "no client to import": ({"client": "import gone_package"}, "cannot be imported"),
+    "no Source": ({"client": TARGET}, "tent_package.client has no Source, which tent needs"),
+    "no Target": ({"client": "from fedda.clients.fedavg import Source"}, "has no Target"),
+    "a strange Target": (
+        {"client": CLIENT + "Target = dict"},
+        "builtins.dict is not derived from fedda.clients.base.Client",
+    ),
+    "no function for a hop": (
+        {"client": CLIENT + TARGET, "algorithm": ADAPT},
+        "tent_package.client.Target has no function 'train', for which the phase 'train' asks a",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNFINISHED)
+def test_a_method_that_cannot_run_is_named_and_left_out(install: Install, what: str) -> None:
+    changed, why = UNFINISHED[what]
+    add_tent(install, **changed)
+    (found,) = plugins.unfinished()
+    assert why in found.why and "\n" not in found.why
+    code, out, err = cli("methods")
+    assert code == 0 and "tent" not in out and "kd3a" in out
+    assert err == f"The method tent of tent_package 1.0 is left out: {found.why}\n"
+    with pytest.raises(ConfigError) as raised:
+        plugins.check("tent")
+    assert why in str(raised.value)
+
+
+def test_every_own_method_has_what_its_phases_ask_for() -> None:
+    for method in plugins.own_methods():
+        plugins.check(method)
+
+
+# ---- networks ----------------------------------------------------------------------------------
+
+
+def add_network(install: Install, code: str = NETWORK, name: str = "linear") -> None:
+    install("nets", {"models": f"{name} = nets:build"}, {"__init__": code})
+
+
+def test_a_network_of_another_package(install: Install, tmp_path: Path) -> None:
+    add_network(install)
+    config, state = ModelConfig(name="linear", sizes="5"), torch.get_rng_state()
+    model = models.build(config, SHAPE, 3, seed=1)
+    assert torch.equal(torch.get_rng_state(), state) and model.width == 5 and model.training
+    assert model(torch.rand(4, *SHAPE)).shape == (4, 3)
+    again, other = (models.build(config, SHAPE, 3, seed) for seed in (1, 2))
+    weights = [m.encoder.state_dict()["1.weight"] for m in (model, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    path = tmp_path / "model.safetensors"
+    models.save(path, model, config=config, shape=SHAPE, classes=("a", "b", "c"))
+    assert torch.equal(models.load(path)[0].encoder.state_dict()["1.weight"], weights[0])
+    assert RunConfig.parse({"model.name": "linear"}).model.name == "linear"
+    with pytest.raises(ConfigError, match=r"no network 'linea'; .* linear\."):
+        RunConfig.parse({"model.name": "linea"})
+    with pytest.raises(ModelError, match="linear has no pretrained weights"):
+        models.build(ModelConfig(name="linear", weights="DEFAULT"), SHAPE, 3, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (NN + "def build(config, shape): return nn.Flatten(), 6", "says that it gives 6"),
+        ("def build(config, shape): return shape[7]", "IndexError"),
+        (NN + "def build(config, shape): return nn.Linear(3, 6), 6", "does not take inputs"),
+        ("def build(config, shape): return None, 6", "does not take inputs"),
+    ],
+)
+def test_a_network_that_is_not_what_it_says(install: Install, code: str, why: str) -> None:
+    add_network(install, code)
+    with pytest.raises(ModelError, match=why) as raised:
+        models.blank(ModelConfig(name="linear"), SHAPE, 3)
+    assert str(raised.value).startswith("The network linear of nets 1.0 ")
+
+
+def test_a_network_that_is_left_out(install: Install) -> None:
+    add_network(install, name="mlp")
+    install("gone", {"models": "tiny = gone:missing"}, {"__init__": ""})
+    install("text", {"models": "word = text:word"}, {"__init__": "word = 'tiny'"})
+    assert not plugins.networks()
+    assert reasons("mlp") == ["fedda has a network of that name itself."]
+    assert "AttributeError" in reasons("tiny")[0]
+    assert reasons("word") == ["text:word is no function."]
+    code, out, err = cli("methods")
+    assert code == 0 and "networks" not in out and "The network tiny of gone 1.0 is left" in err
+    with pytest.raises(ModelError, match=r"not installed on this machine; .*tiny of gone 1\.0 is"):
+        models.blank(ModelConfig(name="tiny"), SHAPE, 3)
+
+
+def test_a_site_says_which_network_it_lacks(
+    install: Install,
+    domains: list[Node],
+    fresh_sites: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    add_network(install)
+    bench = Bench(domains, "fedavg", model__name="linear", model__sizes="")
+    request, other = bench.begin()[:2]
+    assert not bench.call(request).has_error()
+    uninstall(tmp_path, "nets")
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        reply = bench.call(other)
+    assert reply.has_error() and reply.error.code == Code.MODEL
+    assert "The network 'linear' is not installed on this machine; install the" in caplog.text
+    assert "linear" not in (reply.error.reason or "")
+
+
+def test_a_site_says_which_method_it_lacks(
+    install: Install,
+    domains: list[Node],
+    fresh_sites: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    add_tent(install)
+    bench = Bench(domains, "tent")
+    request = bench.begin()[0]
+    uninstall(tmp_path, "tent_package")
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        reply = bench.call(request)
+    assert reply.has_error() and reply.error.code == Code.CONFIG
+    assert "There is no method 'tent'; choose one of adabn, " in caplog.text
+
+
+# ---- readers -----------------------------------------------------------------------------------
+
+
+def add_reader(install: Install, code: str = READER, package: str = "tables") -> None:
+    install(package, {"data": f"{package} = {package}:open_table"}, {"__init__": code})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "site.csv"
+    path.write_text("0,1,2,3\n1,4,5,6\n1,7,8,9\n")
+    return path
+
+
+def test_a_reader_of_another_package(install: Install, table: Path) -> None:
+    with pytest.raises(DataError, match=r"neither a folder nor an \.npz file"):
+        data.load_source(table)
+    add_reader(install)
+    source, target = data.load_source(table), data.load_target(table)
+    assert source.y.tolist() == [0, 1, 1] and source.classes == ("a", "b")
+    assert type(target) is data.Unlabelled and target.x[1].tolist() == [4, 5, 6]
+    assert data.load_evaluation(table) is None
+    assert data.describe(table, "source").shape == (3,)
+    assert data.verify(table, "target").train == 3
+    names = [names for names, _ in data.stream(table, (3,), 2)]
+    assert names == [["0", "1"], ["2"]]
+    with pytest.raises(DataError, match=r"vectors of 3 numbers, .* the model takes images"):
+        list(data.stream(table, SHAPE, 2))
+    code, out, _ = cli("data", "check", str(table), "--role", "source")
+    assert code == 0 and "3" in out
+
+
+def test_own_forms_are_fedda_s_own(install: Install, domains: list[Node], tmp_path: Path) -> None:
+    greedy = "def open_table(path):\n    raise AssertionError(path)"
+    add_reader(install, greedy)
+    assert isinstance(open_site(domains[0]["data"]), ArrayFile)
+    with pytest.raises(DataError, match=r"reader tables of tables 1\.0 failed to look at .*Asser"):
+        open_site(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        open_site(tmp_path / "gone.csv")
+
+
+def test_what_no_reader_takes_is_a_folder_of_images(install: Install, tmp_path: Path) -> None:
+    add_reader(install)
+    assert isinstance(open_site(tmp_path), ImageFolder)
+
+
+def test_two_readers_of_one_file(install: Install, table: Path) -> None:
+    add_reader(install)
+    add_reader(install, package="sheets")
+    with pytest.raises(DataError, match=r"taken by 2 readers \(sheets of sheets 1\.0, tables"):
+        data.load_target(table)
+
+
+GIVES = "return Unlabelled(self.x)"
+LABELLED = "Labelled(self.x, self.y, "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (GIVES, "return self.source(0, 0, None)", "gave a Labelled where a U"),
+        (GIVES, "return Unlabelled(self.x.double())", "type torch.float64"),
+        (GIVES, "return Unlabelled(self.x[:0])", "and one or more"),
+        (GIVES, "return Unlabelled(self.x / 0)", "values that are not finite"),
+        (GIVES, "return Unlabelled(self.z)", "failed .AttributeError"),
+        (LABELLED, "Labelled(self.x, self.y[:2], ", "for 3 examples"),
+        (LABELLED, "Labelled(self.x, self.y + 1, ", "from 1 to 2, but names 2 classes"),
+    ],
+)
+def test_a_reader_that_gives_what_it_must_not(
+    install: Install, table: Path, old: str, new: str, why: str
+) -> None:
+    assert old in READER
+    add_reader(install, READER.replace(old, new))
+    load = data.load_target if old == GIVES else data.load_source
+    with pytest.raises(DataError, match=f"the reader of tables 1.0 .*{why}") as raised:
+        load(table)
+    assert str(table) in str(raised.value)
+
+
+def test_images_of_a_reader_are_brought_to_the_runs_shape(install: Install, table: Path) -> None:
+    image = "Unlabelled(torch.zeros(3, 1, 6, 4, dtype=torch.uint8))"
+    add_reader(install, READER.replace("Unlabelled(self.x)", image))
+    assert data.load_target(table).shape == (1, 6, 4)
+    assert data.load_target(table, channels=3, size=8).shape == (3, 8, 8)
+
+
+# ---- the example -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package in examples/plugin as it lies there, with the entry points that it declares."""
+    declared = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
+    entries = {
+        group.removeprefix("fedda."): "\n".join(f"{k} = {v}" for k, v in points.items())
+        for group, points in declared.items()
+    }
+    install("example_of_shot", entries, {})
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    plugins.forget()
+
+
+SHOT = {"method": "shot-im", "rounds": 4, "shot-im.source-rounds": 2} | {
+    "model.name": "small-cnn",
+    "model.sizes": "8,8",
+    "train.lr": 0.1,
+}
+
+
+def in_round(crossed: list[Crossing], what: str) -> set[str]:
+    return {c.site for c in crossed if c.way == "to" and c.kind == "train" and c.hop == what}
+
+
+def test_the_example_is_small() -> None:
+    lines = sum(len(p.read_text().splitlines()) for p in EXAMPLE.rglob("*.py"))
+    assert 50 < lines <= 120
+
+
+def test_the_example_is_whole(example: None) -> None:
+    assert not plugins.broken() and not plugins.unfinished()
+    assert plugins.origin("shot-im") == "example_of_shot 1.0"
+    assert set(plugins.networks()) == {"small-cnn"}
+
+
+def test_the_examples_loss_by_hand(example: None) -> None:
+    loss = importlib.import_module("fedda_shot.algorithm").information_loss
+    sure = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
+    # Sure of each image, of both classes; of one class only; of none.
+    assert loss(sure).item() == pytest.approx(-np.log(2), abs=1e-6)
+    assert loss(sure[:1]).item() == pytest.approx(0, abs=1e-6)
+    assert loss(torch.zeros(4, 2)).item() == pytest.approx(0, abs=1e-6)
+    p = np.array([[0.9, 0.1], [0.4, 0.6]])
+    mean = p.mean(axis=0)
+    wanted = np.mean([-sum(q * np.log(q)) for q in p]) + 0.5 * sum(mean * np.log(mean))
+    assert loss(torch.tensor(p).log(), 0.5).item() == pytest.approx(wanted)
+
+
+def test_the_example_adapts_at_the_target_alone(
+    example: None, domains: list[Node], runs: dict[str, str], fresh_sites: None
+) -> None:
+    grid = ScriptedGrid(domains)
+    results, _ = run(domains, runs | SHOT | {"run.name": "whole"}, grid=grid)
+    assert in_round(grid.crossed, "train") == {"anna", "bert", "carl"}
+    assert in_round(grid.crossed, "adapt") == {"town"}
+    (training,) = results["trainings"]["shot-im"]
+    assert [sorted(each["weights"]) for each in training["rounds"]] == [
+        *[["anna", "bert", "carl"]] * 2,
+        *[["town"]] * 2,
+    ]
+    accuracies = [each["accuracy"] for each in training["rounds"]]
+    assert accuracies[3] > max(accuracies[1], 0.75)
+
+    # A finished model needs no source, and the target moves nothing of it but the encoder.
+    sources = {"rounds": 2, "method": "fedavg", "run.name": "sources"}
+    before = run(domains, runs | SHOT | sources)[0]["trainings"]["fedavg"][0]["model"]
+    alone = {"rounds": 2, "run.start-from": before, "run.name": "target", "run.expect": 1}
+    target = [node for node in domains if node["role"] == "target"]
+    (training,) = run(target, runs | SHOT | alone)[0]["trainings"]["shot-im"]
+    assert [list(each["weights"]) for each in training["rounds"]] == [["town"]] * 2
+    old, new = load_file(before), load_file(training["model"])
+    changed = {name for name in old if not np.array_equal(old[name], new[name])}
+    assert {name.split(".")[0] for name in changed} == {"encoder"}
+
+
+# ---- in an environment of its own --------------------------------------------------------------
+
+
+def environment(folder: Path) -> Path:
+    """A fresh environment with this one's packages, but without its fedda -> its bin folder."""
+    sh(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    here = {str(Path(m.__file__ or "").parents[1]) for m in (np, torch)}
+    (packages / "dependencies.pth").write_text("\n".join(sorted(here)) + "\n")
+    return folder / "bin"
+
+
+def pip(python: Path, *words: str) -> None:
+    """Install into an environment without downloading anything."""
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    command = [sys.executable, "-m", "pip", "--python", python, "install", *offline, *words]
+    sh(*command, cwd=python.parent)
+
+
+DRIVER = """
+import json, subprocess, sys
+from pathlib import Path
+from fedda.ops.federation import Deployment
+
+if __name__ == "__main__":
+    here, settings = Path(sys.argv[1]), sys.argv[2:]
+    data = here / "data"
+    sites = {"anna": ("source", data / "anna.npz"), "bert": ("source", data / "bert.npz")}
+    with Deployment(here, {**sites, "town": ("target", data / "town.npz")}) as hub:
+        command = [sys.executable, "-m", "fedda.cli", "run", "shot-im", "--server", hub.home]
+        command += ["--dir", here / "runs", *settings]
+        done = subprocess.run(command, cwd=here, env=hub.env, timeout=200)
+        logs = "".join(p.tail(30) for p in hub.processes.values() if done.returncode)
+    print(logs)
+    sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.slow
+def test_the_example_over_processes_from_an_environment_of_its_own(
+    installed: Path, tmp_path: Path
+) -> None:
+    """Server, sites and operator are processes of an environment into which pip has put it."""
+    python, copy = installed / "python", tmp_path / "copy-of-plugin"
+    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    pip(python, str(copy))
+    programs_of_flower(installed)
+    listed = sh(installed / "fedda", "methods", cwd=tmp_path)
+    assert "(fedda-shot 0.1.0)" in listed and "small-cnn" in listed
+
+    (tmp_path / "data").mkdir()
+    make_domains(tmp_path / "data")
+    (tmp_path / "driver.py").write_text(DRIVER)
+    settings = ["--rounds", "4", "--baseline", "none", "--preset", "entropy"]
+    for each in ("source-rounds=2", "diversity=0.75", "model.name=small-cnn", "model.sizes=8,8"):
+        settings += ["-c", each]
+    for each in ("train.lr=0.1", "train.batch-size=16", "run.expect=3", "wait.settle=0"):
+        settings += ["-c", each]
+    sh(python, "driver.py", tmp_path, *settings, cwd=tmp_path)
+
+    results = json.loads((tmp_path / "runs" / "shot-im" / "results.json").read_text())
+    assert results["titles"] == {"shot-im": "SHOT-IM"} and not results["events"]
+    assert results["config"]["shot-im.diversity"] == 0.75
+    (training,) = results["trainings"]["shot-im"]
+    assert [list(each["weights"]) for each in training["rounds"]] == [
+        *[["anna", "bert"]] * 2,
+        *[["town"]] * 2,
+    ]
+    for entry in training["rounds"]:
+        asked = {tuple(key.split()[:2]) for key in entry["bytes"]}
+        tested = {("to", "target"), ("from", "target")}
+        trained = {("to", "source"), ("from", "source")} if entry["round"] <= 2 else set()
+        assert asked == tested | trained, entry
+    assert 0 <= results["final_accuracy"] <= 1
+    assert results["final_accuracy"] == training["rounds"][-1]["accuracy"]
+
+
+def programs_of_flower(folder: Path) -> None:
+    """Flower's own programs beside an environment's python, as pip would have put them there."""
+    for point in distribution("flwr").entry_points.select(group="console_scripts"):
+        module, _, name = point.value.partition(":")
+        code = (
+            f"#!{folder / 'python'}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
+        )
+        (folder / point.name).write_text(code)
+        (folder / point.name).chmod(0o755)

@@ -1,0 +1,765 @@
+"""Several targets, each adapted in turn, and runs that go on or begin without any source."""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from rich.console import Console
+from typer.testing import CliRunner
+
+from clients import fedavg as clients
+from clients.base import Client
+from clients.site.request import Numbers
+from fedda import models, page
+from fedda.algorithms import fedavg
+from fedda.cli import app
+from fedda.cli import run as run_command
+from fedda.config import ModelConfig
+from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
+from fedda.maths import gap  # noqa: F401  (removed below if it is of no use)
+from fedda.methods import Hop, Method, Phase
+from fedda.results import read, terminal
+from fedda.results.progress import Display
+from fedda.settings import RunConfig, Task
+from fedda.wire import MODEL, Arrays, Part, Rule
+from server.attendance import Sites
+from server.journal import Event, Journal, Listener
+from server.simulation import folders, rehearse, simulate
+from strategies.base import Numbers as Told
+from strategies.fedavg import FedAvg
+from strategies.sites.roster import Roster, form
+from tests import test_plugins
+from tests.federation import Federation
+from tests.fingerprints import numbers_of
+from tests.local_grid import Node, ScriptedGrid, dotted, run, stop_after
+from tests.test_roster import ANNA, BERT, TOWN, nodes, offer
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+Install = test_plugins.Install
+install = test_plugins.install
+
+TARGETS = ("town", "village")
+
+
+@pytest.fixture(scope="module")
+def sites(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
+    """Two sources and two targets."""
+    anna, bert, carl, town = domains
+    with np.load(carl["data"]) as file:
+        arrays = {name: array for name, array in file.items() if name != "y_train"}
+    path = tmp_path_factory.mktemp("village") / "village.npz"
+    np.savez(path, **arrays)
+    return [anna, bert, town, carl | {"role": "target", "name": "village", "data": str(path)}]
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> dict[str, Any]:
+    return {"run.dir": str(tmp_path / "runs"), "run.expect": 4, "track.tensorboard": False}
+
+
+def without(sites: Sequence[Node], *names: str) -> list[Node]:
+    return [site for site in sites if site["name"] not in names]
+
+
+def stateful(sites: Sequence[Node], folder: Path, notes: bool = False) -> list[Node]:
+    return [{**site, "state-dir": str(folder), "notes": notes} for site in sites]
+
+
+def training(results: Mapping[str, Any], method: str, target: str) -> dict[str, Any]:
+    (found,) = [t for t in results["trainings"][method] if t["target"] == target]
+    return found
+
+
+def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Two trainings have one model and one history, whatever they are called."""
+    assert Path(one["model"]).read_bytes() == Path(other["model"]).read_bytes()
+    assert numbers_of(one["rounds"]) == numbers_of(other["rounds"])
+    for key in ("target", "final_accuracy", "selected_accuracy", "selected_round"):
+        assert one[key] == other[key]
+
+
+def stop_in(target: str, server_round: int) -> Listener:
+    """What ends a run as Ctrl-C would, once a round of one target's training is done."""
+
+    def listen(event: Event) -> None:
+        at = event.get("target"), event.get("round")
+        if event["event"] == "round" and at == (target, server_round):
+            raise KeyboardInterrupt
+
+    return listen
+
+
+# ---- each in turn ------------------------------------------------------------------------------
+
+
+# With FedAvg beside one of them, and with more seeds than one.
+IN_TURN: dict[str, dict[str, Any]] = {
+    "kd3a": {"run.baseline": "fedavg", "run.seeds": "0,1"},
+    "fdann": {},
+    "dils": {"dils.share": False, "dils.loss": "adda"},
+}
+
+
+@pytest.mark.parametrize("method", IN_TURN)
+def test_each_target_is_adapted_as_if_it_were_alone(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path, method: str
+) -> None:
+    settings = flat | {"method": method} | IN_TURN[method]
+    config = RunConfig.parse({"method": method, **IN_TURN[method]})
+    both = stateful(sites, tmp_path / "both")
+    together, events = run(both, settings)
+    assert together["events"] == []
+    order = [(e["seed"], e["target"], e["method"]) for e in events if e["event"] == "training"]
+    trained = config.trainings
+    assert order == [(s, t, m) for s in config.seeds for t in TARGETS for m in trained]
+    for target, other in zip(TARGETS, reversed(TARGETS), strict=True):
+        here = stateful(without(sites, other), tmp_path / target)
+        place = {"run.dir": str(tmp_path / "alone" / target), "run.expect": 3}
+        alone, _ = run(here, settings | place)
+        for m in trained:
+            found = [t for t in together["trainings"][m] if t["target"] == target]
+            for one, same in zip(found, alone["trainings"][m], strict=True):
+                assert_same(one, same)
+                assert Path(one["model"]).parent.name == f"{m}-{one['seed']}-{target}"
+                assert Path(same["model"]).parent.name == f"{m}-{one['seed']}"
+                if m == "dils":  # and the model that stays at the target
+                    kept = [tmp_path / "both" / one["adapted"]["file"]]
+                    kept += [tmp_path / target / same["adapted"]["file"]]
+                    assert kept[0].read_bytes() == kept[1].read_bytes()
+                    assert one["adapted"]["site"] == target
+        keys = ("final_accuracy", "final_accuracy_std", "selected_accuracy", "fedavg_accuracy")
+        assert {k: together["targets"][target][k] for k in keys} == {k: alone[k] for k in keys}
+        assert list(alone["targets"]) == [target]
+    mean = np.mean([together["targets"][t]["final_accuracy"] for t in TARGETS])
+    assert together["final_accuracy"] == pytest.approx(mean)
+
+
+def test_there_is_a_model_per_target_and_none_of_the_run(
+    sites: list[Node], flat: dict[str, Any]
+) -> None:
+    results, _ = run(sites, flat | {"method": "fedavg", "rounds": 1})
+    folder = Path(flat["run.dir"]) / "run"
+    assert [Path(t["model"]) for t in results["trainings"]["fedavg"]] == [
+        folder / f"fedavg-0-{target}" / "model.safetensors" for target in TARGETS
+    ]
+    assert not (folder / "model.safetensors").exists()
+    one, _ = run(sites, flat | {"method": "fedavg", "rounds": 1, "run.name": "one"} | AT_VILLAGE)
+    (found,) = one["trainings"]["fedavg"]
+    assert (folder.parent / "one" / "model.safetensors").read_bytes() == Path(
+        found["model"]
+    ).read_bytes()
+
+
+AT_VILLAGE = {"run.target": "village"}
+
+
+def test_a_run_can_choose_one_of_several(sites: list[Node], flat: dict[str, Any]) -> None:
+    settings = flat | {"method": "kd3a"}
+    both, _ = run(sites, settings)
+    grid = ScriptedGrid(sites)
+    chosen, events = run(sites, settings | AT_VILLAGE | {"run.name": "chosen"}, grid=grid)
+    assert_same(training(chosen, "kd3a", "village"), training(both, "kd3a", "village"))
+    assert list(chosen["targets"]) == ["village"] and len(chosen["trainings"]["kd3a"]) == 1
+    assert not [c for c in grid.crossed if c.site == "town" and c.kind != "query"]
+    (told,) = [e for e in events if e["event"] == "roster"]
+    assert told["targets"] == ["village"] and len(told["sites"]) == 4
+
+
+@pytest.mark.parametrize("expect", [0, 4])
+def test_an_unknown_target_is_refused_with_the_known_ones(
+    sites: list[Node], flat: dict[str, Any], expect: int
+) -> None:
+    """At once where all that are expected have joined, else when the time for joining is up."""
+    settings = flat | {"run.target": "city", "run.expect": expect, "wait.sites": 0.2}
+    with pytest.raises(RosterError, match=r"No target is called 'city'.* one of town, village\."):
+        run(sites, settings)
+    with pytest.raises(RosterError, match=r"No target is called 'anna'"):
+        run(sites, settings | {"run.target": "anna"})
+    assert not list(Path(flat["run.dir"]).glob("*/*/checkpoint.json"))
+
+
+def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[str, Any]) -> None:
+    grid = ScriptedGrid(sites)
+    grid.offline = {"village"}
+
+    def arrive(event: Event) -> None:
+        if event["event"] == "waiting" and (event["sources"], event["targets"]) == (2, 1):
+            assert not event["enough"]
+            grid.offline.clear()
+
+    settings = flat | AT_VILLAGE | {"method": "fedavg", "rounds": 1, "run.expect": 0}
+    results, _ = run(sites, settings | {"wait.sites": 60.0}, arrive, grid=grid)
+    assert list(results["targets"]) == ["village"]
+
+
+@pytest.mark.slow
+def test_processes_do_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
+    hub = Federation(tmp_path / "hub", threads=1)
+    hub.nodes = sites
+    hub.sites = {site["name"]: (site["role"], Path(site["data"])) for site in sites}
+    settings = {"method": "kd3a", "rounds": 2, "run.expect": 4}
+    with hub:
+        live = hub.begin("both", settings).finish()
+        chosen = hub.begin("one", settings | AT_VILLAGE).finish()
+    alone = hub.alone("both", settings)
+    assert live["events"] == [] and list(live["targets"]) == list(TARGETS)
+    for target in TARGETS:
+        assert_same(training(live, "kd3a", target), training(alone, "kd3a", target))
+    assert_same(training(chosen, "kd3a", "village"), training(alone, "kd3a", "village"))
+
+
+# ---- stopped and resumed -----------------------------------------------------------------------
+
+
+def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Whom a resumed run waits for, each time it waits."""
+    found: list[set[str]] = []
+    real = Sites.back
+
+    def back(self: Sites, known: Roster, needed: Iterable[str], *args: Any, **more: Any) -> Roster:
+        found.append(set(needed))
+        return real(self, known, needed, *args, **more)
+
+    monkeypatch.setattr(Sites, "back", back)
+    return found
+
+
+@pytest.mark.parametrize("method", ["kd3a", "dils"])
+def test_a_run_stopped_at_its_second_target_goes_on_bit_for_bit(
+    sites: list[Node],
+    flat: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    """Though the first has gone home, whose training is over."""
+    settings = flat | {"method": method, "rounds": 3}
+    whole, _ = run(stateful(sites, tmp_path / "a"), settings | {"run.name": "whole"})
+    with pytest.raises(KeyboardInterrupt):
+        run(stateful(sites, tmp_path / "b"), settings, stop_in("village", 2))
+    awaited = asked_back(monkeypatch)
+    grid = ScriptedGrid(stateful(sites, tmp_path / "b"))
+    grid.offline = {"town"}
+    again, events = run([], settings | {"run.resume": True}, grid=grid)
+    rounds = [(e["target"], e["round"]) for e in events if e["event"] == "round"]
+    assert rounds == [("village", 3)]
+    assert awaited == [{"anna", "bert", "village"}]
+    for target in TARGETS:
+        assert_same(training(again, method, target), training(whole, method, target))
+
+
+def test_a_finished_run_waits_for_nobody(
+    sites: list[Node], flat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = flat | {"method": "kd3a", "rounds": 1}
+    before, _ = run(sites, settings)
+    awaited, grid = asked_back(monkeypatch), ScriptedGrid(sites)
+    grid.offline = {site["name"] for site in sites}
+    again, _ = run([], settings | {"run.resume": True}, grid=grid)
+    assert awaited == [set()]
+    assert again["targets"] == before["targets"]
+
+
+# ---- a method whose sources may leave ----------------------------------------------------------
+
+
+class Config(fedavg.Config):
+    """How long the sources stay."""
+
+    source_rounds: int = 2
+
+
+ADAPT: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
+METHOD = Method(
+    "leaving",
+    "Leaving",
+    Config,
+    (
+        Phase("source", {"train": fedavg.TRAIN}, lambda o, _: o.source_rounds, prepares=True),
+        Phase("adapt", {"adapt": ADAPT}),
+    ),
+)
+
+
+class STRATEGY(FedAvg):
+    """FedAvg of the sources, then the target by itself."""
+
+    def requests(self) -> list[Message]:
+        chosen = self.present() if self.phase.name == "source" else [self.roster.target]
+        if self.phase.name == "adapt":
+            self.present()  # says so if the target is away
+        return [self.request(node, {"model": self.model}) for node in chosen]
+
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Told]:
+        if self.phase.name == "source":
+            return super().combine(replies)
+        for reply in self.accept(replies, needs={"loss"}):
+            return reply.model().unpack(), {"loss": float(reply.numbers["loss"])}
+        raise QuorumError("the target gave no usable reply")
+
+
+Source = clients.Source
+
+
+class Target(Client):
+    """Makes its own predictions surer."""
+
+    def adapt(self) -> Numbers:
+        optimizer, steps, total = self.optimizer(), 0, 0.0
+        for indices in self.batches():
+            p = self.model(self.inputs(indices)).softmax(dim=1)
+            loss = -(p * p.clamp_min(1e-12).log()).sum(dim=1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps, total = steps + 1, total + loss.item()
+        return {"loss": total / steps, "steps": steps}
+
+
+@pytest.fixture
+def leaving(install: Install, flat: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run of the method above: two rounds with sources, two without."""
+    here = "from tests.test_targets import"
+    modules = {"algorithm": f"{here} METHOD", "strategy": f"{here} STRATEGY"}
+    modules |= {"client": f"{here} Source, Target", "__init__": ""}
+    install("leaving_package", {"methods": "leaving = leaving_package"}, modules)
+    return flat | {"method": "leaving", "rounds": 4}
+
+
+def test_sources_may_leave_after_their_phase(sites: list[Node], leaving: dict[str, Any]) -> None:
+    here = without(sites, "village")
+    settings = leaving | {"run.expect": 3}
+    whole, _ = run(here, settings | {"run.name": "whole"})
+    grid = ScriptedGrid(here)
+
+    def leave(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 2:
+            grid.offline = {"anna", "bert"}
+
+    results, events = run(here, settings, leave, grid=grid)
+    assert results["events"] == []
+    assert [e["round"] for e in events if e["event"] == "round"] == [1, 2, 3, 4]
+    assert_same(training(results, "leaving", "town"), training(whole, "leaving", "town"))
+    rounds = results["trainings"]["leaving"][0]["rounds"]
+    weighed = [["anna", "bert"]] * 2 + [[]] * 2  # nobody is averaged when the target is alone
+    assert [sorted(entry["weights"]) for entry in rounds] == weighed
+
+
+def test_a_run_is_resumed_without_sources_that_have_gone_home(
+    sites: list[Node], leaving: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = without(sites, "village")
+    settings = leaving | {"run.expect": 3}
+    whole, _ = run(here, settings | {"run.name": "whole"})
+    with pytest.raises(KeyboardInterrupt):
+        run(here, settings, stop_after(2))
+    awaited, grid = asked_back(monkeypatch), ScriptedGrid(here)
+    grid.offline = {"anna", "bert"}
+    again, _ = run([], settings | {"run.resume": True}, grid=grid)
+    assert awaited == [{"town"}] and again["events"] == []
+    assert_same(training(again, "leaving", "town"), training(whole, "leaving", "town"))
+
+
+def test_sources_whose_phase_is_not_over_are_waited_for(
+    sites: list[Node], leaving: dict[str, Any]
+) -> None:
+    here = without(sites, "village")
+    settings = leaving | {"run.expect": 3, "wait.sites": 0.2}
+    with pytest.raises(KeyboardInterrupt):
+        run(here, settings, stop_after(1))
+    grid = ScriptedGrid(here)
+    grid.offline = {"anna", "bert"}
+    with pytest.raises(QuorumError, match="only 0 sources did not come back"):
+        run([], settings | {"run.resume": True}, grid=grid)
+
+
+def test_with_two_targets_the_sources_stay_until_the_second_has_had_them(
+    sites: list[Node], leaving: dict[str, Any]
+) -> None:
+    grid = ScriptedGrid(sites)
+
+    def leave(event: Event) -> None:
+        if event["event"] == "round" and (event["target"], event["round"]) == ("village", 2):
+            grid.offline = {"anna", "bert", "town"}
+
+    results, _ = run(sites, leaving, leave, grid=grid)
+    assert results["events"] == [] and list(results["targets"]) == ["town", "village"]
+
+
+# ---- a run without sources ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def first(sites: list[Node], leaving: dict[str, Any]) -> str:
+    """The folder of a finished run of FedAvg."""
+    run(sites, leaving | {"method": "fedavg", "rounds": 2, "run.name": "first"} | AT_VILLAGE)
+    return str(Path(leaving["run.dir"]) / "first")
+
+
+def test_a_finished_model_is_adapted_without_any_source(
+    sites: list[Node], leaving: dict[str, Any], first: str
+) -> None:
+    target = without(sites, "anna", "bert", "village")
+    start = {"run.start-from": first, "run.expect": 0, "rounds": 2}
+    results, events = run(target, leaving | start)
+    assert results["events"] == [] and results["classes"] == ["0", "1", "2", "3"]
+    assert [site["name"] for site in results["sites"]] == ["town"]
+    (found,) = results["trainings"]["leaving"]
+    assert [entry["round"] for entry in found["rounds"]] == [1, 2]
+    assert found["final_accuracy"] is not None
+    waits = [e for e in events if e["event"] == "waiting"]
+    assert waits[-1]["sources"] == 0 and waits[-1]["enough"]
+
+    # The same that a run with sources at hand makes of it: they have no part.
+    there = without(sites, "village")
+    again, _ = run(there, leaving | start | {"run.expect": 3, "run.name": "there"})
+    assert (
+        Path(found["model"]).read_bytes()
+        == Path(again["trainings"]["leaving"][0]["model"]).read_bytes()
+    )
+
+    # And readers of results can do without sources, too.
+    terminal.table(results)
+    text = page.write(results, Path(first) / "page.html", Path(first)).read_text()
+    assert "no sources → town" in text
+
+
+def test_it_can_be_stopped_and_resumed(
+    sites: list[Node], leaving: dict[str, Any], first: str
+) -> None:
+    target = without(sites, "anna", "bert")
+    settings = leaving | {"run.start-from": first, "run.expect": 2, "rounds": 2}
+    whole, _ = run(target, settings | {"run.name": "whole"})
+    with pytest.raises(KeyboardInterrupt):
+        run(target, settings, stop_in("village", 1))
+    again, _ = run(target, settings | {"run.resume": True})
+    for name in TARGETS:
+        assert_same(training(again, "leaving", name), training(whole, "leaving", name))
+
+
+def test_without_a_model_to_start_from_sources_are_needed(
+    sites: list[Node], leaving: dict[str, Any], first: str
+) -> None:
+    target = without(sites, "anna", "bert", "village")
+    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+        run(target, leaving | {"run.expect": 0, "wait.sites": 0.1})
+    fedavg_too = {"run.start-from": first, "run.baseline": "fedavg", "run.name": "b"}
+    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+        run(target, leaving | fedavg_too | {"run.expect": 0, "wait.sites": 0.1})
+
+
+def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str) -> str:
+    model = models.build(config, shape, len(classes), 0)
+    models.save(path, model, config=config, shape=shape, classes=classes)
+    return str(path)
+
+
+MLP = ModelConfig(name="mlp", sizes="16")
+WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
+    "model": (ModelConfig(name="lenet"), (1, 16, 16), "0123", "has model 'lenet', but this run"),
+    "sizes": (ModelConfig(name="mlp", sizes="8"), (1, 8, 8), "0123", "has sizes '8', but this"),
+    "shape": (MLP, (3, 8, 8), "0123", r"has inputs of shape \(3, 8, 8\), but this run has \(1, 8"),
+    "more classes": (MLP, (1, 8, 8), "01234", "knows 4, which this run does not; start from"),
+    "fewer": (MLP, (1, 8, 8), "012", "does not know 3; start from a run with the same"),
+    "others": (MLP, (1, 8, 8), "abc3", r"knows a, b, c, which .* and does not know 0, 1, 2; sta"),
+    "order": (MLP, (1, 8, 8), "1023", "has this run's classes in another order"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_start_is_one_sentence_before_anything_is_trained(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path, case: str
+) -> None:
+    config, shape, classes, words = WRONG[case]
+    start = {"run.start-from": saved(tmp_path / "m.safetensors", config, shape, classes)}
+    events: list[Event] = []
+    with pytest.raises(ConfigError, match=words) as error:
+        run(sites, flat | start | {"method": "kd3a", "run.baseline": "fedavg"}, events.append)
+    assert len(str(error.value).splitlines()) == 1
+    assert not {"roster", "training"} & {e["event"] for e in events}
+    met = "joined" in [e["event"] for e in events]
+    assert met == (case not in ("model", "sizes"))  # what no site can mend is said before any joins
+    # A simulation says the same before it makes its run's folder.
+    place = RunConfig.parse({**flat, **start, "model.name": "mlp", "model.sizes": "16"})
+    with pytest.raises(ConfigError, match=words):
+        rehearse(place, sites)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("nowhere", "Cannot read '.*nowhere' as a model"), ("text", "Cannot read '.*text' as")],
+)
+def test_a_start_that_is_no_model_is_named(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path, file: str, words: str
+) -> None:
+    (tmp_path / "text").write_text("no model")
+    with pytest.raises(ModelError, match=words):
+        run(sites, flat | {"run.start-from": str(tmp_path / file)})
+
+
+def test_a_run_of_several_targets_is_no_start_but_each_of_its_trainings_is(
+    sites: list[Node], flat: dict[str, Any]
+) -> None:
+    settings = flat | {"method": "fedavg", "rounds": 1}
+    run(sites, settings | {"run.name": "first"})
+    folder = Path(flat["run.dir"]) / "first"
+    with pytest.raises(ModelError, match=r"start from one of its trainings: .*fedavg-0-town"):
+        run(sites, settings | {"run.start-from": str(folder)})
+    run(sites, settings | {"run.start-from": str(folder / "fedavg-0-village")})
+
+
+# ---- what sites and trackers keep --------------------------------------------------------------
+
+
+def test_files_of_different_targets_do_not_collide(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = flat | {"method": "kd3a", "train.carry-momentum": True, "track.tensorboard": True}
+    folder = Path(flat["run.dir"]) / "run"
+    results, _ = run(stateful(sites, folder / "sites", notes=True), settings)
+    curves = {path.parent.name for path in folder.glob("*/events.out.tfevents.*")}
+    assert curves == {"kd3a-0-town", "kd3a-0-village"}
+    kept = {path.name for path in (folder / "sites" / "anna").glob("*.optimizer.safetensors")}
+    assert kept == {f"run.kd3a-0-{t}.{r}.optimizer.safetensors" for t in TARGETS for r in (1, 2)}
+    noted = {path.name for path in (folder / "sites" / "anna" / "notes").iterdir()}
+    assert noted == {"run.kd3a-0-town", "run.kd3a-0-village"}
+
+    # The page shows what each target noted, and which is which.
+    text = page.write(results, tmp_path / "page.html", folder).read_text()
+    for target in TARGETS:
+        assert f"KD3A: test at {target}, last round" in text
+    assert "seed 0 on town; distances" in text
+
+
+@pytest.mark.parametrize("name", ["../town", ".town", "a/b", "a\nb"])
+def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
+    config = RunConfig.parse({})
+    told = config.task("kd3a", 0, (1, 8, 8), ("a", "b"), 3, "town").flat()
+    assert Task.parse(told).training == "run.kd3a-0-town"
+    with pytest.raises(ConfigError, match="it is no name of a site"):
+        Task.parse(told | {"target": name})
+
+
+# ---- reports -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def found(sites: list[Node], flat: dict[str, Any]) -> dict[str, Any]:
+    settings = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1"}
+    return run(sites, flat | settings)[0]
+
+
+def test_reports_have_a_row_per_target(found: dict[str, Any], tmp_path: Path) -> None:
+    assert read.targets(found) == list(TARGETS) and read.target(found) == "town and village"
+    summary = read.summary(found)
+
+    def number(value: float) -> str:
+        return f"{100 * value:.1f}"
+
+    for method in ("kd3a", "fedavg"):
+        rows = list(terminal.scores(summary, method, number))
+        assert [row[0] for row in rows] == [read.title(found, method), "on town", "on village"]
+        for target, row in zip(TARGETS, rows[1:], strict=True):
+            values = [
+                t["final_accuracy"] for t in found["trainings"][method] if t["target"] == target
+            ]
+            spread = abs(values[0] - values[1]) / 2**0.5
+            assert row[1] == f"{number(float(np.mean(values)))} ± {number(spread)}"
+        assert rows[0][3] == pytest.approx(rows[1][3] + rows[2][3])
+    assert rows[0][1].startswith(number(found["fedavg_accuracy"]))
+
+    # A target has the weight that it had where it took part.
+    weights = summary["methods"]["kd3a"]["weights"]
+    for target in TARGETS:
+        own = [t for t in found["trainings"]["kd3a"] if t["target"] == target]
+        mean = np.mean([t["rounds"][-1]["weights"][target] for t in own])
+        assert weights[target] == pytest.approx(mean) and mean > 0
+
+    text = page.write(found, tmp_path / "page.html", tmp_path).read_text()
+    words = re.sub(r"<[^>]*>", " ", text)
+    assert "KD3A on town and village" in words
+    assert re.search(r"on town\s+[\d.]+ ± [\d.]+", words)
+    assert "KD3A on village, seed 1 on village" in words
+    assert "24 labelled tests at town and 24 labelled tests at village" in words
+
+
+def test_one_target_is_reported_as_ever(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path
+) -> None:
+    results, _ = run(without(sites, "village"), flat | {"method": "kd3a", "run.expect": 3})
+    rows = list(terminal.scores(read.summary(results), "kd3a", str))
+    assert [row[0] for row in rows] == ["KD3A"]
+    chosen, _ = run(sites, flat | {"method": "kd3a", "run.name": "b"} | AT_VILLAGE)
+    rows = list(terminal.scores(read.summary(chosen), "kd3a", str))
+    assert [row[0] for row in rows] == ["KD3A"] and read.target(chosen) == "village"
+    text = page.write(chosen, tmp_path / "page.html", tmp_path).read_text()
+    assert "KD3A on village" in text and "on town" not in text
+
+
+def test_progress_names_the_target_where_there_are_several(
+    sites: list[Node], flat: dict[str, Any]
+) -> None:
+    def shown(**more: str) -> str:
+        settings = flat | {"method": "kd3a", "rounds": 1, "run.seeds": "4,5"} | dotted(more)
+        out = io.StringIO()
+        display = Display(RunConfig.parse(settings), Console(file=out, width=120))
+        run(sites, settings, display)
+        return out.getvalue()
+
+    text = shown(run__name="both")
+    for name in TARGETS:
+        for number in (1, 2):
+            assert text.count(f"KD3A on {name}, seed {number} of 2: 1 rounds") == 1
+    text = shown(run__name="one", run__target="village")
+    assert "KD3A, seed 1 of 2: 1 rounds" in text and " on " not in text
+
+
+# ---- the commands ------------------------------------------------------------------------------
+
+
+def fedda(*words: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Any]]:
+    found: list[tuple[RunConfig, Any]] = []
+    monkeypatch.setattr(run_command, "perform", lambda config, how: found.append((config, how)))
+    return found
+
+
+def test_the_target_of_a_run_on_a_server(begun: list[Any], tmp_path: Path) -> None:
+    assert fedda("run", "kd3a", "--target", "village", "--dir", tmp_path)[0] == 0
+    assert fedda("run", "kd3a", "--dir", tmp_path)[0] == 0
+    assert [config.run.target for config, _ in begun] == ["village", ""]
+
+
+def test_the_targets_of_a_simulation(begun: list[Any], sites: list[Node], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for site in sites:
+        (root / f"{site['name']}.npz").symlink_to(site["data"])
+    words = ("run", "kd3a", "--simulate", root, "--dir", tmp_path / "runs")
+    assert fedda(*words, "--target", "town,village")[0] == 0
+    config, how = begun[0]
+    assert (config.run.target, how.target) == ("", "town,village")
+    roles = {site["name"]: site["role"] for site in folders(root, how.target, {})}
+    assert roles == {"anna": "source", "bert": "source", "town": "target", "village": "target"}
+    with pytest.raises(RunError, match=r"no domain 'city', it has .*several with commas"):
+        folders(root, "town,city", {})
+    with pytest.raises(RunError, match="'village' is not a source"):
+        folders(root, "town,village", {"village": 10.0})
+
+    flat = {"run.dir": str(tmp_path / "runs"), "method": "fedavg", "rounds": 1}
+    flat |= {"model.name": "mlp", "model.sizes": "8", "train.batch-size": 16}
+    results = simulate(
+        RunConfig.parse(flat), folders(root, "town,village", {}), Journal(), "process"
+    )
+    assert list(results["targets"]) == ["town", "village"]
+
+
+def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
+    begun: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["--start-from", "first"],
+        ["-c", "run.start-from=first"],
+        ["--start-from", "first", "--baseline", "fedavg"],
+        [],
+    ):
+        assert fedda("run", "kd3a", "--dir", tmp_path, *words)[0] == 0
+    assert [config.run.baseline for config, _ in begun] == ["", "", "fedavg", "fedavg"]
+    starts = [config.run.start_from for config, _ in begun]
+    assert starts == [str(tmp_path / "first"), "first", str(tmp_path / "first"), ""]
+
+
+def test_a_simulation_of_a_target_alone(
+    sites: list[Node], leaving: dict[str, Any], first: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "town.npz").symlink_to(without(sites, "anna", "bert", "village")[0]["data"])
+    settings = {"model.name": "mlp", "model.sizes": "16", "train.batch-size": 16}
+    config = RunConfig.parse(
+        {"run.dir": leaving["run.dir"], "method": "leaving", "rounds": 1, **settings}
+        | {"run.start-from": first}
+    )
+    here = folders(root, "town", {})
+    rehearse(config, here)
+    assert simulate(config, here, Journal(), "process")["final_accuracy"] is not None
+    with pytest.raises(RosterError, match="there is no source"):
+        rehearse(config.model_copy(update={"method": "kd3a"}), here)
+
+
+def test_predictions_and_exports_say_which_model(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path
+) -> None:
+    run(sites, flat | {"method": "fedavg", "rounds": 1})
+    folder, town = Path(flat["run.dir"]) / "run", sites[2]["data"]
+    code, _, err = fedda("predict", folder, town)
+    assert code == 1 and f"the folder of one training: {folder}/fedavg-0-town, " in err
+    code, out, _ = fedda("predict", folder / "fedavg-0-village", town)
+    assert code == 0 and out.startswith("file,class,probability")
+    code, _, err = fedda("export", folder, "--torch")
+    assert code == 1 and "fedavg-0-town, fedavg-0-village: choose by" in err
+    (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
+    code, _, err = fedda("export", folder, "--torch", "--target", "city")
+    assert code == 1 and "fedavg-0-city has no model.safetensors" in err
+
+
+# ---- the roster --------------------------------------------------------------------------------
+
+VILLAGE = offer("village", "target", tested=3)
+
+
+def test_a_roster_of_two_targets_is_one_roster_each() -> None:
+    found = form(nodes(VILLAGE, BERT, TOWN, ANNA))
+    assert [n.name for n in found.targets] == ["town", "village"] and not found.several
+    for target, aim in zip(TARGETS, found.aims(), strict=True):
+        assert [n.name for n in aim.nodes] == ["anna", "bert", target]
+        assert aim.target.name == target and aim.several and aim.counts == found.counts
+    (chosen,) = found.aims("village")
+    assert chosen.target.name == "village" and chosen.several
+    (only,) = form(nodes(ANNA, TOWN)).aims()
+    assert only.target.name == "town" and not only.several
+
+
+def test_an_unknown_target_is_named_with_the_known_ones() -> None:
+    with pytest.raises(RosterError) as error:
+        form(nodes(VILLAGE, ANNA, TOWN)).aims("anna")
+    assert str(error.value) == (
+        "No target is called 'anna'; set run.target to one of town, village."
+    )
+
+
+def test_a_roster_is_read_as_it_was_written() -> None:
+    whole = form(nodes(VILLAGE, ANNA, TOWN))
+    assert Roster.parse(whole.text()) == whole
+    alone = form(nodes(TOWN), class_names=("cat", "dog"))
+    assert alone.classes == ("cat", "dog") and alone.sources == ()
+    assert Roster.parse(alone.text()) == alone and alone.bounded(1.0) == alone
+    with_sources = form(nodes(TOWN, ANNA), class_names=("x", "y"))
+    assert with_sources.classes == ("cat", "dog")
+
+
+def test_ids_are_taken_from_a_later_roster() -> None:
+    found = form(nodes(VILLAGE, ANNA, TOWN))
+    later = replace(found, nodes=tuple(replace(n, id=n.id + 50) for n in found.nodes))
+    (aim,) = later.aims("village")
+    taken = found.taking(aim)
+    ids = {n.name: n.id for n in found.nodes}
+    assert {n.name: n.id for n in taken.nodes} == {
+        "anna": ids["anna"] + 50,
+        "town": ids["town"],  # which had no part in the other
+        "village": ids["village"] + 50,
+    }

@@ -1,0 +1,178 @@
+"""The source tree: few loose modules, no circles of imports, and names that mean one thing."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("fedda", "clients", "strategies", "server")
+WHEEL = tuple(f"fedda.{folder}." for folder in FOLDERS[1:])  # their names in it
+LOOSE = 10  # modules beside fedda/__init__.py
+
+# Files that are the same thing in another folder: what a package says, what its halves share, and
+# the two ends that Flower starts.
+EVERYWHERE = {"__init__.py", "base.py", "app.py"}
+HALVES = ("fedda/algorithms", "strategies", "clients")  # of a method, by its name
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the project by its dotted name; a package is its `__init__`."""
+    found = {}
+    for path in sorted(p for folder in FOLDERS for p in (root / folder).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(module: str, path: Path) -> Iterator[str]:
+    """What a module imports, wherever in it, for types too; `a.b` may be a name in `a`.
+
+    `import_module` of an f-string gives the package that the string begins with, and `.*`.
+    """
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            for text in node.args[:1]:
+                if isinstance(text, ast.JoinedStr) and isinstance(text.values[0], ast.Constant):
+                    yield f"{text.values[0].value}*"
+
+
+def graph(root: Path) -> dict[str, set[str]]:
+    """Which of the project's modules each module imports."""
+    known = modules(root)
+
+    def targets(name: str) -> set[str]:
+        if name.startswith(WHEEL):
+            name = name.removeprefix("fedda.")
+        if name.endswith(".*"):
+            return {m for m in known if m.startswith(name[:-1])}
+        return {name} & known.keys() or {name.rpartition(".")[0]} & known.keys()
+
+    return {
+        module: set().union(*map(targets, imported(module, path))) - {module}
+        for module, path in known.items()
+    }
+
+
+def circles(edges: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """The strongly connected components of more than one module."""
+    reach = {start: reachable(edges, start) for start in edges}
+    found = {frozenset({a, *(b for b in reach[a] if a in reach[b])}) for a in edges}
+    return {circle for circle in found if len(circle) > 1}
+
+
+def reachable(edges: Mapping[str, set[str]], start: str) -> set[str]:
+    """Every module that importing one imports."""
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        fresh = edges[todo.pop()] - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+def loose(root: Path) -> list[str]:
+    """The modules of fedda/ that lie in no room."""
+    return sorted(p.name for p in (root / "fedda").glob("*.py") if p.name != "__init__.py")
+
+
+def shared_names(root: Path) -> dict[str, list[str]]:
+    """Names that files in several folders have, without those that mean the same there."""
+    methods = {path.name for path in (root / HALVES[0]).glob("*.py")}
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in modules(root).values():
+        folder = path.parent.relative_to(root).as_posix()
+        half = path.name in methods and folder in HALVES
+        command = folder == "fedda/cli"  # `fedda X`, whose work is done by another X
+        if path.name not in EVERYWHERE and not half and not command:
+            places[path.name].append(folder)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_fedda_holds_few_loose_modules() -> None:
+    assert len(loose(ROOT)) <= LOOSE, loose(ROOT)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = circles(graph(ROOT))
+    assert not found, [sorted(circle) for circle in found]
+
+
+def test_methods_are_loaded_by_name_and_know_nothing_of_it() -> None:
+    edges = graph(ROOT)
+    algorithms = {m for m in edges if m.startswith("fedda.algorithms.")}
+    assert len(algorithms) > 8
+    assert algorithms <= edges["fedda.plugins"]  # else the search for circles would miss this one
+    assert not [m for m in algorithms if "fedda.plugins" in reachable(edges, m)]
+
+
+def test_no_two_files_have_one_name() -> None:
+    assert not shared_names(ROOT)
+
+
+@pytest.mark.parametrize("path", modules(ROOT).values(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_room_says_what_it_holds(path: Path) -> None:
+    if path.name == "__init__.py" and path.parent.name != "algorithms":
+        assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+# ---- the checks can fail -----------------------------------------------------------------------
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_one_module_too_many_is_seen(tmp_path: Path) -> None:
+    write(tmp_path, {f"fedda/m{i}.py": "" for i in range(LOOSE + 1)} | {"fedda/__init__.py": ""})
+    write(tmp_path, {"fedda/room/in_a_room.py": ""})
+    assert len(loose(tmp_path)) == LOOSE + 1
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from fedda.a import x",
+        "from fedda import a",
+        "import fedda.a",
+        "def late():\n    from .. import a",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a import x",
+        "from importlib import import_module\nimport_module(f'fedda.{name}')",
+    ],
+)
+def test_a_circle_is_seen(tmp_path: Path, back: str) -> None:
+    ends = {"fedda/__init__.py": "", "fedda/a.py": "from fedda.room import b\nx = 1\n"}
+    write(tmp_path, ends | {"fedda/room/__init__.py": "", "fedda/room/b.py": ""})
+    assert circles(graph(tmp_path)) == set()
+    write(tmp_path, {"fedda/room/b.py": back})
+    assert circles(graph(tmp_path)) == {frozenset({"fedda.a", "fedda.room.b"})}
+
+
+def test_a_package_is_its_init(tmp_path: Path) -> None:
+    files = {"fedda/room/__init__.py": "from .b import x", "fedda/room/b.py": "from . import y"}
+    write(tmp_path, files)
+    assert circles(graph(tmp_path)) == {frozenset({"fedda.room", "fedda.room.b"})}
+
+
+def test_a_name_twice_is_seen(tmp_path: Path) -> None:
+    same = ("fedda/algorithms/m.py", "clients/m.py", "server/app.py", "clients/app.py")
+    write(tmp_path, dict.fromkeys((*same, "fedda/cli/b.py", "fedda/room/b.py"), ""))
+    assert not shared_names(tmp_path)
+    write(tmp_path, dict.fromkeys(("server/b.py", "server/m.py", "clients/site/m.py"), ""))
+    assert {name: set(found) for name, found in shared_names(tmp_path).items()} == {
+        "b.py": {"fedda/room", "server"},
+        "m.py": {"clients/site", "server"},
+    }
