@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +32,29 @@ DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googl
 DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
 DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
-SMALL: dict[str, list[tuple[str, ...]]] = {
-    "accuracy": [ACCURACY],
-    "adversarial": [ROTATIONS, LAZY],
-    "breakdown": [("--images", "60", "--rounds", "1", "--no-live")],
-    "dictionary": [DICTIONARY],
-    "exchange": [(*EXCHANGE, "--skip-flower")],
-    "feddadil": [("--batch", "60", "--width", "64", "--repeats", "2")],
-    "memory": [("--mb", "45", "--sources", "2", "--kd3a", "2", "--rounds", "1")],
-    "overhead": [("--images", "400", "--rounds", "2", "--repeats", "3")],
-    "rounds": [
-        ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
-    ],
-    "vote": [("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4")],
+ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
+SMALL: dict[str, tuple[str, ...]] = {
+    "accuracy": ACCURACY,
+    "adversarial": ROTATIONS,
+    "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
+    "dictionary": DICTIONARY,
+    "exchange": (*EXCHANGE, "--skip-flower"),
+    "feddadil": ("--batch", "60", "--width", "64", "--repeats", "2"),
+    "lazy": LAZY,
+    "memory": ("--mb", "45", "--sources", "2", "--kd3a", "2", "--rounds", "1"),
+    "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
+    "rounds": ROUNDS,
+    "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
+# A table of one of the programs, and which program that is.
+PROGRAM_OF = {"lazy": "adversarial"}
 # Promised keys of the parts that these leave out.
 LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
-    "adversarial": {"mnist-rotations", "digits"},
+    "adversarial": {"mnist-rotations", "digits", "lazy"},
     "breakdown": {"flower_s"},
     "exchange": {"resident_per_s", "stock_per_s"},
+    "lazy": {"mnist-rotations", "digits", "rotations"},
     "overhead": {"live_client_cpu_ratio"},
     "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
 }
@@ -84,16 +86,32 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def printed(name: str, here: Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON object on the last line of what a benchmark prints."""
-    words = [word.replace("HERE", str(here)) for word in options or SMALL[name][0]]
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *words]
+def printed(name: str, here: Path) -> dict[str, Any]:
+    """Run a benchmark in small -> the JSON object on the last line, with every promised key."""
+    program = PROGRAM_OF.get(name, name)
+    words = [word.replace("HERE", str(here)) for word in SMALL[name]]
+    command = [sys.executable, str(FOLDER / f"{program}.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    figures = json.loads(done.stdout.splitlines()[-1])
+    names = set(keys(figures))
+    names |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in names}
+    assert promised(program) - names == LEFT_OUT.get(name, set())
+    return figures
 
 
-measured = cache(printed)  # for all tests of one run
+def keys(figures: Any) -> Iterator[str]:
+    """Those of an object and of all objects in it."""
+    for value in figures.values() if isinstance(figures, dict) else figures:
+        if isinstance(value, dict | list):
+            yield from keys(value)
+    yield from figures if isinstance(figures, dict) else ()
+
+
+def promised(program: str) -> set[str]:
+    """The keys that a benchmark's docstring lists; N stands for a number."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text()))
+    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
 
 
 @pytest.fixture
@@ -105,7 +123,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_the_vote_in_small(here: Path) -> None:
-    found = measured("vote", here)
+    found = printed("vote", here)
     assert found["seconds"] > 0
     assert 0 < found["kept"] <= 1
     assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
@@ -113,21 +131,21 @@ def test_the_vote_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_the_overhead_in_small(here: Path) -> None:
-    found = measured("overhead", here)
+    found = printed("overhead", here)
     # Both do the same training, so anything far from 1 means that they do not.
     assert 0.5 < found["cpu_ratio"] < 2
 
 
 @pytest.mark.slow
 def test_the_breakdown_in_small(here: Path) -> None:
-    found = measured("breakdown", here)
+    found = printed("breakdown", here)
     parts = ("training", "teaching", "voting", "loading", "packing", "averaging", "testing")
     assert all(found[f"{part}_s"] > 0 for part in parts)
 
 
 @pytest.mark.slow
 def test_the_rounds_in_small(here: Path) -> None:
-    found = measured("rounds", here)
+    found = printed("rounds", here)
     assert 0 < found["resident_tiny_s"] < 30
     assert found["model_mb"] == pytest.approx(1, rel=0.05)
     assert set(found["resident_45mb_wave_s"]) == {"train", "evaluate"}
@@ -136,7 +154,7 @@ def test_the_rounds_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_the_exchange_in_small(here: Path) -> None:
-    found = measured("exchange", here)
+    found = printed("exchange", here)
     for size in ("1kb", "1mb"):
         assert found[f"syncs_per_s_{size}"] > 5
         assert 0.05 < found[f"share_of_echo_{size}"] < 5
@@ -147,7 +165,7 @@ def test_the_exchange_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_the_memory_in_small(here: Path) -> None:
-    found = measured("memory", here)
+    found = printed("memory", here)
     # Sums in float64 and a reply; the models of two sources and the target, and their mean. Of
     # models smaller than these, what threads and connections take would be several.
     assert 2 < found["models_above_idle_2"] < 5
@@ -157,7 +175,7 @@ def test_the_memory_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_accuracy_in_small(here: Path) -> None:
     """Every cell is trained once, tables and JSON agree."""
-    found = measured("accuracy", here)
+    found = printed("accuracy", here)
     table = found["digits"]["control"]
     assert set(table) == {"FedAvg (source-only)", "AdaBN", "KD3A paper"}
     text = (here / "made" / "digits-100-control.md").read_text()
@@ -178,7 +196,7 @@ def test_the_accuracy_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_adversarial_methods_in_small(here: Path) -> None:
     """One short training of each on the pen digits; the tables say what the JSON says."""
-    found = measured("adversarial", here, ROTATIONS)["rotations"]["from 0 degrees"]
+    found = printed("adversarial", here)["rotations"]["from 0 degrees"]
     stem = "adversarial-rotations-images-300-c-rounds-2-c-dils.pretrain-1"
     text = (here / "made" / f"{stem}.md").read_text()
     assert {"FedAvg (source-only)", "DILS cada", "f-DANN", "f-WDGRL", "f-DAN"} <= set(found)
@@ -191,7 +209,7 @@ def test_the_adversarial_methods_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_lazy_synchronisation_in_small(here: Path) -> None:
     """Every fourth step exchanged sends a quarter; a delay is felt where every step is."""
-    found = measured("adversarial", here, LAZY)["lazy"]
+    found = printed("lazy", here)["lazy"]
     rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
     near, often = rows[4, 64, 0], rows[1, 64, 0]
     assert often["gradient_mb"] == pytest.approx(4 * near["gradient_mb"], rel=0.1)
@@ -213,7 +231,7 @@ def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_step_of_feddadil_in_small(here: Path) -> None:
-    found = measured("feddadil", here)
+    found = printed("feddadil", here)
     assert found["max_abs_difference"] < 1e-5
     assert found["speedup"] > 1
     assert {row["atoms"] for row in found["steps"]} == {"aligned", "shuffled"}
@@ -222,7 +240,7 @@ def test_a_step_of_feddadil_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_dictionary_in_small(here: Path) -> None:
     """All four tables, each as JSON, Markdown and CSV, and nothing is trained twice."""
-    found = measured("dictionary", here)
+    found = printed("dictionary", here)
     assert set(found) == {"heads", "parallel", "distil", "memory"}
     heads, distil = (found[table]["googlenet"] for table in ("heads", "distil"))
     assert heads["FedDaDiL-R"]["webcam"][0] > 0.5
@@ -291,34 +309,12 @@ def test_every_adversarial_variant_is_a_run() -> None:
 # ---- what they print, and keep -----------------------------------------------------------------
 
 
-def keys(found: Any) -> Iterator[str]:
-    """Those of an object and of all objects in it."""
-    for value in found.values() if isinstance(found, dict) else found:
-        if isinstance(value, dict | list):
-            yield from keys(value)
-    yield from found if isinstance(found, dict) else ()
-
-
-def promised(name: str) -> set[str]:
-    """The keys that a benchmark's docstring lists; N stands for a number."""
-    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
-    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
-
-
 def test_every_benchmark_is_run_in_small() -> None:
     programs = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser" in p.read_text()}
-    assert set(SMALL) == programs
-    assert all(promised(name) for name in SMALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
-def test_the_promised_keys_are_printed(here: Path, name: str) -> None:
-    """Runs nothing that the tests above have run."""
-    runs = [measured(name, here, *([o] if len(SMALL[name]) > 1 else [])) for o in SMALL[name]]
-    found = set(keys(runs))
-    found |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in found}
-    assert promised(name) - found == LEFT_OUT.get(name, set())
+    assert {PROGRAM_OF.get(name, name) for name in SMALL} == programs
+    assert all(promised(program) for program in programs)
+    here = Path(__file__).read_text()
+    assert set(re.findall(r'= printed\("([a-z]+)", here\)', here)) == set(SMALL)
 
 
 def test_what_was_drawn_is_not_taken_for_another_draw(
