@@ -10,7 +10,7 @@ generator state there is.
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,9 @@ def write(folder: Path, state: State) -> None:
         RunError: the disk is full or cannot be written.
     """
     flat = {f"model/{n}": a for n, a in state.model.items()}
-    for name, packed in state.arrays.items():
-        flat |= {f"memory/{name}/{n}": a for n, a in packed.raw().items()}
+    # By number, as the name of a memory and those of its arrays may both hold a slash.
+    for place, packed in enumerate(state.arrays.values()):
+        flat |= {f"memory/{place}/{n}": a for n, a in packed.raw().items()}
     data = save({n: np.asarray(a, order="C") for n, a in flat.items()})
     held = replace_fields(state, model={}, arrays={})
     facts = {k: v for k, v in asdict(held).items() if k not in ("model", "arrays")}
@@ -95,19 +96,14 @@ def read(folder: Path) -> State | None:
             if part == "model":
                 model[rest] = flat[name]
         arrays = {
-            name: _packed(Manifest.parse(text), flat, f"memory/{name}/")
-            for name, text in facts.pop("layouts").items()
+            name: _packed(Manifest.parse(text), flat, f"memory/{place}/")
+            for place, (name, text) in enumerate(facts.pop("layouts").items())
         }
+        absent = {each.name for each in fields(State)} - {"model", "arrays"} - set(facts)
+        if absent:
+            raise LookupError(f"it lacks {', '.join(sorted(absent))}")
         return State(model=model, arrays=arrays, **facts)
-    except (
-        OSError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        SafetensorError,
-        WireError,
-    ) as error:
+    except UNREADABLE as error:
         raise RunError(
             f"The checkpoint in {folder} cannot be read ({error}); delete the folder to train "
             "afresh, or restore it."

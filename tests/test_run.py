@@ -264,6 +264,16 @@ def test_a_checkpoint_gives_back_what_is_remembered_as_it_was_to_the_bit(
     }
 
 
+def test_names_with_slashes_do_not_mix_what_is_remembered(tmp_path: Path) -> None:
+    arrays = {
+        "a": wire.pack({"b/c": np.zeros(2)}, Kind.MODEL),
+        "a/b": wire.pack({"c": np.ones(2)}, Kind.MODEL),
+    }
+    checkpoint.write(tmp_path, replace(a_state(), arrays=arrays))
+    found = checkpoint.read(tmp_path)
+    assert found is not None and found.arrays == arrays
+
+
 CADA = {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada"}
 
 
@@ -370,6 +380,7 @@ def damage(folder: Path, how: str) -> None:
     [
         *("bit", "cut", "gone", "half a text", "no text", "a list", "a word"),
         *("digest", "round", "arrays", "order", "layouts"),
+        *("numbers", "history", "ledger", "best"),
     ],
 )
 def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path, how: str) -> None:
