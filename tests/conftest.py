@@ -76,7 +76,7 @@ def fresh_sites() -> Iterator[None]:
 @pytest.fixture
 def signal_handlers() -> Iterator[None]:
     """What a test's command does to signals ends with the test."""
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     yield
     for each, handler in kept.items():
         signal.signal(each, handler)

@@ -153,7 +153,9 @@ def test_a_command_that_is_ended_stops_its_run_on_the_server(
     monkeypatch.setattr(control, "Control", fake)
     monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
     monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
+    # Also if the tests themselves run under nohup, or in the background of a script.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
     assert (done.exit_code, fake.stopped) == (launch.INTERRUPTED, [7])
 
