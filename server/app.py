@@ -1,4 +1,4 @@
-"""The ServerApp that Flower starts: reads the run's configuration and composes the run."""
+"""The ServerApp that Flower starts: it reads the run's configuration and executes the run."""
 
 import os
 from pathlib import Path
@@ -23,8 +23,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what `fedda run` or `flwr run` asked for; an error ends the Flower run as failed."""
     if superlink := os.environ.get(SERVER_PID):
-        # Flower asks a ServerApp to end when its SuperLink dies, but that can wait for ever for the
-        # dead server, and a ServerApp that does not end keeps the run's folder locked.
+        # When its SuperLink dies, Flower asks a ServerApp to end. The ServerApp may then wait for
+        # ever for the dead server, and until it ends the run's folder stays locked.
         watch_parent(int(superlink), ask=False)
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run.execute(config, lean(grid), journal)
     except run.GoingOnError:
-        raise  # the journal belongs to the other process, which runs it
+        raise  # the journal belongs to the process that executes this run
     except FeddaError as error:
         journal.write("failed", error=type(error).__name__, text=str(error))
         raise

@@ -1,4 +1,4 @@
-"""Who is there: asking nodes what they offer, doubting those who fell silent, waiting for both."""
+"""Keep track of the sites that are connected: ask what they offer, and wait for missing ones."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -14,17 +14,17 @@ from fedda.settings import RunConfig
 from .journal import Journal
 from .strategy_modules import mail, roster
 
-ANSWER = 60.0  # seconds for which a question is worth answering
-AGAIN = 20.0  # seconds until a node that has not answered is asked again
-LOOK = 0.1  # seconds between looks at who is there
+ANSWER = 60.0  # seconds after which a question expires unanswered
+AGAIN = 20.0  # seconds after which a node that has not answered is asked again
+LOOK = 0.1  # seconds between two looks at the connected nodes
 OF_SOURCES = {"source", "collaborator"}  # the parts that sources play
 
 
 class Sites:
     """The nodes that answer, and what each of them offers.
 
-    Flower calls a node online for up to a minute after it died, and a busy one is online too. So a
-    node counts as there only while it has answered a question since it last failed to reply.
+    Flower lists a node as online for up to a minute after it died, and while it is busy. So a node
+    counts as present only if it has answered a question since it last failed to reply.
     """
 
     def __init__(self, grid: Grid, config: RunConfig, journal: Journal) -> None:
@@ -39,11 +39,13 @@ class Sites:
         """Wait until enough sites have joined and make a roster of their offers.
 
         Args:
-            class_names: of the model that the run starts from, if it can do without sources.
+            class_names: the class names of the model that the run starts from, if the run needs no
+                sources.
 
         Raises:
-            RosterError: the offers make no run, or none is of the target that the run names.
-            QuorumError: too few came in `wait.sites` seconds.
+            RosterError: the offers do not fit together, or the target that the run names is not
+                among them.
+            QuorumError: too few sites joined within `wait.sites` seconds.
         """
         wait, expect, aim = self.config.wait, self.config.run.expect, self.config.run.target
         least = 0 if class_names else wait.min_sources
@@ -52,19 +54,19 @@ class Sites:
             self.look()
             roles = [n.role for n in self.offers.values()]
             sources, targets = roles.count("source"), roles.count("target")
-            there = sources >= least and targets >= 1 and len(roles) >= expect
+            quorum = sources >= least and targets >= 1 and len(roles) >= expect
             awaited = bool(aim) and aim not in [n.name for n in self.offers.values()]
-            enough = there and (not awaited or 0 < expect <= len(roles))
+            enough = quorum and (not awaited or 0 < expect <= len(roles))
             now = time.monotonic()
             if (sources, targets) != last:
                 last, steady = (sources, targets), now
                 self.journal.write("waiting", sources=sources, targets=targets, enough=enough)
             complete = enough and 0 < expect == len(roles)
             late = now > deadline
-            if complete or (enough and now - steady >= wait.settle) or (late and there):
-                found = roster.form(self.offers.values(), self.config.input, class_names)
-                found.aims(aim)  # says so if the one that the run names is no target
-                return found
+            if complete or (enough and now - steady >= wait.settle) or (late and quorum):
+                joined = roster.form(self.offers.values(), self.config.input, class_names)
+                joined.aims(aim)  # raises if the site that the run names is not a target
+                return joined
             if late:
                 offers = "".join(f"\n  {n}" for n in self.offers.values())
                 needed = (
@@ -78,16 +80,16 @@ class Sites:
             time.sleep(LOOK)
 
     def reunite(self, known: roster.Roster, left: Mapping[str, Collection[str]]) -> roster.Roster:
-        """Wait for the sites of a roster; when the time is up, go on with those that are needed.
+        """Wait for the sites of a resumed run; when time is up, go on if the needed ones are back.
 
         Args:
-            known: as the run began.
-            left: the parts that are still to be played, by the target that is adapted; whoever has
-                none of them may be away.
+            known: the roster with which the run began.
+            left: for each target, the parts that its remaining rounds need. A site that plays none
+                of these parts may stay away.
 
         Raises:
-            QuorumError: the needed ones are not there.
-            RosterError: one came back with another offer.
+            QuorumError: a needed site did not come back.
+            RosterError: a site came back with another offer.
         """
         parts = {part for of_target in left.values() for part in of_target}
         sources = known.sources if OF_SOURCES & parts else ()
@@ -95,20 +97,20 @@ class Sites:
         among = replace(known, nodes=(*sources, *targets))
         try:
             everyone = {node.name for node in among.nodes}
-            found = self.back(among, everyone, len(sources), strict=True)
+            present = self.back(among, everyone, len(sources), strict=True)
         except QuorumError:
             needed = {name for name, of_target in left.items() if "target" in of_target}
-            found = self.back(among, needed, self.config.wait.min_sources if sources else 0)
-        return known.taking(found)
+            present = self.back(among, needed, self.config.wait.min_sources if sources else 0)
+        return known.taking(present)
 
     def refresh(self, known: roster.Roster, strict: bool = False) -> roster.Roster:
-        """The roster under the node ids of now; gives doubted sites a moment to answer.
+        """Return the roster with current node ids; wait up to `wait.settle` s for pending answers.
 
-        A site that came back with another offer is no reason to end everybody's run: it is named
-        and stays away, unless `strict`.
+        A site that came back with another offer is left out and named in the journal, so that the
+        run can go on for the others. With `strict` it is an error.
 
         Raises:
-            RosterError: a site came back with another offer, and `strict`.
+            RosterError: `strict` is set and a site came back with another offer.
         """
         deadline = time.monotonic() + self.config.wait.settle
         while True:
@@ -126,40 +128,46 @@ class Sites:
     def back(
         self, known: roster.Roster, needed: Iterable[str], sources: int, strict: bool = False
     ) -> roster.Roster:
-        """Wait until the named sites and so many sources of a roster are there again.
+        """Wait until the needed sites and a number of a roster's sources have come back.
+
+        Args:
+            known: the roster.
+            needed: names of sites that must be back.
+            sources: how many sources must be back.
+            strict: raise if a site came back with another offer, instead of leaving it out.
 
         Raises:
-            QuorumError: they were not within `wait.sites` seconds.
-            RosterError: one came back with another offer, and `strict`.
+            QuorumError: they did not come back within `wait.sites` seconds.
+            RosterError: `strict` is set and a site came back with another offer.
         """
         needed = set(needed)
         deadline = time.monotonic() + self.config.wait.sites
         while True:
             known = self.refresh(known, strict)
-            there = {n.name for n in known.nodes if n.id in self.offers}
-            count = sum(n.name in there for n in known.sources)
-            missing = sorted(needed - there)
+            present = {n.name for n in known.nodes if n.id in self.offers}
+            count = sum(n.name in present for n in known.sources)
+            missing = sorted(needed - present)
             if not missing and count >= sources:
                 return known
             if time.monotonic() > deadline:
-                who = f"{', '.join(missing)} did" if missing else f"only {count} sources did"
+                absent = f"{', '.join(missing)} did" if missing else f"only {count} sources did"
                 raise QuorumError(
-                    f"The run waited {self.config.wait.sites:g} s, but {who} not come back; "
+                    f"The run waited {self.config.wait.sites:g} s, but {absent} not come back; "
                     "start the clients again and resume the run."
                 )
             time.sleep(LOOK)
 
     def there(self) -> set[int]:
-        """The ids of the nodes that count as there."""
+        """The ids of the nodes that count as present."""
         return set(self.offers)
 
     def doubt(self, node_id: int) -> None:
-        """A node failed to reply: it counts as away until it answers again."""
+        """Count a node that failed to reply as absent until it answers a question again."""
         self.offers.pop(node_id, None)
         self._asked.pop(node_id, None)
 
     def look(self) -> None:
-        """Ask nodes that are new or doubted, take answers that have come; does not wait."""
+        """Ask every node without a current offer and read the answers that arrived; do not wait."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         self.offers = {i: n for i, n in self.offers.items() if i in online}
         self._asked = {i: t for i, t in self._asked.items() if i in online and now - t < AGAIN}
@@ -188,6 +196,6 @@ class Sites:
         self.journal.write("joined", site=node.name, role=node.role, text=str(node))
 
     def _registered(self, node_id: int) -> str:
-        """What the operator called a node when its key was admitted, or else its number."""
+        """The name under which the operator registered the node's key, else the node's number."""
         names = {node.node_id: node.name for node in self.grid.get_nodes()}
         return names.get(node_id) or f"node {node_id}"

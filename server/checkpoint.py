@@ -1,10 +1,11 @@
-"""A training's state on disk: written every round, whole or not at all.
+"""Write a training's state to disk after every round, completely or not at all, and read it.
 
-    DIR/checkpoint.safetensors   the model, and arrays the strategy remembers
-    DIR/checkpoint.json          round, the strategy's memory, rounds so far, bytes, digest
+    DIR/ROUND.checkpoint.safetensors   the model, and arrays that the strategy remembers
+    DIR/checkpoint.json                the round, numbers that the strategy remembers, the rounds
+                                       so far, bytes sent, the digest of the other file
 
-Every random draw of fedda is a function of (seed, site, round), so a round number is all the
-generator state there is.
+Every random draw of fedda is a function of (seed, site, round), so no state of a random generator
+has to be saved.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
 class State:
     """Everything a training needs to go on after its last finished round.
 
-    What the strategy remembers is in `arrays`, each of a kind of its own, and in `numbers`.
+    `arrays` and `numbers` hold what the strategy remembers; each of the arrays has a layout.
     """
 
     round: int
@@ -45,13 +46,13 @@ class State:
 
 
 def write(folder: Path, state: State) -> None:
-    """Replace the folder's checkpoint; if anything fails the one before stays.
+    """Replace the folder's checkpoint; if writing fails, the previous one stays.
 
     Raises:
         RunError: the disk is full or cannot be written.
     """
     flat = {f"model/{n}": a for n, a in state.model.items()}
-    # By number, as the name of a memory and those of its arrays may both hold a slash.
+    # By number, as the name of a memory and the names of its arrays may both contain a slash.
     for place, packed in enumerate(state.arrays.values()):
         flat |= {f"memory/{place}/{n}": a for n, a in packed.raw().items()}
     data = save({n: np.asarray(a, order="C") for n, a in flat.items()})
@@ -59,9 +60,10 @@ def write(folder: Path, state: State) -> None:
     facts = {k: v for k, v in asdict(held).items() if k not in ("model", "arrays")}
     facts["layouts"] = {name: packed.manifest.text for name, packed in state.arrays.items()}
     facts["digest"] = hashlib.sha256(data).hexdigest()
-    # The arrays go under a name of their own round first; the facts, replaced last, name them.
+    # The arrays are written first, to a file named after their round. The JSON file, replaced last,
+    # names that file, so a crash in between leaves the previous checkpoint valid.
     facts["arrays"] = f"{state.round}.{ARRAYS}"
-    facts["order"] = list(flat)  # safetensors sorts names, and a packed model has an order
+    facts["order"] = list(flat)  # safetensors sorts names, but the order in a packed model counts
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace(folder / facts["arrays"], data)
@@ -69,7 +71,7 @@ def write(folder: Path, state: State) -> None:
     except OSError as error:
         raise RunError(
             f"The checkpoint of round {state.round} cannot be written to {folder} ({error}); the "
-            "one before it is intact. Make room and resume the run."
+            "previous one is intact. Make room and resume the run."
         ) from error
     for old in folder.glob(f"*.{ARRAYS}"):
         if old.name != facts["arrays"]:
@@ -77,10 +79,10 @@ def write(folder: Path, state: State) -> None:
 
 
 def read(folder: Path) -> State | None:
-    """The folder's checkpoint, or None if there is none.
+    """Read the folder's checkpoint; None if it has none.
 
     Raises:
-        RunError: there is one and it is damaged.
+        RunError: the checkpoint is damaged.
     """
     if not (folder / FACTS).is_file():
         return None
@@ -106,12 +108,12 @@ def read(folder: Path) -> State | None:
     except UNREADABLE as error:
         raise RunError(
             f"The checkpoint in {folder} cannot be read ({error}); delete the folder to train "
-            "afresh, or restore it."
+            "from the start, or restore it."
         ) from error
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
+    """Write a file so that a crash leaves either the old content or the new."""
     with replacing(path) as part, part.open("wb") as file:
         file.write(data)
         file.flush()
@@ -119,7 +121,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def _packed(manifest: Manifest, flat: Arrays, prefix: str) -> Packed:
-    """Entries as they were packed, in the precision in which they were."""
+    """Pack a checkpoint's arrays again, in the dtype in which they were packed before."""
     raw = {entry.name: flat[prefix + entry.name] for entry in manifest.entries}
-    found = pack(raw, manifest.kind, manifest.floats)
-    return Packed(manifest, found.buffer)
+    again = pack(raw, manifest.kind, manifest.floats)
+    return Packed(manifest, again.buffer)

@@ -1,4 +1,4 @@
-"""A run's journal: every event as a line of JSON, in a file and to listeners."""
+"""A run's journal: writes each event as a line of JSON to a file and passes it to listeners."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-LONGEST = 600  # characters of a trouble's text, which may quote whatever a site sent
+LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
 
 logger = logging.getLogger("fedda.server")
 Event = dict[str, Any]
@@ -19,7 +19,8 @@ class Journal:
 
     Args:
         path: the file, or None to keep events in memory only.
-        listeners: called with every event, such as a progress display; one that fails is dropped.
+        listeners: functions, such as a progress display, that are called with every event. A
+            listener that raises an error is not called again.
     """
 
     def __init__(self, path: Path | None = None, *listeners: Listener) -> None:
@@ -28,7 +29,7 @@ class Journal:
         self.troubles: list[Event] = []
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.troubles = [_facts(e) for e in self.past("trouble")]  # of the run's earlier tries
+            self.troubles = [_facts(e) for e in self.past("trouble")]  # from before a resume
 
     def write(self, event: str, **facts: Any) -> None:
         """Record one event."""
@@ -53,7 +54,7 @@ class Journal:
         self.write("trouble", what=what, site=site, text=text, **facts)
 
     def past(self, event: str) -> Iterator[Event]:
-        """The events of one kind in the file; a line that a crash cut short is passed over."""
+        """Yield the events of one kind in the file; skip a line that a crash cut short."""
         if self.path is None or not self.path.is_file():
             return
         for line in self.path.read_text().splitlines():
@@ -66,5 +67,5 @@ class Journal:
 
 
 def _facts(entry: Event) -> Event:
-    """An event without its kind and time, as in `Journal.troubles`."""
+    """An event without its `event` and `time` entries, the form that `Journal.troubles` holds."""
     return {k: v for k, v in entry.items() if k not in ("event", "time")}

@@ -11,7 +11,7 @@ Direction = Literal["to", "from"]
 
 
 class Ledger:
-    """Counts the bytes of every message of a training to or from a site, as sent."""
+    """Counts the bytes of every message between server and sites in one training, as sent."""
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[int, str, str, str]] = Counter()
@@ -24,7 +24,7 @@ class Ledger:
             self._bytes[server_round, role, direction, kind] += size
 
     def add(self, server_round: int, role: str, direction: Direction, kind: str, size: int) -> None:
-        """Add bytes that crossed outside messages, in the exchange of gradients."""
+        """Add bytes that crossed in the exchange of gradients, outside Flower's messages."""
         if size:
             self._bytes[server_round, role, direction, kind] += size
 

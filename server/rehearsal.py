@@ -1,7 +1,7 @@
-"""What a run would founder on in its first exchange of gradients, found before it begins.
+"""Rehearse a run's first exchange of gradients, so that errors in it show before the run begins.
 
-The requests of the round with that exchange are made, with a model that nobody has trained, and
-sent to no one; the exchange is convened in this process and dissolved again.
+The server makes the requests of the first round with an exchange, from an untrained model, and
+sends them to no site. It opens the exchange in this process and closes it again.
 """
 
 from typing import cast
@@ -17,24 +17,24 @@ from fedda.wire import Kind, pack
 
 from .strategy_modules import base, roster
 
-NOBODY = cast(Grid, None)  # there is nobody to ask, as everybody counts as there
+NOBODY = cast(Grid, None)  # no grid is needed: every site counts as present
 
 
-def rehearse(config: RunConfig, method: str, who: roster.Roster) -> int:
-    """How many sites must work at the same time in a round of a method; 0 if none need.
+def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
+    """Return how many sites must work at the same time in a round of a method; 0 without exchange.
 
     Raises:
-        ConfigError: the method can exchange no gradients with these sites and settings.
+        ConfigError: the method cannot exchange gradients with these sites and settings.
     """
     if not plugins.method(method).gradients:
         return 0
-    task = config.task(method, config.seeds[0], who.shape, who.classes, len(who.nodes))
+    task = config.task(method, config.seeds[0], members.shape, members.classes, len(members.nodes))
     stages = [stage for stage in task.stages if stage.phase.gradients]
     if not stages:
         first = next(phase for phase in plugins.method(method).phases if phase.gradients)
         raise ConfigError(
             f"{method} sums no gradients in its first {config.rounds} rounds, and rounds is "
-            f"{config.rounds}, so nothing would {first.name}; raise it"
+            f"{config.rounds}, so its phase '{first.name}' would never begin; raise rounds"
             f"{f', or lower {method}.pretrain' if hasattr(task.options, 'pretrain') else ''}."
         )
     extension = models.Extension.of(task.about, task.options)
@@ -46,19 +46,19 @@ def rehearse(config: RunConfig, method: str, who: roster.Roster) -> int:
         wait=config.wait,
         guard=config.guard,
         summing=config.summing,
-        online=lambda grid: {node.id for node in who.nodes},
+        online=lambda grid: {node.id for node in members.nodes},
         exchange=LocalHost(),
         account=sessions.append,
     )
-    strategy: base.FedDA = plugins.strategy(method)(setup, who)
-    # Every source is invited, though with sources-per-round only a few are in any one round.
+    strategy: base.FedDA = plugins.strategy(method)(setup, members)
+    # Invites every source, though with sources-per-round only some take part in a round.
     sent = strategy.packed(arrays)
     list(strategy.configure_train(stages[0].first, sent, ConfigRecord(), NOBODY))
     strategy.adjourn()
     (session,) = sessions
     sites = set(session.invitations)
     least = config.exchange.min_examples
-    if few := [f"{n.name} has {n.examples}" for n in who.nodes if _is_short(n, sites, least)]:
+    if few := [f"{n.name} has {n.examples}" for n in members.nodes if _is_short(n, sites, least)]:
         raise ConfigError(
             f"A gradient leaves a site only over {least} examples (exchange.min-examples), but "
             f"{', '.join(few)} in all; leave out such sites, or give them more examples."

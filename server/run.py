@@ -31,32 +31,32 @@ from .tracking.curves import Tracking
 from .training import Training, task_for
 
 RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".lock"
-LEAVE = 15.0  # seconds that a run which was stopped may need to end
+LEAVE = 15.0  # seconds to wait for a run that was stopped and is still ending
 
 
 class GoingOnError(RunError):
-    """Another process works on the run."""
+    """Another process is executing the run."""
 
 
 def execute(
     config: RunConfig, grid: Grid, journal: Journal, slots: Callable[[], int] | None = None
 ) -> dict[str, Any]:
-    """Run everything the configuration names, resuming what was begun -> results.json's content.
+    """Execute a run, or resume it -> the content of results.json.
 
     Args:
         config: the run.
         grid: the way to the sites.
-        journal: told what happens.
-        slots: how many sites a simulation lets work at the same time; by default any number.
+        journal: receives every event of the run.
+        slots: returns how many sites a simulation lets work at the same time; None: any number.
 
     Raises:
-        ConfigError: a tracker is asked for that is not installed, a method cannot do with these
-            sites what it is there for, or the model to start from does not fit.
+        ConfigError: a tracker that the settings ask for is not installed, a method cannot exchange
+            gradients with these sites and settings, or the model to start from does not fit.
         ModelError: the model to start from cannot be read.
-        RosterError: the sites that joined make no run.
-        QuorumError: too few sites, for too long.
-        RunError: the run's folder holds a run of other settings or one that is going on, or cannot
-            be written.
+        RosterError: the offers of the sites that joined do not fit together.
+        QuorumError: there were too few sites for longer than `wait.sites` seconds.
+        RunError: the run's folder holds a run with other settings, holds a run that another
+            process executes, or cannot be written.
     """
     folder = Path(config.run.dir) / config.run.name
     with Tracking(config, folder, journal) as tracking, alone(folder):
@@ -73,42 +73,42 @@ def _train(
     slots: Callable[[], int] | None,
 ) -> dict[str, Any]:
     sites = Sites(grid, config, journal)
-    who = meet(folder, config, sites, journal)
-    aims = who.aims(config.run.target)
+    members = meet(folder, config, sites, journal)
+    aims = members.aims(config.run.target)
     targets = [aim.target.name for aim in aims]
     journal.write(
         "roster",
-        sites=[str(n) for n in who.nodes],
-        shape=list(who.shape),
-        classes=who.classes,
+        sites=[str(n) for n in members.nodes],
+        shape=list(members.shape),
+        classes=members.classes,
         targets=targets,
     )
     for method, aim in product(config.trainings, aims):
         together = rehearse(config, method, aim)
-        if together and slots and (found := slots()) < together:
+        if together and slots and (room := slots()) < together:
             raise RunError(
                 f"{method} sums gradients of {together} sites that work at the same time, but this "
-                f"simulation has room for {found}, one per CPU; give --engine process, which needs "
+                f"simulation has room for {room}, one per CPU; give --engine process, which needs "
                 f"one CPU only, or use a machine with {together} CPUs."
             )
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
     for seed, target, method in product(config.seeds, targets, config.trainings):
-        (aim,) = who.aims(target)
+        (aim,) = members.aims(target)
         training = Training(
             *(config, method, seed),
             grid=grid,
             sites=sites,
-            who=aim,
+            members=aim,
             folder=folder,
             journal=journal,
         )
-        found = training.run()
-        tracking.finished(found)
-        trainings[method].append(found)
-        who = who.taking(training.roster)  # a site may be back under another node id
-    results = summarise(config, who, trainings, journal)
+        result = training.run()
+        tracking.finished(result)
+        trainings[method].append(result)
+        members = members.taking(training.roster)  # a site may be back under another node id
+    results = summarise(config, members, trainings, journal)
     checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
-    if len(targets) == 1:  # else there is a model per target, and no one model of the run
+    if len(targets) == 1:  # with several targets each has a model of its own, and the run has none
         model = Path(trainings[config.method][0]["model"])
         checkpoint.replace(folder / MODEL, model.read_bytes())
     journal.write("done", results=str(folder / RESULTS))
@@ -116,12 +116,13 @@ def _train(
 
 
 def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> roster.Roster:
-    """Wait for the sites; a resumed run waits for those it began with, and counts them as then.
+    """Wait for the sites; a resumed run waits for its former sites and keeps their counts.
 
     Raises:
-        RosterError: the offers make no run, or differ from those the run began with.
-        QuorumError: too few sites came.
-        ConfigError, ModelError: there is no starting from the model that the run starts from.
+        RosterError: the offers do not fit together, or differ from those the run began with.
+        QuorumError: too few sites joined.
+        ConfigError: the model that the run starts from does not fit the run or its sites.
+        ModelError: the model that the run starts from cannot be read.
     """
     path = folder / ROSTER
     if config.run.resume and path.is_file():
@@ -130,29 +131,30 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     start = start_of(config)
     joined = sites.gather(classes_without_sources(config, start))
     check_start(config, start, joined)
-    who = joined.bounded(config.guard.max_examples)
-    for name in (n for n, count in joined.counts.items() if who.counts[n] < count):
-        text = f"claims {joined.counts[name]} examples and counts as {who.counts[name]}"
+    members = joined.bounded(config.guard.max_examples)
+    for name in (n for n, count in joined.counts.items() if members.counts[n] < count):
+        text = f"claims {joined.counts[name]} examples and counts as {members.counts[name]}"
         journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
-    checkpoint.replace(path, who.text().encode())
-    return who
+    checkpoint.replace(path, members.text().encode())
+    return members
 
 
 def classes_without_sources(config: RunConfig, start: Meta | None) -> tuple[str, ...]:
-    """The class names of a run in which sources have no part; () if they have one.
+    """Return the start model's class names if no source takes part in the run, else ().
 
     Args:
         config: the run.
-        start: the model that it starts from, if it starts from one.
+        start: the model that the run starts from, or None.
     """
     parts = {part for method in config.trainings for part in config.parts(method)}
     return start.classes if start and not OF_SOURCES & parts else ()
 
 
 def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[str, set[str]]:
-    """The parts that are still to be played, by target; one whose trainings are over is left out.
+    """The parts that the remaining rounds need, by target; a target without any is left out.
 
-    Sources may have gone home after their phases, and a target after its trainings.
+    Sources may leave after the last phase in which they have a part, and a target after its
+    trainings.
     """
     left: dict[str, set[str]] = {}
     for method, seed, aim in product(config.trainings, config.seeds, known.aims(config.run.target)):
@@ -164,11 +166,11 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Make a run's folder if need be, and hold it: two runs would ruin each other's checkpoints.
+    """Lock a run's folder, made if need be: two runs would overwrite each other's checkpoints.
 
     Raises:
-        GoingOnError: another process holds it.
-        RunError: it cannot be written.
+        GoingOnError: another process holds the lock.
+        RunError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +186,7 @@ def alone(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise GoingOnError(
-                        f"The run in {folder} is still going on; wait for its end or stop it, or "
+                        f"The run in {folder} is still going on; wait until it ends or stop it, or "
                         "choose another --name for a new run."
                     ) from None
             time.sleep(0.1)
@@ -192,20 +194,21 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, config: RunConfig) -> None:
-    """Note the settings of a new run, or with `run.resume` check that they are those it began with.
+    """Write down a new run's settings, or check that a resumed run has the settings it began with.
 
     Raises:
-        RunError: it holds another run, or none to go on with.
+        RunError: a new run's folder already holds a run, or a resumed run's folder holds none or
+            one with other settings; or the folder cannot be written or read.
     """
     path = folder / CONFIG
     mine = lasting(config.flat(), config.trainings)
     try:
-        held = begun(folder)  # settings alone, of a run that met no sites, hold nobody up
+        held = begun(folder)  # false for settings alone: no site joined, so reuse it
         if held != config.run.resume and not (config.run.resume and path.is_file()):
-            found = "holds a run already" if held else "holds no run to go on with"
+            state = "holds a run already" if held else "holds no run to go on with"
             raise RunError(
-                f"{folder} {found}; choose another --name for a new run, or --resume a run that "
-                "is there."
+                f"{folder} {state}; choose another --name for a new run, or --resume a run that "
+                "exists."
             )
         if held:
             theirs = lasting(json.loads(path.read_text()), config.trainings)
@@ -227,12 +230,12 @@ def claim(folder: Path, config: RunConfig) -> None:
 
 def summarise(
     config: RunConfig,
-    who: roster.Roster,
+    members: roster.Roster,
     trainings: dict[str, list[dict[str, Any]]],
     journal: Journal,
 ) -> dict[str, Any]:
-    """What results.json says."""
-    targets = list(dict.fromkeys(t["target"] for found in trainings.values() for t in found))
+    """Return the content of results.json."""
+    targets = list(dict.fromkeys(t["target"] for runs in trainings.values() for t in runs))
     return {
         "name": config.run.name,
         "method": config.method,
@@ -246,21 +249,21 @@ def summarise(
             "python": platform.python_version(),
         },
         "sites": [
-            {"name": n.name, "role": n.role, "examples": who.counts[n.name], "tested": n.tested}
-            for n in who.nodes
+            {"name": n.name, "role": n.role, "examples": members.counts[n.name], "tested": n.tested}
+            for n in members.nodes
         ],
-        "shape": list(who.shape),
-        "classes": list(who.classes),
+        "shape": list(members.shape),
+        "classes": list(members.classes),
         **accuracies(config.method, trainings),
         "selected_by": "highest infomax on the target's unlabelled training images",
         "targets": {
             name: accuracies(
                 config.method,
-                {m: [t for t in found if t["target"] == name] for m, found in trainings.items()},
+                {m: [t for t in runs if t["target"] == name] for m, runs in trainings.items()},
             )
             for name in targets
         },
-        "seconds": round(sum(t["seconds"] for found in trainings.values() for t in found), 3),
+        "seconds": round(sum(t["seconds"] for runs in trainings.values() for t in runs), 3),
         "trainings": trainings,
         "events": journal.troubles,
     }
@@ -269,9 +272,10 @@ def summarise(
 def accuracies(
     method: str, trainings: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> dict[str, float | None]:
-    """A method's accuracies and FedAvg's beside it: means over the seeds, None without a test.
+    """Mean accuracies of a method and of FedAvg over the seeds; None where no target was tested.
 
-    Of several targets an accuracy is the mean over them, and its deviation that of this mean.
+    With several targets, a seed's accuracy is the mean over the targets, and the standard deviation
+    is that of these means.
     """
 
     def values(of: str, key: str) -> list[float]:
@@ -281,11 +285,11 @@ def accuracies(
                 by_seed.setdefault(training["seed"], []).append(training[key])
         return [statistics.fmean(of_targets) for of_targets in by_seed.values()]
 
-    def mean(found: list[float]) -> float | None:
-        return statistics.fmean(found) if found else None
+    def mean(known: list[float]) -> float | None:
+        return statistics.fmean(known) if known else None
 
-    def spread(found: list[float]) -> float | None:
-        return (statistics.stdev(found) if len(found) > 1 else 0.0) if found else None
+    def spread(known: list[float]) -> float | None:
+        return (statistics.stdev(known) if len(known) > 1 else 0.0) if known else None
 
     final, fedavg = values(method, "final_accuracy"), values("fedavg", "final_accuracy")
     return {

@@ -1,4 +1,4 @@
-"""A run over folders of this machine, without any server: in this process, or on Ray."""
+"""Run over folders of this machine without a server: in this process, or on Ray."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ from .start import check_start, start_of
 from .strategy_modules import roster
 
 Engine = Literal["process", "ray"]
-SITES = "sites"  # in the run's folder: what simulated sites keep and note for themselves
+SITES = "sites"  # in the run's folder: the state folders of the simulated sites
 
 
 class LocalGrid(Grid):
-    """A Grid whose nodes are calls of a ClientApp in this process.
+    """A Grid that answers each message by calling a ClientApp in this process.
 
-    A site works when its reply is fetched, so that one reply at a time is held. Sites that sum
-    gradients in mid-round work together, each in a thread and one at a time.
+    A site works only when its reply is fetched, so that one reply at a time is in memory. Sites
+    that sum gradients in mid-round each have a thread, and the threads take turns.
     """
 
     in_process = True
@@ -81,10 +81,10 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for _, reply in self.answers(message_ids):
             yield reply
-            del reply  # not held while the next one is made
+            del reply  # so that it is freed before the next one is made
 
     def answers(self, message_ids: Iterable[str]) -> Iterator[tuple[Message, Message]]:
-        """Requests, each with the reply to it."""
+        """Yield each request with its reply."""
         for message_id in list(message_ids):
             message = self._open.pop(message_id, None)
             if message is not None and "exchange" in message.content:
@@ -123,18 +123,18 @@ class LocalGrid(Grid):
 def simulate(
     config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal, engine: Engine
 ) -> dict[str, Any]:
-    """Run over sites of this machine -> results.json's content, the same whatever the engine.
+    """Run over sites of this machine -> the content of results.json, the same on either engine.
 
     Args:
         config: the run.
-        sites: node configurations: role, name, data, and what else a client may be given; without
-            a state-dir of its own a site has one in the run's folder.
-        journal: told what happens.
+        sites: node configurations: role, name, data, and any other setting of a client. A site
+            without a state-dir gets one in the run's folder.
+        journal: receives every event of the run.
         engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
     """
     journal.write("started", engine=engine)
     place = Path(config.run.dir).absolute() / config.run.name / SITES
-    # Whoever simulates has all sites' data before them: the run's own limits are enough.
+    # One person has the data of all simulated sites, so a site needs no minimum of its own.
     mine = {"state-dir": str(place), "min-examples": 1}
     sites = [mine | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
@@ -151,30 +151,30 @@ def rehearse(
     sites: Sequence[Mapping[str, Any]],
     describe: Callable[[str, Role], Description] = describe,
 ) -> None:
-    """Read what the sites bring, form their roster and rehearse an exchange of gradients.
+    """Read the sites' data, form their roster and rehearse an exchange of gradients.
 
-    So that what is wrong is found before anything runs.
+    This finds errors in data and settings before anything runs.
 
     Args:
         config: the run.
         sites: node configurations, as for `simulate`.
-        describe: reads a site's folder; whoever asks often remembers what it found.
+        describe: reads a site's folder; a caller that rehearses often can pass one with a cache.
 
     Raises:
-        ConfigError: a method can exchange no gradients with these sites and settings, or the model
+        ConfigError: a method cannot exchange gradients with these sites and settings, or the model
             that the run starts from does not fit.
         DataError: a folder cannot be read.
         ModelError: the model that the run starts from cannot be read.
-        RosterError: the sites make no run.
+        RosterError: the sites' offers do not fit together.
     """
     start = start_of(config)
     offer = load("clients", "site.memory").offer
     offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
-    who = roster.form(nodes, config.input, run.classes_without_sources(config, start))
-    check_start(config, start, who)
+    members = roster.form(nodes, config.input, run.classes_without_sources(config, start))
+    check_start(config, start, members)
     _identify()
-    for method, aim in product(config.trainings, who.aims(config.run.target)):
+    for method, aim in product(config.trainings, members.aims(config.run.target)):
         rehearse_exchange(config, method, aim)
 
 
@@ -198,12 +198,12 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
 
 
 def _identify() -> None:
-    """Messages note which task made them; outside a Flower process there is none to note."""
+    """Set the task ids that Flower writes into messages; only a Flower process has real ones."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
 def _slots() -> int:
-    """How many sites Ray lets work at the same time, at one CPU each."""
+    """How many sites Ray lets work at the same time: one per CPU."""
     import ray
 
     return sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
@@ -212,32 +212,33 @@ def _slots() -> int:
 def folders(
     root: Path, target: str, poison: Mapping[str, float], threads: int = 1
 ) -> list[dict[str, Any]]:
-    """One site per folder (or .npz file) of `root` -> node configurations, by name.
+    """Make one site of each folder (or .npz file) of `root` -> node configurations, by name.
 
     Args:
-        root: holds the folders.
-        target: the name of the one whose labels nobody uses, or of several with commas between.
+        root: the folder that holds them.
+        target: name of the site that joins as target, or several names separated by commas.
         poison: percent of labels to flip, by source.
-        threads: of each site; the same number gives the same bits, whichever engine runs them.
+        threads: number of CPU threads of each site; with the same number both engines give
+            bit-identical results.
 
     Raises:
-        RunError: `root` or a target is not there, or a poisoned site is not a source.
+        RunError: `root` or a target does not exist, or a poisoned site is not a source.
     """
     if not root.is_dir():
         raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
-    found = {
+    domains = {
         path.stem if path.suffix == ".npz" else path.name: path
         for path in sorted(root.iterdir())
         if path.suffix == ".npz" or (path.is_dir() and not path.name.startswith("."))
     }
-    targets = {target} if target in found else {*target.split(",")}
-    if missing := sorted(targets - set(found)):
-        names = ", ".join(found) or "nothing"
+    targets = {target} if target in domains else {*target.split(",")}
+    if missing := sorted(targets - set(domains)):
+        names = ", ".join(domains) or "nothing"
         raise RunError(
             f"{root} has no domain '{missing[0]}', it has {names}; choose one as --target, or "
             "several with commas."
         )
-    odd = sorted(set(poison) - (set(found) - targets))
+    odd = sorted(set(poison) - (set(domains) - targets))
     if odd:
         raise RunError(f"'{odd[0]}' is not a source in {root}, so it cannot be poisoned.")
     return [
@@ -248,5 +249,5 @@ def folders(
             "poison": float(poison.get(name, 0)),
             "threads": threads,
         }
-        for name, path in found.items()
+        for name, path in domains.items()
     ]

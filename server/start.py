@@ -1,4 +1,4 @@
-"""The model that a run starts from, with `run.start-from`: where it is, and whether it fits."""
+"""Find the model that `run.start-from` names, and check that it fits the run and its sites."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ from fedda.wire import Arrays
 from .strategy_modules import roster
 
 MODEL = "model.safetensors"
-NAMED = 5  # classes that a sentence names
+NAMED = 5  # at most so many class names in an error message
 
 
 def start_of(config: RunConfig) -> Meta | None:
-    """What the model is that a run starts from, as its file says; None if it starts from none.
+    """Return what the file of the run's start model says of it; None without `run.start-from`.
 
     Raises:
         ModelError: it cannot be read, or there are several to choose from.
-        ConfigError: it is not of the architecture that the run's methods train.
+        ConfigError: its architecture is not the one that the run's methods train.
     """
     if not config.run.start_from:
         return None
@@ -33,22 +33,22 @@ def start_of(config: RunConfig) -> Meta | None:
     return about
 
 
-def check_start(config: RunConfig, about: Meta | None, who: roster.Roster) -> None:
-    """See that the model that a run starts from is for the data of the sites that have joined.
+def check_start(config: RunConfig, about: Meta | None, members: roster.Roster) -> None:
+    """Check that the run's start model takes the inputs and classes of the sites that joined.
 
     Raises:
-        ConfigError: it is for others.
+        ConfigError: it was made for other inputs or classes.
     """
     if about is not None:
-        _check_data(Path(config.run.start_from), about, who.shape, who.classes)
+        _check_data(Path(config.run.start_from), about, members.shape, members.classes)
 
 
 def finished(run: Path, task: Task) -> Arrays:
-    """The weights of a finished run's model, to start a training from.
+    """Read the weights of a finished run's model, to start a training from them.
 
     Raises:
         ModelError: it cannot be read.
-        ConfigError: it is of another architecture, or for other data.
+        ConfigError: it has another architecture, or was made for other inputs or classes.
     """
     model, about = models.load(model_file(run))
     extension = Extension.of(task.about, task.options)
@@ -58,18 +58,18 @@ def finished(run: Path, task: Task) -> Arrays:
 
 
 def model_file(run: Path) -> Path:
-    """The model in the folder of a run or of one of its trainings, or the file itself.
+    """Return the path of the model, given a run's folder, a training's folder or the file itself.
 
     Raises:
-        ModelError: the run has no one model, as it has several targets or has not finished.
+        ModelError: the run has no single model, as it has several targets or has not finished.
     """
     if not run.is_dir():
         return run
-    there = sorted(path.parent for path in run.glob(f"*/{MODEL}"))
-    if there and not (run / MODEL).is_file():
+    trained = sorted(path.parent for path in run.glob(f"*/{MODEL}"))
+    if trained and not (run / MODEL).is_file():
         raise ModelError(
             f"{run} holds no {MODEL} of its own, as it has several targets or has not finished; "
-            f"start from one of its trainings: {', '.join(map(str, there))}."
+            f"start from one of its trainings: {', '.join(map(str, trained))}."
         )
     return run / MODEL
 
@@ -80,7 +80,7 @@ def _check_model(
     theirs = about.config
     _compare(run, "model", theirs.name, config.name)
     _compare(run, "sizes", theirs.sizes, config.sizes)
-    if (theirs.weights == "none") != (config.weights == "none"):  # these normalise their inputs
+    if (theirs.weights == "none") != (config.weights == "none"):  # pretrained ones normalise inputs
         _compare(run, "weights", theirs.weights, config.weights)
     if about.extension != extension:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The strategies under whichever name the packaging gave them."""
+"""Import the strategies by the name they have here: `strategies`, or `fedda.strategies`."""
 
 from typing import TYPE_CHECKING
 

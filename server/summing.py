@@ -1,4 +1,4 @@
-"""Where a run's gradients are summed: in this process for a simulation, else on a port."""
+"""Choose where a run's gradients are summed: in this process for a simulation, else on a port."""
 
 import os
 from collections.abc import Callable
@@ -17,12 +17,13 @@ Notice = Callable[[str, str, str], None]
 
 
 def host(grid: Grid, config: ExchangeConfig, notice: Notice) -> "Host | LocalHost":
-    """The host that opens sessions of summing; it binds no port before the first session.
+    """Return the host that opens sessions of the exchange; its port is bound with the first one.
 
     Args:
         grid: Flower's, or that of a simulation in this process.
-        config: the run's settings; what they leave open was set with `fedda superlink`.
-        notice: called for every site that is refused or missing.
+        config: the run's settings; address and port that they leave open are those that `fedda
+            superlink` was started with.
+        notice: called with each event of the exchange: what happened, the site, and a text.
     """
     if getattr(grid, "in_process", False):
         return LocalHost(notice)

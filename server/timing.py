@@ -1,9 +1,9 @@
 """Where a round's time goes, as far as the server can tell.
 
-    waiting      for enough sites: asking which ones answer, and pauses while too few do
-    train        for replies to training requests: the sites' work, and the messages' travel
+    waiting      for enough sites: asking which ones answer, and pausing while too few do
+    train        waiting for replies to training requests: the sites' work and the transport
     aggregate    the server's own work: packing requests, checking replies, averaging
-    test         the target's test of the new model, from request to numbers
+    test         the target's test of the new model, from the request until its numbers arrive
     checkpoint   writing the round to disk, once it is over
 
 A reply is checked and added as it arrives, while other sites still work, so `aggregate` counts only
@@ -20,7 +20,7 @@ from flwr.app import Message, MetricRecord
 from .strategy_modules import mail
 
 PHASES = ("waiting", "train", "aggregate", "test", "checkpoint")
-PLAUSIBLE = 1e7  # seconds, four months: the longest training that is believed
+PLAUSIBLE = 1e7  # seconds, four months; a site that reports more is not believed
 
 
 class Phases:
@@ -38,7 +38,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside the `with` block for a phase."""
+        """Count the time inside the `with` block as time of a phase."""
         self._count()
         self._open.append(name)
         try:
@@ -54,12 +54,12 @@ class Phases:
             yield
 
     def note(self, site: str, reply: Message) -> None:
-        """Note how long a site says it trained. Nobody can check that: it is shown, never used."""
+        """Note how long a site says it trained. It cannot be checked, so it is only ever shown."""
         metrics = None if reply.has_error() else reply.content.get("metrics")
         seconds = metrics.get("seconds") if isinstance(metrics, MetricRecord) else None
         if not isinstance(seconds, int | float) or self._open[-1:] != ["train"]:
             return
-        if 0 <= seconds < PLAUSIBLE:  # false for NaN, too
+        if 0 <= seconds < PLAUSIBLE:  # false for NaN as well
             self._sites[site] += seconds
 
     def seconds(self) -> dict[str, float]:
@@ -67,7 +67,7 @@ class Phases:
         return {p: round(self._seconds[p], 3) for p in PHASES if p in self._seconds}
 
     def sites(self) -> dict[str, float]:
-        """Seconds that sites say they trained for in this round, by name."""
+        """Seconds that sites say they trained in this round, by the site's name."""
         return {site: round(n, 3) for site, n in sorted(self._sites.items())}
 
     def _count(self) -> None:
@@ -79,12 +79,12 @@ class Phases:
 
 
 class TimedMail(mail.Mail):
-    """Mail whose waiting for replies is counted in `phases`."""
+    """Mail that counts the time spent waiting for replies in `phases`."""
 
     phases: Phases
 
     def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
-        """As `Mail.deliver`; what the caller does with a reply is not counted as waiting."""
+        """Do as `Mail.deliver`; the time in which the caller works on a reply is not counted."""
         replies = super().deliver(requests, wait)
         while True:
             with self.phases.replies():

@@ -1,8 +1,8 @@
-"""One training: one method and one seed, round by round, until it is done or cannot go on.
+"""Train one method with one seed, round by round, until it is done or cannot go on.
 
-Flower's own loop has no start round, waits for ever for sites that left and calls a run completed
-in which every site failed. This one keeps a quorum and a deadline, pauses while too few sites are
-there, repeats a round that did not come about, and can be stopped after any round and resumed.
+Flower's own loop always starts at round 1, waits for ever for sites that left, and reports a run as
+completed even if every site failed. This loop has a quorum and a deadline. It pauses while too few
+sites are connected, repeats a round that failed, and can be stopped after any round and resumed.
 """
 
 import time
@@ -40,7 +40,7 @@ class Training:
         *,
         grid: Grid,
         sites: Sites,
-        who: roster.Roster,
+        members: roster.Roster,
         folder: Path,
         journal: Journal,
     ) -> None:
@@ -48,40 +48,40 @@ class Training:
 
         Args:
             config: the run.
-            method: its name.
-            seed: of every random draw.
+            method: the method's name.
+            seed: seed of every random draw.
             grid: the way to the sites.
-            sites: who is there.
-            who: the sites of this training, with one target.
-            folder: of the run; the training has one of its own below it.
-            journal: told what happens.
+            sites: tells which sites are connected.
+            members: the sites of this training, with one target.
+            folder: the run's folder; the training gets a folder below it.
+            journal: receives every event of the training.
         """
         self.config = config
         self.method = method
         self.seed = seed
         self.grid = grid
         self.sites = sites
-        self.roster = who
+        self.roster = members
         self.journal = journal
         self.ledger = Ledger()
         self.phases = Phases()
         self.mail = TimedMail(grid, self._sent, self._received)
         self.mail.phases = self.phases
         self.round = 0
-        self.task = task_for(config, method, seed, who)
+        self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
 
     @property
     def _about(self) -> dict[str, Any]:
-        """What events of this training say of it."""
+        """The entries by which the journal's events name this training."""
         target = {"target": self.task.target} if self.task.target else {}
         return {"method": self.method, "seed": self.seed, **target}
 
     def run(self) -> dict[str, Any]:
-        """Train, or go on training -> what results.json says of it.
+        """Train, from the checkpoint if there is one -> the training's entry in results.json.
 
         Raises:
-            QuorumError: too few sites, for longer than `wait.sites`.
+            QuorumError: there were too few sites for longer than `wait.sites` seconds.
             RunError: a checkpoint cannot be written or read.
         """
         state = checkpoint.read(self.folder)
@@ -97,18 +97,18 @@ class Training:
         )
         arrays = strategy.packed(state.model)
         while state.round < self.config.rounds:
-            # The state's model is a view of what travels, so that it is in memory once.
+            # The state's model is a view of the bytes that are sent, so memory holds it once.
             state.model = self._unpacked(arrays)
             start = time.perf_counter()
             self.round = state.round + 1
             self.phases.restart()
             self._fewest: list[int] = []
             arrays, numbers = self._train_round(strategy, arrays)
-            found = self._test(strategy, arrays) if self.config.run.evaluate else {}
+            tested = self._test(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
                 "round": self.round,
                 **numbers,
-                **found,
+                **tested,
                 "weights": dict(strategy.weights),
                 "bytes": self.ledger.round(self.round),
                 "seconds": round(time.perf_counter() - start, 3),
@@ -122,11 +122,11 @@ class Training:
                 strategy.memory.numbers,
                 [*state.history, entry],
                 self.ledger.state(),
-                self._select({} if self._tests_otherwise() else state.best, found),
+                self._select({} if self._tests_otherwise() else state.best, tested),
             )
             with self.phases.phase("checkpoint"):
                 checkpoint.write(self.folder, state)
-            entry["phases"] = self.phases.seconds()  # the next checkpoint has this one's time too
+            entry["phases"] = self.phases.seconds()  # now with this checkpoint's time
             self.journal.write("round", **self._about, **entry)
         return self._finish(state)
 
@@ -147,9 +147,9 @@ class Training:
         )
         made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
         if isinstance(self.grid, LeanGrid):
-            # A reply may bring what no request has brought yet, such as a discriminator per source.
-            found = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
-            others = max(sum(each.nbytes for each in layouts.values()) for layouts in found)
+            # A reply may hold arrays that no request held, such as a discriminator per source.
+            stages = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
+            others = max(sum(each.nbytes for each in layouts.values()) for layouts in stages)
             self.grid.expect(self._layout.nbytes + others * max(1, len(self.roster.sources)))
         made.memory = base.Memory(dict(state.numbers), dict(state.arrays))
         return made
@@ -160,7 +160,7 @@ class Training:
     def _train_round(
         self, strategy: base.FedDA, sent: ArrayRecord
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        """One round, tried again when too few sites took part."""
+        """Train one round; repeat it, up to `wait.tries` times, while too few sites take part."""
         for left in reversed(range(self.config.wait.tries)):
             memory = strategy.memory.copy()
             try:
@@ -179,7 +179,7 @@ class Training:
     def _round_trip(
         self, strategy: base.FedDA, sent: ArrayRecord
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        strategy.weights = {}  # a round in which nobody is averaged has none
+        strategy.weights = {}  # stays empty in a round that averages no sites
         try:
             requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.train)
@@ -191,7 +191,7 @@ class Training:
         return arrays, dict(numbers) | fewest
 
     def _account(self, session: Session) -> None:
-        """Count what crossed in a session of the exchange, whenever in the round it ended."""
+        """Count the bytes that crossed in a session of the exchange, when it has ended."""
         for name, (to, back) in session.traffic().items():
             role = next(n.role for n in self.roster.nodes if n.name == name)
             self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
@@ -202,18 +202,18 @@ class Training:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
         needed, sources = strategy.needed(), strategy.least_sources
         self.roster = self.sites.back(self.roster, needed, sources)
-        self.journal.trouble("resumed", "", "enough sites are there again", round=self.round)
+        self.journal.trouble("resumed", "", "enough sites are connected again", round=self.round)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:
-        """The target's test of the new model; a round without it is no reason to stop."""
+        """Let the target test the new model -> its numbers, or {} if no test came back."""
         with self.phases.phase("test"):
             requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
-            found = dict(strategy.aggregate_evaluate(self.round, replies) or {})
-        found.pop("seconds", None)
-        if "loss" in found:
-            found["test_loss"] = found.pop("loss")
-        return found
+            tested = dict(strategy.aggregate_evaluate(self.round, replies) or {})
+        tested.pop("seconds", None)
+        if "loss" in tested:
+            tested["test_loss"] = tested.pop("loss")
+        return tested
 
     def _tests_otherwise(self) -> bool:
         """Whether earlier rounds' infomax no longer compares with this one's."""
@@ -221,11 +221,12 @@ class Training:
         begins = stages[-1].first == self.round and len(stages) > 1
         return begins and stages[-1].phase.test.leaves != stages[-2].phase.test.leaves
 
-    def _select(self, best: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """The round with the highest infomax so far: chosen without any label."""
-        if "infomax" not in found or found["infomax"] <= best.get("infomax", float("-inf")):
+    def _select(self, best: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
+        """The round with the highest infomax so far; infomax needs no label."""
+        if "infomax" not in tested or tested["infomax"] <= best.get("infomax", float("-inf")):
             return best
-        return {k: found[k] for k in ("infomax", "accuracy") if k in found} | {"round": self.round}
+        chosen = {k: tested[k] for k in ("infomax", "accuracy") if k in tested}
+        return chosen | {"round": self.round}
 
     def _finish(self, state: checkpoint.State) -> dict[str, Any]:
         task = self.task
@@ -235,7 +236,7 @@ class Training:
         path = self.folder / "model.safetensors"
         models.save(path, model, config=task.model, shape=task.dims, classes=classes)
         stays = task.about.stays(task.options)
-        kept = {"adapted": self._kept()} if stays else {}
+        adapted = {"adapted": self._adapted()} if stays else {}
         return {
             "seed": self.seed,
             "target": self.roster.target.name,
@@ -245,17 +246,17 @@ class Training:
             "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
             "bytes": self.ledger.total(),
             "model": str(path),
-            **kept,
+            **adapted,
             "rounds": state.history,
         }
 
-    def _kept(self) -> dict[str, str]:
-        """Whose adapted model stays where it is, and its file below that site's --state-dir."""
+    def _adapted(self) -> dict[str, str]:
+        """The target that keeps its adapted model, and the model's file below its --state-dir."""
         name = self.roster.target.name
         return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
 
     def _initial(self) -> Arrays:
-        """The model all sites start from; pretrained weights are read here and nowhere else."""
+        """Make the model that all sites start from; only here are pretrained weights read."""
         task = self.task
         if self.config.run.start_from:
             return finished(Path(self.config.run.start_from), task)
@@ -264,7 +265,7 @@ class Training:
 
     @property
     def _extension(self) -> models.Extension | None:
-        """What the method adds to the training's model."""
+        """The layers that the method adds to the training's model; None if it adds none."""
         return models.Extension.of(self.task.about, self.task.options)
 
     def _sent(self, message: Message) -> None:
@@ -278,7 +279,7 @@ class Training:
             self.phases.note(node.name, message)
 
     def _exchanged(self, what: str, site: str, text: str) -> None:
-        """Who came and went is in the exchange's log; what went wrong, in the run's."""
+        """Write troubles of the exchange to the journal; joining and leaving is only logged."""
         if what in ("refused", "cut", "resumed", "ended"):
             self.journal.trouble(f"exchange {what}", site, text, round=self.round, **self._about)
 
@@ -289,7 +290,7 @@ class Training:
         self.journal.trouble(what, site, text, round=self.round, **self._about)
 
 
-def task_for(config: RunConfig, method: str, seed: int, who: roster.Roster) -> Task:
-    """What the sites of a training are told of it."""
-    target = who.target.name if who.several else ""
-    return config.task(method, seed, who.shape, who.classes, len(who.nodes), target)
+def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:
+    """Return the description of a training that its sites receive."""
+    target = members.target.name if members.several else ""
+    return config.task(method, seed, members.shape, members.classes, len(members.nodes), target)

@@ -231,10 +231,10 @@ def test_settings_that_no_file_can_hold_are_refused() -> None:
 
 
 def test_settings_that_a_method_cannot_use_are_an_error_that_names_it(add: Install) -> None:
-    with pytest.raises(ModelError, match=r"bottleneck cannot extend this model by .*KeyError"):
+    with pytest.raises(ModelError, match=r"bottleneck cannot add its layers .*KeyError"):
         models.blank(MLP, SHAPE, CLASSES, Extension("bottleneck", {}))
     with pytest.raises(
-        ModelError, match="fedavg is asked to extend a model, but the one installed"
+        ModelError, match="layers of fedavg, but the version installed here adds none"
     ):
         models.blank(MLP, SHAPE, CLASSES, Extension("fedavg", {}))
     with pytest.raises(ConfigError, match="no method 'nobody'"):

@@ -1,12 +1,12 @@
-"""Classification models: an encoder and a linear head, built by name, and what a method adds.
+"""Classification models: an encoder and a linear head, built by name, and methods' own layers.
 
 build(config, shape, classes, seed, extension)   a new model, pretrained where settings say so
-blank(config, shape, classes, extension)         the same for weights that arrive later
-Extension                                        a method's own layers in it
-to_arrays, load_arrays      its state as numpy arrays and back, for the wire
+blank(config, shape, classes, extension)         the same without weights, to be filled later
+Extension                                        the layers that a method adds to a model
+to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
-batchnorms, batch_statistics, inputs_of   what the BatchNorm methods need
+batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNorm layers
 """
 
 from .arrays import load_arrays, to_arrays

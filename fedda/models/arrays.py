@@ -1,4 +1,4 @@
-"""A model's state as named numpy arrays, the form it takes for the wire, and back."""
+"""Convert a model's state to named numpy arrays, the form that is sent, and back."""
 
 import torch
 
@@ -8,13 +8,13 @@ from .networks import Model
 
 
 def to_arrays(model: Model) -> Arrays:
-    """Parameters and buffers; views if the model is on the CPU: pack them before it trains on."""
+    """Parameters and buffers; on the CPU they are views: pack them before training goes on."""
     return {name: t.detach().cpu().numpy() for name, t in model.state_dict().items()}
 
 
 @torch.no_grad()
 def load_arrays(model: Model, arrays: Arrays) -> None:
-    """Copy arrays of the same names and shapes into the model, on whatever device it is."""
+    """Copy arrays of the same names and shapes into the model, on any device."""
     for name, tensor in model.state_dict().items():
         if tensor.device.type == "cpu":
             tensor.numpy()[...] = arrays[name]

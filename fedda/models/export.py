@@ -1,11 +1,11 @@
-"""A finished model for programs that know nothing of fedda: ONNX, or torch.export's .pt2.
+"""Write a finished model for programs that do not use fedda: as ONNX, or torch.export's .pt2.
 
     x                (N, channels, H, W) images or (N, d) vectors, float32; images in [0, 1]
     probabilities    (N, C) = softmax(model(x)), what `fedda predict` prints
 
-N is free. Both kinds of file carry `about` as JSON: class names in the outputs' order, the shape of
-one input, and where the model is from. A file takes its place only after it was loaded again and
-gave the model's own probabilities.
+N may be any number. Both kinds of file hold a description as JSON: the class names in the order of
+the outputs, the shape of one input, and the model's name and fedda's version. A file is put in its
+place only after it was loaded again and gave the same probabilities as the model.
 """
 
 import json
@@ -22,16 +22,16 @@ import fedda
 from fedda import models
 from fedda.errors import ModelError
 
-KEY = "fedda"  # of the metadata in an .onnx file
-EXTRA = "fedda.json"  # the same in a .pt2 file
-BATCHES = (1, 5)  # so many random inputs are tried
-LARGEST = 1e-4  # difference of a probability; other kernels round differently by about 1e-7
+KEY = "fedda"  # key of the description in the metadata of an .onnx file
+EXTRA = "fedda.json"  # name of the description in a .pt2 file
+BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
+LARGEST = 1e-4  # allowed difference of a probability; other kernels differ by about 1e-7
 
 Outputs = Callable[[Tensor], Tensor]
 
 
 class Classifier(nn.Module):
-    """What an exported file computes: probabilities, so that no reader has to know of logits."""
+    """The model that is exported: it gives probabilities, so that users need no softmax."""
 
     def __init__(self, model: models.Model) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ class Exported:
     """A file that was written and checked."""
 
     path: Path
-    difference: float  # the largest of any probability, on random inputs
+    difference: float  # the largest difference of a probability, on random inputs
 
 
 def export(source: Path, out: Path) -> Exported:
-    """Write a model as the kind of file that `out` ends in, and run it.
+    """Write a model as the kind of file that `out` ends in, load that file again and compare.
 
     Args:
         source: a model.safetensors of fedda.
-        out: a path ending in .onnx or .pt2; what is there is replaced only by a checked file.
+        out: a path ending in .onnx or .pt2; an existing file is replaced only after the check.
 
     Raises:
         ModelError: the model cannot be read, a package is missing, the file cannot be written, or
-            what it computes is not what the model computes.
+            its probabilities differ from the model's.
     """
     write, read = _KINDS[out.suffix]
     loaded, meta = models.load(source)
@@ -80,7 +80,7 @@ def export(source: Path, out: Path) -> Exported:
             program = _traced(model, meta.shape)
             write(program, part, json.dumps(about))
         difference = compare(model, read(part), meta.shape)
-        if not difference <= LARGEST:  # so that NaN is refused as well
+        if not difference <= LARGEST:  # true for NaN as well
             raise ModelError(
                 f"{out.name} gives other probabilities than the model, by up to {difference:.2g}, "
                 "so it was deleted; export the other kind of file, and report the model's name "
@@ -89,7 +89,7 @@ def export(source: Path, out: Path) -> Exported:
         part.replace(out)
     except OSError as error:
         raise ModelError(
-            f"{out} cannot be written ({error.strerror or error}); give another place by --out."
+            f"{out} cannot be written ({error.strerror or error}); choose another place with --out."
         ) from error
     finally:
         with suppress(OSError):
@@ -99,21 +99,21 @@ def export(source: Path, out: Path) -> Exported:
 
 @torch.no_grad()
 def compare(model: nn.Module, other: Outputs, shape: tuple[int, ...]) -> float:
-    """The largest difference of two models' outputs on random inputs, of every batch size."""
+    """The largest difference of two models' outputs on random inputs, over all of BATCHES."""
     random = torch.Generator().manual_seed(0)
     worst = torch.zeros(())
     for n in BATCHES:
         x = torch.rand(n, *shape, generator=random)
-        expected, found = model(x), other(x)
-        if found.shape != expected.shape:
+        expected, given = model(x), other(x)
+        if given.shape != expected.shape:
             return float("inf")
-        worst = torch.maximum(worst, (found - expected).abs().max())  # keeps a NaN
+        worst = torch.maximum(worst, (given - expected).abs().max())  # keeps a NaN
     return float(worst)
 
 
 @contextmanager
 def _convertible(meta: models.Meta, kind: str) -> Iterator[None]:
-    """Say what it means if a converter fails: a package's network or layers may be beyond it."""
+    """Turn any error of a converter into a ModelError: it may not support the model's layers."""
     try:
         yield
     except (OSError, ModelError):

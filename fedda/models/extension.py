@@ -1,6 +1,6 @@
-"""What a method adds to a model: which method, and the settings that it is added by.
+"""The layers that a method adds to a model, described by the method's name and its settings.
 
-A model file names both, so whoever has the method can build the same model from it.
+A model file names both, so that any machine with the method installed can build the same model.
 """
 
 import json
@@ -20,9 +20,9 @@ class Extension:
     """A method's own layers in a model.
 
     Attributes:
-        method: whose `extend` adds them.
-        settings: what that is given, whatever JSON can hold; kept as JSON gives it back, so that
-            what a file says equals what was asked for.
+        method: name of the method; its `extend` adds the layers.
+        settings: what `extend` is given: any values that JSON can hold. They pass through JSON
+            once, so that they equal those read from a file.
     """
 
     method: str
@@ -33,14 +33,14 @@ class Extension:
             plain = json.loads(json.dumps(self.settings, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ModelError(
-                f"The settings by which {self.method} extends a model are {self.settings!r}, which "
+                f"{self.method} extends a model with the settings {self.settings!r}, which "
                 f"a model's file cannot hold ({error}); use plain numbers, texts, lists and tables."
             ) from None
         object.__setattr__(self, "settings", plain)
 
     @classmethod
     def of(cls, method: Method, options: Any) -> Self | None:
-        """The one of a training's model; None if its method adds nothing to that."""
+        """The extension of a training's model; None if its method adds no layers."""
         settings = method.extension(options)
         return None if settings is None else cls(method.name, settings)
 
@@ -48,24 +48,25 @@ class Extension:
         """Let the method add its layers.
 
         Raises:
-            ConfigError: there is no such method here.
-            ModelError: it adds nothing to models, or cannot with these settings.
+            ConfigError: the method is not installed on this machine.
+            ModelError: the method adds no layers, or cannot add them with these settings.
         """
         extend = plugins.method(self.method).extend
         if extend is None:
             raise ModelError(
-                f"{self.method} is asked to extend a model, but the one installed here extends "
-                "none; install the version of it that the model is made for."
+                f"The model needs layers of {self.method}, but the version installed here adds "
+                "none; install the version that made the model."
             )
         try:
             extend(model, self.settings)
         except FeddaError:
             raise
-        except Exception as error:  # another's code, on settings that a file may have brought
+        except Exception as error:  # another package's code, perhaps with a file's settings
             why = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"{self.method} cannot extend this model by {self.settings} "
-                f"({type(error).__name__}: {why}); see to its settings and its version."
+                f"{self.method} cannot add its layers to this model with the settings "
+                f"{self.settings} ({type(error).__name__}: {why}); check the settings, and the "
+                f"installed version of {self.method}."
             ) from error
 
     def __str__(self) -> str:

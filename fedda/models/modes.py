@@ -1,4 +1,4 @@
-"""Modes of a model: evaluation, and BatchNorm with the statistics of the batch at hand."""
+"""Modes of a model: evaluation, and BatchNorm with the statistics of the current batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 
 def batchnorms(model: nn.Module) -> dict[str, BatchNorm]:
-    """The BatchNorm layers in order, by the name their state_dict entries start with."""
+    """The BatchNorm layers in order, by name; their state_dict entries start with that name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every layer is back in the mode it was in."""
+    """Put a model into evaluation mode; afterwards put every layer back into its former mode."""
     modes = {m: m.training for m in model.modules()}
     model.eval()
     try:
@@ -26,28 +26,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm normalises with each batch's own mean and variance; all else is in evaluation mode.
+    """Let BatchNorm normalise by each batch's mean and variance; all else is in evaluation mode.
 
-    Running statistics are neither used nor changed: KD3A's official teachers vote so. They are
-    missing from the state_dict meanwhile. A layer needs more than one value per channel, so a
-    batch of one vector is an error.
+    Running statistics are neither used nor changed, and meanwhile the state_dict lacks them. The
+    teachers of KD3A's official code vote in this mode. A layer needs more than one value per
+    channel, so a batch of one vector is an error.
     """
     layers = [m for m in batchnorms(model).values() if m.running_mean is not None]
-    kept = [(m.running_mean, m.running_var, m.track_running_stats) for m in layers]
+    saved = [(m.running_mean, m.running_var, m.track_running_stats) for m in layers]
     with evaluating(model):
-        # Without running statistics a layer uses the batch's, whatever train() or eval() say.
+        # A layer without running statistics uses the batch's in both train() and eval() mode.
         for m in layers:
             m.running_mean, m.running_var, m.track_running_stats = None, None, False
         try:
             yield
         finally:
-            for m, (mean, var, track) in zip(layers, kept, strict=True):
+            for m, (mean, var, track) in zip(layers, saved, strict=True):
                 m.running_mean, m.running_var, m.track_running_stats = mean, var, track
 
 
 @contextmanager
 def inputs_of(layers: list[BatchNorm]) -> Iterator[dict[nn.Module, Tensor]]:
-    """What enters each layer in the latest forward pass, by layer."""
+    """Record the input of each layer in the latest forward pass, by layer."""
     seen: dict[nn.Module, Tensor] = {}
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

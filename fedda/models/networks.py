@@ -6,11 +6,11 @@ z   (N, d) features, z = encoder(x)
 
 digit-cnn   Feng et al., KD3A, ICML 2021, Table 4
 lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
-mlp         hidden layers of `model.sizes`; KD3A uses three linear layers in all for Amazon Review
-identity    none: inputs that are features already, such as vectors of a pretrained network
-resnet18, resnet50, resnet101, alexnet   torchvision's, without their last linear layer
+mlp         hidden layers of `model.sizes`; for Amazon Review KD3A has three linear layers in all
+identity    no encoder: the inputs are features, such as vectors of a pretrained network
+resnet18, resnet50, resnet101, alexnet   of torchvision, without their last linear layer
 
-Other packages may add encoders (`fedda.plugins`); a site builds only what is installed there.
+Other packages can add encoders (`fedda.plugins`); a site builds only those it has installed.
 """
 
 import math
@@ -33,21 +33,21 @@ from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
 # An image smaller than this has no pixel left at the end of the network.
 _SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
 
-# A site builds what a server asks for, and should not run out of memory doing so.
+# The widest hidden layer of an mlp: a server must not make a site run out of memory.
 _WIDEST = 100_000
 
-# FADA trains newly initialised layers this many times faster than pretrained ones.
+# The learning rate of new layers, in units of that of pretrained ones, as in FADA.
 _NEW_LAYERS = 10
 
 
 class Model(nn.Module):
     """An encoder and a linear head; names in the state_dict start with `encoder.` or `head.`.
 
-    A method may put other layers in their places, or add some under names of its own.
+    A method may replace both by other layers, or add layers under names of its own.
 
     Attributes:
-        extension: what a method has added, if any has.
-        fresh: names of the parameters that no pretrained file knows.
+        extension: the layers that a method added; None if none did.
+        fresh: names of the parameters that do not come from pretrained weights.
     """
 
     mean: Tensor
@@ -66,7 +66,7 @@ class Model(nn.Module):
         Args:
             encoder: From inputs to features (N, d).
             head: From features to logits (N, C).
-            pretrained: The encoder expects inputs normalised as ImageNet's were.
+            pretrained: The encoder expects inputs normalised like those of ImageNet.
             repeat: The data have one channel and the encoder takes three.
         """
         super().__init__()
@@ -76,7 +76,7 @@ class Model(nn.Module):
         self.repeat = repeat
         self.extension: Extension | None = None
         self.fresh = frozenset(f"head.{name}" for name, _ in head.named_parameters())
-        # Constants, so they stay out of the state_dict: what travels is what was learnt.
+        # Constants stay out of the state_dict, which is sent: it holds only what is learnt.
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
@@ -86,7 +86,7 @@ class Model(nn.Module):
         return self.head.in_features
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head sees, z = encoder(x) -> (N, d)."""
+        """Features, z = encoder(x), the input of the head -> (N, d)."""
         if self.repeat:
             x = x.expand(-1, 3, -1, -1)
         if self.pretrained:
@@ -98,9 +98,10 @@ class Model(nn.Module):
         return self.head(self.features(x))
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups of an optimizer; if pretrained, what is not learns 10 x as fast.
+        """Parameter groups of an optimizer, with the learning rate of each.
 
-        FADA's rule: ten times the learning rate for parameters that start from random values.
+        In a pretrained model, parameters that start from random values have ten times the learning
+        rate, as in FADA.
         """
         if not self.pretrained:
             return [{"params": list(self.parameters()), "lr": lr}]
@@ -111,7 +112,7 @@ class Model(nn.Module):
         ]
 
     def extend(self, extension: Extension, seed: int) -> None:
-        """Let a method add its layers, drawn from the seed and from nothing else."""
+        """Let a method add its layers; their random values depend on the seed alone."""
         pretrained = {id(p) for p in self.encoder.parameters()}
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed_for(seed, "extension"))
@@ -127,14 +128,14 @@ def build(
     seed: int,
     extension: Extension | None = None,
 ) -> Model:
-    """A new model on the CPU; the same seed gives the same weights, and no global draw is used up.
+    """Make a new model on the CPU; its weights depend on the seed and on no global generator.
 
     Args:
         config: Which network, and where pretrained weights come from.
         shape: Of one input, (channels, H, W) or (D,).
         classes: Number of outputs C.
-        seed: Of the weights that are not pretrained.
-        extension: What a method adds, if any does.
+        seed: Seed of the weights that are not pretrained.
+        extension: The layers that a method adds, or None.
     """
     model = _assemble(config, shape, classes, seed)
     if config.weights != "none":
@@ -150,9 +151,9 @@ def blank(
     classes: int,
     extension: Extension | None = None,
 ) -> Model:
-    """The network of `build` before any pretrained weights, to be filled from a file or a server.
+    """Make the model of `build` without reading weights, to be filled from a file or a server.
 
-    It normalises inputs as the pretrained network does, so nobody else needs the weights file.
+    It normalises inputs as the pretrained network does, so a site needs no pretrained file.
     """
     model = _assemble(config, shape, classes, seed=0)
     if extension is not None:
@@ -161,12 +162,12 @@ def blank(
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers training can change; BatchNorm's running statistics are not among them."""
+    """How many parameters a model has; BatchNorm's running statistics do not count."""
     return sum(p.numel() for p in model.parameters())
 
 
 def as_inputs(x: Tensor, device: torch.device) -> Tensor:
-    """Data as they are kept -> as a model takes them: bytes become floats in [0, 1]."""
+    """Turn stored data into inputs of a model: bytes become floats in [0, 1]."""
     x = x.to(device, non_blocking=True)
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
@@ -176,7 +177,8 @@ def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
     """Class probabilities softmax(model(x)) in evaluation mode, on the CPU -> (N, C).
 
     Args:
-        model: Left in the mode it came in. Inside `batch_statistics` each batch normalises itself.
+        model: Afterwards it is in its former mode. Inside `batch_statistics` BatchNorm uses each
+            batch's own statistics.
         x: Images as bytes (N, channels, H, W), or floats as the model takes them.
         batch: Inputs per forward pass.
     """
@@ -191,7 +193,7 @@ def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
 def _assemble(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Model:
     _check(config, shape, classes)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # torch.manual_seed would reseed the GPUs too, which the fork above does not restore.
+        # torch.manual_seed would also seed the GPUs, and the fork above does not restore those.
         torch.default_generator.manual_seed(seed)
         encoder, width = _ENCODERS.get(config.name, _added)(config, shape)
         return Model(
@@ -203,7 +205,7 @@ def _assemble(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: i
 
 
 def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse settings that no network could be built from."""
+    """Refuse settings from which no network can be built."""
     name = config.name
     if classes < 2:
         raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
@@ -238,7 +240,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
 
 
 def _digit_cnn(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """KD3A, Table 4; padding keeps the size, so that only the two poolings halve it."""
+    """KD3A, Table 4. Padded convolutions keep the size; each of the two poolings halves it."""
     channels, height, width = shape
     encoder = nn.Sequential(
         *(nn.Conv2d(channels, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
@@ -252,17 +254,17 @@ def _digit_cnn(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, 
 def _lenet(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """FRUDA, F.0.2: unpadded convolutions of 20 and 50 channels, each pooled, then 500 units."""
     channels, height, width = shape
-    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     encoder = nn.Sequential(
         *(nn.Conv2d(channels, 20, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(50 * left[0] * left[1], 500), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(50 * sides[0] * sides[1], 500), nn.ReLU()),
     )
     return encoder, 500
 
 
 def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Linear, BatchNorm and ReLU per hidden layer; BatchNorm so that methods on it apply."""
+    """Linear, BatchNorm and ReLU per hidden layer; some methods need the BatchNorm."""
     try:
         sizes = [int(size) for size in config.sizes.split(",")]
     except ValueError:
@@ -279,7 +281,7 @@ def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
 
 
 def _identity(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Features as they are."""
+    """No encoder: the inputs are the features."""
     return nn.Flatten(), math.prod(shape)
 
 
@@ -294,10 +296,11 @@ def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module
 
 
 def _added(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """An encoder of another package, once it has shown that it takes these inputs.
+    """Build an encoder of another package and check it on an input of this shape.
 
     Raises:
-        ModelError: it is not installed on this machine, or is not what it says.
+        ModelError: it is not installed on this machine, does not take these inputs, or gives
+            another number of features than it says.
     """
     added = plugins.installed("models").get(config.name)
     if added is None:
@@ -310,19 +313,19 @@ def _added(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]
     try:
         encoder, width = added.value(config, shape)
         with evaluating(encoder), torch.no_grad():
-            found = tuple(encoder(torch.zeros(2, *shape)).shape)
+            given = tuple(encoder(torch.zeros(2, *shape)).shape)
     except FeddaError:
         raise
-    except Exception as error:  # another's code, on whatever shape the sites' data have
+    except Exception as error:  # another package's code, on any shape of data
         why = " ".join(str(error).split())[:200]
         raise ModelError(
             f"{called} does not take inputs of shape {shape} ({type(error).__name__}: {why}); "
-            "choose another, or other settings of model and input."
+            "choose another network, or other settings of model and input."
         ) from error
-    if found != (2, width):
+    if given != (2, width):
         raise ModelError(
-            f"{called} says that it gives {width} features of an input, but of two it gives an "
-            f"array of shape {found}; it needs to be mended."
+            f"{called} says that it gives {width} features per input, but for two inputs it gives "
+            f"an array of shape {given}; correct the package."
         )
     return encoder, width
 

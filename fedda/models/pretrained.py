@@ -1,4 +1,4 @@
-"""Pretrained weights of torchvision's networks, by torchvision's name or from a local file."""
+"""Load pretrained weights of torchvision's networks, by torchvision's name or from a file."""
 
 import pickle
 from pathlib import Path
@@ -12,10 +12,10 @@ from torchvision.models import get_model_weights
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 
-# The layer that the head takes the place of, per network.
+# The last linear layer of each network; the head replaces it.
 LAST = {"resnet18": "fc", "resnet50": "fc", "resnet101": "fc", "alexnet": "classifier.6"}
 
-# What torchvision's ImageNet weights were trained with, per colour.
+# Mean and deviation of each colour, with which torchvision's ImageNet weights were trained.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -23,13 +23,14 @@ _SUFFIXES = (".pth", ".pt", ".safetensors")
 
 
 def load_pretrained(model: nn.Module, config: ModelConfig) -> None:
-    """Fill a model with the weights `model.weights` names.
+    """Fill a model with the weights that `model.weights` names.
 
-    The head keeps its own weights where the source was trained for another number of classes.
+    The head keeps its own weights if the pretrained network has another number of classes.
 
     Args:
-        model: As assembled from `config`, with names `encoder.*` and `head.*`.
-        config: Its `weights` is torchvision's name, or a path ending in .pth, .pt or .safetensors.
+        model: A model made from `config`, whose parameters are named `encoder.*` and `head.*`.
+        config: Its `weights` is a name of torchvision, or a path ending in .pth, .pt or
+            .safetensors.
     """
     last = LAST[config.name]
     # These share memory with the model's own weights.
@@ -51,15 +52,15 @@ def _torchvision_name(name: str, last: str) -> str:
 
 
 def _check_fit(own: dict[str, Tensor], given: dict[str, Tensor], config: ModelConfig) -> None:
-    # Files from before BatchNorm counted its batches are still good.
+    # Old files lack the number of batches that BatchNorm has seen; it is not needed.
     missing = [n for n in own if n not in given and not n.endswith("num_batches_tracked")]
     unexpected = [n for n in given if n not in own]
     reshaped = [n for n in own if n in given and given[n].shape != own[n].shape]
     wrong = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
-    found = "; ".join(f"{what}: {_few(names)}" for what, names in wrong.items() if names)
-    if found:
+    differences = "; ".join(f"{what}: {_few(names)}" for what, names in wrong.items() if names)
+    if differences:
         raise ModelError(
-            f"The weights '{config.weights}' do not fit {config.name} ({found}); "
+            f"The weights '{config.weights}' do not fit {config.name} ({differences}); "
             f"give a state_dict of torchvision's {config.name}."
         )
 
