@@ -1,7 +1,7 @@
-"""What a run found, read back and shown in a terminal; `fedda.page` shows it in a browser.
+"""Read a run's results and show them in a terminal; `fedda.page` shows them in a browser.
 
-read       results.json and its numbers over the seeds
-terminal   tables of them
-picture    a picture of them
-progress   how a run goes while it goes
+read       results.json, and its means and standard deviations over the seeds
+terminal   the results as tables
+picture    the results as a plot
+progress   the progress of a run that is going on
 """

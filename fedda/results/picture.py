@@ -1,4 +1,4 @@
-"""A run in one picture: how the target fared round by round, and whom the average listened to."""
+"""Plot a run: the target's score in each round, and the weight of each site in the average."""
 
 import statistics
 import warnings
@@ -24,14 +24,14 @@ from fedda.results.read import (
     title,
 )
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow, too pale
-# for a line. No method has a colour of a site; black is the target's.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is too
+# pale for a line. Methods and sites share no colour; black is the target's.
 _METHODS = ("#0072B2", "#777777")
 _SITES = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _STYLES = ("-", "--", ":", "-.")
 _GRAY = "#666666"
-_MARKED = 30  # with so many rounds at most each round gets a dot
-_LISTED = 16  # sites that fit beside the right panel
+_MARKED = 30  # runs of at most so many rounds get a dot for each round
+_LISTED = 16  # at most so many sites fit into the legend beside the right panel
 
 _AXES = {
     "accuracy": ("Accuracy on {target}", "accuracy (%)", "{:.1f} %", 100),
@@ -39,11 +39,11 @@ _AXES = {
     "loss": ("Nothing was tested: training loss", "loss over the sources", "{:.3f}", 1),
 }
 
-Series = dict[int, list[float]]  # what the seeds have, by round
+Series = dict[int, list[float]]  # by round, the values of all seeds
 
 
 def plot(results: Results, path: Path) -> Path:
-    """Write a PNG: left the target's accuracy over the rounds, right the weights of the sites.
+    """Write a PNG: left the target's accuracy by round, right the weights of the sites.
 
     Raises:
         RunError: the file cannot be written.
@@ -69,12 +69,12 @@ def plot(results: Results, path: Path) -> Path:
         figure.supxlabel(note, fontsize=9, color=_GRAY)
     try:
         with warnings.catch_warnings():
-            # A site's name may need a script that the font does not have: boxes are good enough.
+            # A site's name may have characters that the font lacks; matplotlib then draws boxes.
             warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
             figure.savefig(path, format="png")
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); give another file by --png."
+            f"{path} cannot be written ({error.strerror}); choose another file with --png."
         ) from error
     return path
 
@@ -88,7 +88,7 @@ def _heading(results: Results) -> str:
 
 
 def _text(text: str) -> str:
-    """A name as matplotlib takes it: a dollar would begin a formula."""
+    """Escape a name for matplotlib, where a dollar sign would begin a formula."""
     return printable(text).replace("$", r"\$")
 
 
@@ -101,7 +101,7 @@ def _scores(axes: Axes, results: Results) -> None:
         if not series:
             continue
         means = [statistics.fmean(values) for values in series.values()]
-        tested = len(trainings[0]["rounds"]) in series  # else what the line ends with is older
+        tested = len(trainings[0]["rounds"]) in series  # else the line ends before the last round
         last = number.format(means[-1]) if tested else "–"
         name = _text(f"{title(results, method)}, last round: {last}")
         marker = "o" if len(series) <= _MARKED else ""
@@ -125,7 +125,7 @@ def _scores(axes: Axes, results: Results) -> None:
     axes.set_ylabel(label)
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(0, -0.13),  # below, where it hides no seed
+        bbox_to_anchor=(0, -0.13),  # below the plot, where it hides no line
         frameon=False,
         fontsize=9,
         borderpad=0,
@@ -150,8 +150,8 @@ def _weights(axes: Axes, results: Results) -> None:
     by_round: dict[int, list[tuple[dict[str, float], set[str]]]] = {}
     for training in results["trainings"].get(method, []):
         for entry in training["rounds"]:
-            found = entry.get("weights", {}), others(results, training)
-            by_round.setdefault(entry["round"], []).append(found)
+            pair = entry.get("weights", {}), others(results, training)
+            by_round.setdefault(entry["round"], []).append(pair)
     means = {r: mean_weights(*zip(*pairs, strict=True)) for r, pairs in sorted(by_round.items())}
     name = _text(title(results, method))
     axes.set_title(f"Weight of each site in {name}'s average", loc="left", fontsize=11)
@@ -187,7 +187,7 @@ def _weights(axes: Axes, results: Results) -> None:
 
 
 def _looks(results: Results) -> dict[str, tuple[str, str]]:
-    """Colour and line of each site, the same whatever its weight; a target's is black."""
+    """Colour and line style of each site; a target's line is black."""
     looks = {}
     sources = [s["name"] for s in results["sites"] if s["role"] == "source"]
     for i, site in enumerate(sources):

@@ -1,4 +1,4 @@
-"""How a run goes, while it goes: a bar on a terminal, a few plain lines anywhere else."""
+"""Show the progress of a run: a bar on a terminal, a few plain lines anywhere else."""
 
 import json
 import time
@@ -18,21 +18,21 @@ from fedda.results.read import printable
 from fedda.settings import RunConfig
 
 Event = dict[str, Any]
-Key = tuple[str, int, str]  # of a training: method, seed, and the target where there are several
+Key = tuple[str, int, str]  # names a training: method, seed, and the target if it has several
 
 _EVERY = 10  # rounds between two plain lines,
-_AT_LEAST = 60.0  # or so many seconds, where rounds are long
-_LOOK = 0.2  # seconds between looks at a file
-_ASK = 5  # looks between asking whether to stop, which may cost a request
+_AT_LEAST = 60.0  # or seconds between them if rounds take long
+_LOOK = 0.2  # seconds between two looks at the journal
+_ASK = 5  # looks between two calls of `stop`, which may send a request
 
 
 class Display:
-    """Shows a run's events; call it with each of them, inside its `with` block.
+    """Show a run's events; call the display with each of them, inside its `with` block.
 
     Args:
-        config: the run, for the number of trainings and the time they will take. Without it
-            each training is shown by itself.
-        console: by default stdout.
+        config: the run; from it the display knows the number of trainings, and so the time that is
+            left for all of them. Without it each training is shown by itself.
+        console: where to write, by default to stdout.
     """
 
     def __init__(self, config: RunConfig | None = None, console: Console | None = None) -> None:
@@ -43,7 +43,7 @@ class Display:
             self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
             self._rounds = config.rounds
         self._seen: dict[Key, int] = {}  # rounds done, by training
-        self._seconds: dict[str, list[float]] = {}  # of every round watched, by method
+        self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
         self._said = 0.0
         self._numbers = Text()
         self._bar = Progress(
@@ -78,7 +78,7 @@ class Display:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show one event; those it does not know, and the end, need no line of their own."""
+        """Show one event; events of other kinds are ignored."""
         shows: dict[str, Callable[[Event], None]] = {
             "waiting": self._waiting,
             "joined": self._joined,
@@ -91,8 +91,8 @@ class Display:
             shows[event["event"]](event)
 
     def _waiting(self, event: Event) -> None:
-        there = f"{event['sources']} sources and {event['targets']} targets have joined"
-        self._bar.update(self._task, description=f"waiting for sites: {there}")
+        joined = f"{event['sources']} sources and {event['targets']} targets have joined"
+        self._bar.update(self._task, description=f"waiting for sites: {joined}")
         if not event["sources"] and not event["targets"]:
             self._say("waiting for sites to join")
 
@@ -100,7 +100,7 @@ class Display:
         self._say(f"joined: {event['text']}")
 
     def _roster(self, event: Event) -> None:
-        """Plan a training per target, if there are several."""
+        """Plan one training per target if the run has several targets."""
         targets = event.get("targets", [])
         if len(targets) > 1:
             seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
@@ -109,7 +109,7 @@ class Display:
 
     def _key(self, event: Event) -> Key:
         key = event["method"], event["seed"], event.get("target", "")
-        planned = (*key[:2], "")  # a run may choose one of several targets
+        planned = (*key[:2], "")  # a run that chose one of several targets plans without a target
         return planned if planned in self._plan else key
 
     def _training(self, event: Event) -> None:
@@ -167,18 +167,18 @@ class Display:
         return name if len(seeds) == 1 else f"{name}, seed {seeds.index(seed) + 1} of {len(seeds)}"
 
     def _pace(self, method: str) -> float:
-        """Seconds per round: the method's own where it has been watched, else any method's."""
-        found = self._seconds.get(method) or [s for many in self._seconds.values() for s in many]
-        return sum(found) / len(found)
+        """Mean seconds per round of a method; of all methods until it has a round of its own."""
+        seconds = self._seconds.get(method) or [s for many in self._seconds.values() for s in many]
+        return sum(seconds) / len(seconds)
 
     def _left(self, key: Key) -> float:
-        """Seconds until all planned trainings are done, or this one where no plan is known."""
+        """Seconds until all planned trainings are done; without a plan, until this one is done."""
         keys = self._plan if key in self._plan else [key]
         return sum((self._rounds - self._seen.get(k, 0)) * self._pace(k[0]) for k in keys)
 
 
 def _title(method: str) -> str:
-    """What people call a method; one that is at the server alone is called by its name."""
+    """The title of a method; its name if only the server has it installed."""
     try:
         return plugins.method(method).title
     except ConfigError:
@@ -202,21 +202,22 @@ def clock(seconds: float) -> str:
 
 
 def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Event]:
-    """Events as another process writes them to its journal, until one says the run has ended.
+    """Yield events while another process writes them to its journal, until the run has ended.
 
     Args:
-        path: a file of JSON lines that is appended to; it need not be there yet.
-        stop: asked now and then; once true, what the file holds is still read.
-        start: bytes at the beginning of the file to pass over, such as those of an earlier try.
+        path: the journal, a file of JSON lines that grows; it need not exist yet.
+        stop: called every few looks; once it returns True, the rest of the file is read and
+            the iteration ends.
+        start: number of bytes at the beginning to skip, such as those written before a resume.
     """
     rest, looks, stopping = b"", 0, False
     while True:
         if path.exists():
             with path.open("rb") as file:
                 file.seek(start)
-                found = file.read()
-            start += len(found)
-            *lines, rest = (rest + found).split(b"\n")  # the last line may be half written
+                added = file.read()
+            start += len(added)
+            *lines, rest = (rest + added).split(b"\n")  # the last line may be half written
             for line in lines:
                 event = _read(line)
                 if event is None:
@@ -233,7 +234,7 @@ def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Eve
 
 
 def _read(line: bytes) -> Event | None:
-    """An event, or None for a line that a crash cut short."""
+    """Read an event from a line; None if a crash cut the line short."""
     try:
         event = json.loads(line)
     except ValueError:

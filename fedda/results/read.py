@@ -1,7 +1,8 @@
-"""What a run's results.json says, and its numbers over the seeds.
+"""Read a run's results.json and compute means and standard deviations over the seeds.
 
-Each method is known by its last round and by the round that its highest infomax chose, which takes
-no label. The best test round is never reported: nobody without labels could have picked it.
+Two rounds of each method are reported: the last one, and the one with the highest infomax, which
+needs no labels. The round with the best test is never reported, as it cannot be chosen without
+labels.
 """
 
 import json
@@ -19,10 +20,10 @@ Results = dict[str, Any]
 
 
 def load(path: Path) -> Results:
-    """The results in a run's folder, or in the file itself.
+    """Read the results in a run's folder, or in the file itself.
 
     Raises:
-        RunError: there are none, or they cannot be read.
+        RunError: the folder holds no results, or they cannot be read.
     """
     file = path if path.is_file() else path / RESULTS
     try:
@@ -37,14 +38,14 @@ def load(path: Path) -> Results:
     missing = sorted(needed - set(results)) if isinstance(results, dict) else ["trainings"]
     if missing:
         raise RunError(
-            f"{file} has no '{missing[0]}', so it is no run's, or another version's; "
+            f"{file} has no '{missing[0]}', so it is not from a run, or from another version; "
             "give the folder of a run of this version."
         )
     return results
 
 
 def begun(folder: Path) -> bool:
-    """Whether a run's folder holds a finished round; one that only waited for sites does not."""
+    """Whether a run's folder holds a finished round, not just a run that waited for sites."""
     return (folder / RESULTS).is_file() or any(folder.glob("*/checkpoint.json"))
 
 
@@ -54,50 +55,50 @@ def _instead(path: Path) -> str:
     if runs := sorted(file.parent for file in _below(path)):
         return f"give the folder of one run, such as {runs[0]}."
     if (path / "config.json").exists():
-        return f"the run has not finished; go on with it by fedda run --resume {path}"
+        return f"the run has not finished; go on with it: fedda run --resume {path}"
     return "give the folder of a finished run."
 
 
 def _below(path: Path) -> list[Path]:
-    """Results in the folders of a folder of runs, or of a comparison."""
+    """The results files of all runs below a folder of runs, or below a comparison's folder."""
     return [*path.glob(f"*/{RESULTS}"), *path.glob(f"cells/*/{RESULTS}")]
 
 
 def title(results: Results, method: str) -> str:
-    """What people call a method, as the run's results or their summary say."""
+    """A method's title, from the run's results or from their summary."""
     return (results.get("titles") or {}).get(method, method.upper())
 
 
 def short_title(results: Results, method: str) -> str:
-    """The same without remarks."""
+    """A method's title without the remark in brackets."""
     return title(results, method).partition(" (")[0]
 
 
 def label(method: str, seed: int | str, target: str = "") -> str:
-    """What a training is called within its run, in names of folders and files.
+    """Name a training within its run, for folders and files.
 
     Args:
-        method: its name.
-        seed: the training's.
-        target: the one that adapts, if the run had several to choose from.
+        method: the method's name.
+        seed: the training's seed.
+        target: name of the target that adapts, if the run has several targets.
     """
     return f"{method}-{seed}" + (f"-{target}" if target else "")
 
 
 def label_of(results: Results, training: Mapping[str, Any], method: str) -> str:
-    """The same of a training in a run's results."""
+    """The label of a training in a run's results."""
     choice = sum(site["role"] == "target" for site in results["sites"]) > 1
     return label(method, training["seed"], training["target"] if choice else "")
 
 
 def seed_of(results: Results, training: Mapping[str, Any]) -> str:
-    """A training's seed, and the target where there are several: `0`, or `0 on north`."""
+    """A training's seed, with its target if the run has several: `0`, or `0 on north`."""
     several = len(targets(results)) > 1
     return f"{training['seed']} on {training['target']}" if several else str(training["seed"])
 
 
 def event_of(results: Results, event: Mapping[str, Any]) -> str:
-    """The training that an event is about, in words; empty if it is about none."""
+    """The training that an event belongs to, in words; empty if it belongs to none."""
     if "seed" not in event:
         return ""
     where = f" on {event['target']}" if "target" in event else ""
@@ -105,14 +106,14 @@ def event_of(results: Results, event: Mapping[str, Any]) -> str:
 
 
 def adapted_elsewhere(results: Results) -> list[str]:
-    """Where the adapted models are, if they stayed at a target; one sentence per method and it."""
+    """Say where adapted models are that stayed at a target; a sentence per method and target."""
     lines = []
     for method, trainings in results.get("trainings", {}).items():
         by_site: dict[str, list[str]] = {}
-        for kept in (t["adapted"] for t in trainings if "adapted" in t):
-            by_site.setdefault(printable(kept["site"]), []).append(printable(kept["file"]))
-        for site, found in by_site.items():
-            files, name = ", ".join(found), title(results, method)
+        for adapted in (t["adapted"] for t in trainings if "adapted" in t):
+            by_site.setdefault(printable(adapted["site"]), []).append(printable(adapted["file"]))
+        for site, models in by_site.items():
+            files, name = ", ".join(models), title(results, method)
             lines.append(
                 f"{name}'s adapted model is at {site} alone, below its --state-dir (of a "
                 f"simulation: sites in the run's folder): {files}; the run's own "
@@ -122,12 +123,12 @@ def adapted_elsewhere(results: Results) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text that came from a site, on one line and without codes that a terminal would obey."""
+    """Put a text from a site on one line and remove control codes that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def human(count: float) -> str:
-    """Bytes in decimal units, to three digits: 1.32 MB is 1,320,000 bytes and a little."""
+    """Bytes in decimal units, to three digits: 1.32 MB is about 1,320,000 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
@@ -136,42 +137,42 @@ def human(count: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """1 round, 2 rounds."""
+    """Put a count before a noun: 1 round, 2 rounds."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def measure(results: Results) -> str:
-    """Accuracy if the target tested any round, else infomax, else the training loss."""
+    """What to report: accuracy if the target tested any round, else infomax, else training loss."""
     rounds = [r for runs in results["trainings"].values() for t in runs for r in t["rounds"]]
     return next((m for m in ("accuracy", "infomax") if any(m in r for r in rounds)), "loss")
 
 
 def targets(results: Results) -> list[str]:
-    """The targets that the run adapted to, in their order."""
+    """The targets that the run adapted to, in the order of its trainings."""
     trainings = [t for of_method in results["trainings"].values() for t in of_method]
-    found = dict.fromkeys(str(t["target"]) for t in trainings if "target" in t)
+    adapted = dict.fromkeys(str(t["target"]) for t in trainings if "target" in t)
     first = (s["name"] for s in results["sites"] if s["role"] == "target")
-    return list(found) or [next(first, "the target")]
+    return list(adapted) or [next(first, "the target")]
 
 
 def target(results: Results) -> str:
-    """The target's name, or those of several."""
+    """The target's name; of several targets all names, joined by commas and `and`."""
     *others, last = targets(results)
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def others(results: Results, training: Mapping[str, Any]) -> set[str]:
-    """The targets that have no part in a training, as it adapts to another one."""
+    """The targets that take no part in a training because it adapts to another target."""
     own = training.get("target")
     return {s["name"] for s in results["sites"] if s["role"] == "target" and own} - {own}
 
 
 def summary(results: Results) -> dict[str, Any]:
-    """The numbers of the report; a mean and a standard deviation over the seeds each.
+    """The numbers of the report, each as a mean and a standard deviation over the seeds.
 
-    `values` are in the order of the seeds, and None where a round was not tested; of several
-    targets they are means over those that were tested. `weights` are those of the last round, where
-    a site that was left out has 0.
+    `values` holds one value per seed, in order; None if the round was not tested. With several
+    targets it is the mean over the tested ones. `weights` are those of the last round; a site that
+    was left out has 0.
     """
     methods = {}
     for method, trainings in results["trainings"].items():
@@ -205,16 +206,17 @@ def summary(results: Results) -> dict[str, Any]:
 
 
 def mean_weights(
-    found: Sequence[Mapping[str, float]], without: Sequence[Collection[str]] = ()
+    weights: Sequence[Mapping[str, float]], without: Sequence[Collection[str]] = ()
 ) -> dict[str, float]:
-    """Weights by site, averaged over trainings; a site that one leaves out has 0 in it.
+    """Average the weight of each site over trainings; a site that a training left out has 0 there.
 
     Args:
-        found: the weights of each training.
-        without: sites that have no part in it, so that it does not count for them.
+        weights: the weights by site, of each training.
+        without: of each training, the sites that take no part in it. Their mean is over the other
+            trainings.
     """
-    sites = dict.fromkeys(site for weights in found for site in weights)
-    pairs = list(zip(found, without or [()] * len(found), strict=True))
+    sites = dict.fromkeys(site for of_training in weights for site in of_training)
+    pairs = list(zip(weights, without or [()] * len(weights), strict=True))
     return {
         site: statistics.fmean(w.get(site, 0.0) for w, absent in pairs if site not in absent)
         for site in sites
@@ -222,7 +224,7 @@ def mean_weights(
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in order, neighbours joined: 1, 2, 3, 7 -> 1-3, 7."""
+    """Write numbers in order and join neighbours: 1, 2, 3, 7 -> 1-3, 7."""
     parts: list[list[int]] = []
     for n in sorted(set(numbers)):
         if parts and n == parts[-1][-1] + 1:
@@ -237,7 +239,7 @@ def _at(training: Mapping[str, Any], number: int | None, key: str) -> float | No
 
 
 def _scores(results: Results, trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What trainings of a method came to, of one target or of several."""
+    """The scores of a method's trainings, for one target or for several."""
     shown = measure(results)
     chosen = [t.get("selected_round") for t in trainings]
     last = [t["rounds"][-1].get(shown) for t in trainings]
@@ -253,11 +255,11 @@ def _scores(results: Results, trainings: Sequence[Mapping[str, Any]]) -> dict[st
 def _by_seed(
     trainings: Sequence[Mapping[str, Any]], values: Sequence[float | None]
 ) -> list[float | None]:
-    """A value per seed: the mean over its targets, of those that have one."""
-    found: dict[int, list[float]] = {}
+    """One value per seed: the mean over the targets that have a value, else None."""
+    known: dict[int, list[float]] = {}
     for training, value in zip(trainings, values, strict=True):
-        found.setdefault(training["seed"], []).extend([] if value is None else [value])
-    return [statistics.fmean(of_seed) if of_seed else None for of_seed in found.values()]
+        known.setdefault(training["seed"], []).extend([] if value is None else [value])
+    return [statistics.fmean(of_seed) if of_seed else None for of_seed in known.values()]
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, Any]:

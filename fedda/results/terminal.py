@@ -1,4 +1,4 @@
-"""What a run found, as tables for a terminal; fedda/results/picture.py draws the picture."""
+"""A run's results as tables for a terminal; fedda/results/picture.py plots them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,7 +26,7 @@ from fedda.results.read import (
 
 NOTHING = "–"
 
-# What to show, the best there is first: the name of a round's number, its heading, its format.
+# What can be shown, the most useful first: key in a round's entry, heading, format.
 _MEASURES = {
     "accuracy": ("accuracy in %", lambda value: f"{100 * value:.1f}"),
     "infomax": ("infomax in nats", lambda value: f"{value:.3f}"),
@@ -36,21 +36,21 @@ _MOST_EVENTS = 20
 
 
 def table(results: Results) -> RenderableType:
-    """Everything worth reading of a run, for a rich console."""
-    found = summary(results)
-    parts: list[RenderableType] = [_scores(found), *map(Text, _notes(found, results))]
-    if any(m["weights"] for m in found["methods"].values()):
-        parts += ["", _weights(found, results["sites"])]
-    parts += ["", _bytes(found), "", *_events(found)]
+    """All tables and notes about a run, for a rich console."""
+    report = summary(results)
+    parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
+    if any(m["weights"] for m in report["methods"].values()):
+        parts += ["", _weights(report, results["sites"])]
+    parts += ["", _bytes(report), "", *_events(report)]
     return Group(*parts)
 
 
 def scores(
-    found: dict[str, Any], method: str, number: Callable[[float], str]
+    report: dict[str, Any], method: str, number: Callable[[float], str]
 ) -> Iterator[tuple[str, str, str, float]]:
-    """A method's scores, and those of each target, or else of each seed, where there are several.
+    """Yield a row for a method, then one per target, or per seed, if there are several.
 
-    Name, last round, selected round, seconds.
+    A row is a name, the last round's score, the selected round's score, and seconds.
     """
 
     def text(value: float | None) -> str:
@@ -69,8 +69,8 @@ def scores(
             selected = chosen(selected, rounds[0])
         return name, mean(of["last"]), selected, sum(of["seconds"])
 
-    m, seeds = found["methods"][method], found["seeds"]
-    yield row(title(found, method), m)
+    m, seeds = report["methods"][method], report["seeds"]
+    yield row(title(report, method), m)
     for target, of_target in m["targets"].items():
         yield row(f"on {printable(target)}", of_target)
     if m["targets"]:
@@ -81,54 +81,54 @@ def scores(
 
 
 def tests(results: Results, name: str = "") -> int:
-    """How many labelled tests a target brought, by default all that the run adapted to."""
+    """How many labelled test images a target has; without a name, all targets of the run."""
     chosen = [name] if name else targets(results)
     return sum(s.get("tested") or 0 for s in results["sites"] if s["name"] in chosen)
 
 
 def untested(results: Results) -> str:
-    """Why the target has no accuracy, to be said after its name."""
+    """Why the target has no accuracy, as words that follow its name."""
     if (results.get("config") or {}).get("run.evaluate", True) is False:
         return "was not asked for it (run.evaluate is false)"
     return "gave no test results" if tests(results) else "brought no labelled tests"
 
 
-def _scores(found: dict[str, Any]) -> Table:
-    heading, number = _MEASURES[found["measure"]]
-    where = "over the sources" if found["measure"] == "loss" else f"on {found['target']}"
+def _scores(report: dict[str, Any]) -> Table:
+    heading, number = _MEASURES[report["measure"]]
+    where = "over the sources" if report["measure"] == "loss" else f"on {report['target']}"
     shown = _table(f"{heading} {where}")
     shown.add_column("method")
     shown.add_column("last round", justify="right")
     shown.add_column("selected round", justify="right")
     shown.add_column("time", justify="right")
-    for method in found["methods"]:
-        style, indent = "bold" if method == found["method"] else "", ""
-        for name, last, selected, seconds in scores(found, method, number):
+    for method in report["methods"]:
+        style, indent = "bold" if method == report["method"] else "", ""
+        for name, last, selected, seconds in scores(report, method, number):
             shown.add_row(indent + escape(name), last, selected, f"{seconds:.1f} s", style=style)
             style, indent = "dim", "  "
         shown.add_section()
     return shown
 
 
-def _notes(found: dict[str, Any], results: Results) -> list[str]:
-    notes, where = [_over(found)], printable(found["target"])
-    if len(found["seeds"]) > 1:
+def _notes(report: dict[str, Any], results: Results) -> list[str]:
+    notes, where = [_over(report)], printable(report["target"])
+    if len(report["seeds"]) > 1:
         notes[0] += ": mean ± standard deviation"
-    if found["measure"] == "accuracy":
+    if report["measure"] == "accuracy":
         brought = (
-            f"{counted(tests(results, t), 'labelled test')} at {t}" for t in found["targets"]
+            f"{counted(tests(results, t), 'labelled test')} at {t}" for t in report["targets"]
         )
         notes.append(printable(f"{' and '.join(brought)}, whose labels no training sees"))
     else:
         notes.append(f"no accuracy: {where} {untested(results)}")
-    if any(n is not None for m in found["methods"].values() for n in m["selected_rounds"]):
+    if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
     return notes + adapted_elsewhere(results)
 
 
-def _over(found: dict[str, Any]) -> str:
-    seeds, targets = len(found["seeds"]), len(found["targets"])
-    over = counted(found["rounds"], "round") + (f", {seeds} seeds" if seeds > 1 else "")
+def _over(report: dict[str, Any]) -> str:
+    seeds, targets = len(report["seeds"]), len(report["targets"])
+    over = counted(report["rounds"], "round") + (f", {seeds} seeds" if seeds > 1 else "")
     return over + (f", {targets} targets" if targets > 1 else "")
 
 
@@ -138,10 +138,10 @@ def _table(heading: str) -> Table:
     )
 
 
-def _weights(found: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
-    methods = found["methods"].items()
-    weighed = [(short_title(found, m), f["weights"]) for m, f in methods if f["weights"]]
-    many = [counted(len(found[of]), of[:-1]) for of in ("targets", "seeds") if len(found[of]) > 1]
+def _weights(report: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
+    methods = report["methods"].items()
+    weighed = [(short_title(report, m), f["weights"]) for m, f in methods if f["weights"]]
+    many = [counted(len(report[of]), of[:-1]) for of in ("targets", "seeds") if len(report[of]) > 1]
     over = f", mean of {' and '.join(many)}" if many else ""
     shown = _table(f"weights in the last round{over}")
     for column in ("site", "role"):
@@ -155,21 +155,21 @@ def _weights(found: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
     return shown
 
 
-def _bytes(found: dict[str, Any]) -> Table:
-    """Exact, as counted where messages are sent, and to three digits."""
-    counts = {method: m["bytes"] for method, m in found["methods"].items()}
-    seeds = len(found["seeds"])
-    shown = _table(f"bytes that crossed, {_over(found)}")
+def _bytes(report: dict[str, Any]) -> Table:
+    """The bytes that crossed, exact and rounded to three digits."""
+    counts = {method: m["bytes"] for method, m in report["methods"].items()}
+    seeds = len(report["seeds"])
+    shown = _table(f"bytes that crossed, {_over(report)}")
     shown.add_column("what")
     for method in counts:
-        shown.add_column(escape(short_title(found, method)), justify="right")
+        shown.add_column(escape(short_title(report, method)), justify="right")
         shown.add_column("", justify="right")
 
     def add(what: str, values: list[int], style: str = "") -> None:
         pairs = ((f"{v:,}", human(v)) if v else (NOTHING, "") for v in values)
         shown.add_row(what, *(cell for pair in pairs for cell in pair), style=style)
 
-    # `to source model`: models first, then what is small; to the sites before back from them.
+    # Keys are like `to source model`. Scalars come last; `to` the sites comes before `from` them.
     keys = {key: key.split(" ", 2) for c in counts.values() for key in c}
     for key in sorted(keys, key=lambda k: (keys[k][2] == "scalars", keys[k][0] == "from", k)):
         way, role, kind = keys[key]
@@ -177,26 +177,26 @@ def _bytes(found: dict[str, Any]) -> Table:
     shown.add_section()
     totals = [sum(c.values()) for c in counts.values()]
     add("in all", totals, style="bold")
-    rounds = found["rounds"] * seeds * len(found["targets"])
+    rounds = report["rounds"] * seeds * len(report["targets"])
     add("a round", [round(t / rounds) for t in totals])
     return shown
 
 
-def _events(found: dict[str, Any]) -> list[RenderableType]:
-    """One line per kind of trouble, with the rounds it happened in."""
-    events = found["events"]
+def _events(report: dict[str, Any]) -> list[RenderableType]:
+    """One line per kind of trouble, with the rounds in which it happened."""
+    events = report["events"]
     if not events:
         return [Text("no troubles")]
     rounds: dict[tuple[str, ...], list[int]] = {}
     for event in events:
-        training = event_of(found, event)
+        training = event_of(report, event)
         key = (training, event["site"], event["text"])
         rounds.setdefault(key, []).extend([event["round"]] if "round" in event else [])
     lines = [f"troubles ({len(events)})"]
     for (training, site, text), numbers in list(rounds.items())[:_MOST_EVENTS]:
         when = f"round{'s' * (len(numbers) > 1)} {spans(numbers)}" if numbers else ""
-        who = ", ".join(filter(None, (training, when)))
-        lines.append("  " + printable(": ".join(filter(None, (who, site, text)))))
+        about = ", ".join(filter(None, (training, when)))
+        lines.append("  " + printable(": ".join(filter(None, (about, site, text)))))
     if len(rounds) > _MOST_EVENTS:
         lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {RESULTS}")
     return [Text(line) for line in lines]
