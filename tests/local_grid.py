@@ -34,6 +34,7 @@ Node = dict[str, Any]
 Script = Callable[[Message, Message], Sequence[Message]]  # a request and its reply -> what arrives
 
 EXAMPLES = {"anna": 40, "bert": 50, "carl": 60, "town": 48}  # the last is the target
+SOURCES = ["anna", "bert", "carl"]
 TESTED, SIDE, CLASSES = 24, 8, 4
 
 FAST: dict[str, Any] = {
@@ -266,6 +267,26 @@ class Bench:
 
     def accept(self, *replies: Message) -> list[Reply]:
         return list(self.strategy.accept(iter(replies)))
+
+
+def sent_by(bench: Bench, name: str) -> Arrays:
+    """The model that a site trained, from its last reply that holds one."""
+    replies = [
+        reply
+        for reply in bench.grid.replies
+        if reply.metadata.src_node_id == bench.grid.id_of(name) and "arrays" in reply.content
+    ]
+    return records.read(replies[-1].content)[0]["model"].unpack()
+
+
+def assert_close(found: Arrays, wanted: Mapping[str, Any], within: float) -> None:
+    """Models are equal but for rounding; counters are not looked at."""
+    assert list(found) == list(wanted)
+    for name, array in found.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(
+                array.ravel(), np.ravel(wanted[name]), rtol=within, atol=within, err_msg=name
+            )
 
 
 def settings_of(method: str) -> dict[str, Any]:

@@ -103,6 +103,12 @@ def test_fedda_holds_few_loose_modules() -> None:
     assert len(loose(ROOT)) <= LOOSE, loose(ROOT)
 
 
+def test_every_method_has_tests_of_its_own_name() -> None:
+    methods = {path.stem for path in (ROOT / HALVES[0]).glob("*.py")} - {"__init__"}
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    assert methods and methods <= tested, methods - tested
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circles(graph(ROOT))
     assert not found, [sorted(circle) for circle in found]

@@ -1,0 +1,193 @@
+"""Runs of f-DANN, f-WDGRL and f-DAN over four sites, and loops with all data in one place."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn, optim
+
+from fedda import models
+from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import Discriminator
+from fedda.adversarial.travelling import travelling_layout
+from fedda.maths import fourier
+from fedda.settings import RunConfig
+from fedda.train import generator, seed_for
+from server.journal import Journal
+from server.simulation import simulate
+from tests.local_grid import CLASSES, EXAMPLES, SIDE, SOURCES, Node
+from tests.reference import adversarial as twin
+from tests.reference import windows
+
+METHODS = ["fdann", "fwdgrl", "fdan"]
+BATCH, LR, DI_LR, GAMMA, WIDTH = 16, 0.02, 0.01, 10.0, 16
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "run.name": "four",
+    "model.name": "mlp",
+    "model.sizes": str(WIDTH),
+    "train.batch-size": BATCH,
+    "train.lr": LR,
+    "train.schedule": "constant",
+    "exchange.p": 2,
+    "exchange.min-examples": 1,
+    "exchange.expose-features": True,
+    "exchange.clip": 1e9,
+    "track.tensorboard": False,
+    "fdann.discriminator.sizes": "8",
+    "fdann.discriminator.lr": DI_LR,
+    "fwdgrl.discriminator.sizes": "8",
+    # Not Adam: a critic's bias may have a gradient that is 0 but for rounding, which it blows up.
+    "fwdgrl.discriminator.optimizer": "sgd",
+    "fwdgrl.discriminator.lr": DI_LR / 5,
+    "fwdgrl.critic-steps": 2,
+    "fwdgrl.penalty": GAMMA,
+    "fdan.frequencies": 20,
+    "fdan.scale": 3.0,
+}
+
+
+def run(
+    domains: list[Node], folder: Path, method: str, listener: Any = None, **settings: Any
+) -> dict[str, Any]:
+    """Train a method over processes of one computer -> what its results say of the training."""
+    flat = SETTINGS | {"method": method, "run.dir": str(folder)} | settings
+    journal = Journal(None, *([listener] if listener else []))
+    sites = [node | {"threads": 1} for node in domains]
+    return simulate(RunConfig.parse(flat), sites, journal, "process")["trainings"][method][0]
+
+
+# ---- the same data, in one place ---------------------------------------------------------------
+
+
+def images(node: Node) -> tuple[Tensor, Tensor | None]:
+    """A site's training images and, at a source, their classes."""
+    with np.load(node["data"]) as file:
+        x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
+        return x, torch.from_numpy(file["y_train"]) if "y_train" in file else None
+
+
+Read = dict[str, list[list[twin.Batch]]]
+
+
+def batches(domains: list[Node], method: str, p: int, rounds: int) -> tuple[Read, Any]:
+    """What each site reads, by round and step, and what its critic reads besides."""
+    steps = -(-4 // p) * p  # 60 images in batches of 16
+    many = 2 if method == "fwdgrl" else 1  # of each two batches the first is the critic's alone
+    data: Read = {}
+    extra: dict[str, list[list[Tensor]]] = {}
+    for node in domains:
+        (x, y), name = images(node), node["name"]
+        parts = windows.batches(len(x), BATCH, p, seed_for(0, name), rounds * steps * many)
+        read = [(x[part], None if y is None else y[part]) for part in parts]
+        cut = [read[t * steps * many : (t + 1) * steps * many] for t in range(rounds)]
+        data[name] = [part[many - 1 :: many] for part in cut]
+        extra[name] = [[x for x, _ in part[::2]] for part in cut]
+    return data, extra if many > 1 else {}
+
+
+def groups(pairs: bool) -> dict[str, list[str]]:
+    """The sources that share a discriminator, by its name's ending: all, or each its own."""
+    return {f"/{s}": [s] for s in SOURCES} if pairs else {"": list(SOURCES)}
+
+
+def centralised(method: str, domains: list[Node], p: int, pairs: bool, rounds: int) -> Any:
+    """The model after as many rounds of a method in one plain loop."""
+    config = RunConfig.parse(SETTINGS)
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
+    data, extra = batches(domains, method, p, rounds)
+    members = groups(pairs)
+    if method == "fdan":
+        multiples = (0.25, 0.5, 1.0, 2.0, 4.0)
+        W = fourier.frequencies(WIDTH, 20, 3.0, multiples, generator(0, "frequencies"))
+        return twin.matching(start, W, members, data, EXAMPLES, p, LR)
+    DIs = {d: Discriminator(WIDTH, (8,), seed_for(0, f"gradient{d}")) for d in members}
+    if method == "fdann":
+        adam = partial(optim.Adam, lr=DI_LR)
+        return twin.adversarial("grl", start, DIs, members, data, {}, EXAMPLES, p, LR, adam)
+    draws: dict[str, torch.Generator] = {}
+    calls = dict.fromkeys(EXAMPLES, 0)
+    per_round = 2 * len(data["town"][0])  # critic steps
+
+    def penalty(DI: nn.Module, z: Tensor, site: str) -> Tensor:
+        each = len(members) if site == "town" else 1
+        if calls[site] % (per_round * each) == 0:
+            draws[site] = generator(0, site, calls[site] // (per_round * each) + 1, "penalty")
+        calls[site] += 1
+        return GAMMA * discriminators.gradient_penalty(DI, z.detach(), draws[site])
+
+    sgd = partial(optim.SGD, lr=DI_LR / 5, momentum=0.9)
+    return twin.adversarial(
+        "wassda", start, DIs, members, data, extra, EXAMPLES, p, LR, sgd, penalty
+    )
+
+
+def alone(domains: list[Node], method: str, p: int) -> dict[str, Tensor]:
+    """What the sites would compute if no other domain moved their encoders."""
+    start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    data, _ = batches(domains, method, p, 2)
+    return twin.matching(start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR).state_dict()
+
+
+# ---- what is compared --------------------------------------------------------------------------
+
+
+def assert_as_in_one_place(
+    domains: list[Node], folder: Path, method: str, p: int, pairs: bool
+) -> None:
+    """Two rounds over four sites give the loop's model, and the domains moved each other."""
+    settings = {"exchange.p": p, f"{method}.pairs": pairs}
+    found = load_file(run(domains, folder, method, **settings)["model"])
+    wanted = centralised(method, domains, p, pairs, rounds=2)
+    plain = alone(domains, method, p)
+    moved = 0.0
+    for name, value in wanted.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5)
+            if not name.endswith(("running_mean", "running_var")):
+                moved = max(moved, float((found[name] - plain[name]).abs().max()))
+    assert moved > 1e-3
+
+
+def arrays(entry: dict[str, Any]) -> set[str]:
+    """Way and kind of every array that a round sent."""
+    return {k for k in entry["bytes"] if "scalars" not in k}
+
+
+def assert_declared_arrays_cross(
+    training: dict[str, Any], method: str, sums: int, floats: int, numbers: set[str]
+) -> None:
+    """Models and gradients cross, as many bytes as there are sums, and nothing else.
+
+    Args:
+        training: two rounds' results.
+        method: its name.
+        sums: that each site takes part in, per round.
+        floats: of one gradient.
+        numbers: that the sites report beside the loss.
+    """
+    ways = [f"{way} {role}" for way in ("to", "from") for role in ("source", "target")]
+    network = getattr(RunConfig.parse(SETTINGS).options[method], "discriminator", None)
+    for t, entry in enumerate(training["rounds"]):
+        assert arrays(entry) == {f"{way} {kind}" for way in ways for kind in ("model", "gradient")}
+        for way in ways:
+            members = 3 if "source" in way else 1
+            least = members * sums * floats * 4
+            spare = members * (sums * 64 + 400)  # heads of frames, and f-DAN's witness itself
+            assert least < entry["bytes"][f"{way} gradient"] < least + spare
+        assert set(entry["weights"]) == set(EXAMPLES)
+        assert entry["weights"]["bert"] == 50 / 198
+        assert numbers | {"loss"} <= set(entry)
+        m = entry["bytes"]["from source model"] / 3
+        D = entry["bytes"]["from target model"] - m  # the discriminator, which the target sends
+        if network is None:
+            assert D == 0
+        else:
+            assert 0 <= D - travelling_layout(WIDTH, network).nbytes < 300
+        sent = D if t else 0  # in the first round each site makes it
+        assert entry["bytes"]["to source model"] == 3 * (m + sent)
+        assert entry["bytes"]["to target model"] == 2 * m + sent  # once more to test it
+    assert training["rounds"][-1]["loss"] < training["rounds"][0]["loss"]

@@ -1,0 +1,77 @@
+"""f-DAN over four sites: features' means under random Fourier features, matched by sums alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedda import models
+from fedda.errors import Code, QuorumError
+from fedda.settings import RunConfig
+from tests.adversarial_runs import (
+    SETTINGS,
+    arrays,
+    assert_as_in_one_place,
+    assert_declared_arrays_cross,
+    images,
+    run,
+)
+from tests.local_grid import CLASSES, SIDE, SOURCES, Node
+from tests.reference import fourier as exact
+
+
+@pytest.mark.parametrize(
+    ("p", "pairs"),
+    [
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        (3, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_four_sites_compute_what_one_place_would(
+    domains: list[Node], tmp_path: Path, p: int, pairs: bool
+) -> None:
+    assert_as_in_one_place(domains, tmp_path, "fdan", p, pairs)
+
+
+def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
+    """20 frequencies are 40 numbers, and there is no discriminator that travels."""
+    training = run(domains, tmp_path, "fdan")
+    assert_declared_arrays_cross(training, "fdan", sums=2, floats=40, numbers={"mmd"})
+
+
+def test_without_a_scale_the_first_round_finds_it(domains: list[Node], tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    found = run(domains, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
+    first, *others = found["rounds"]
+    assert arrays(first) == {"to source model", "from source model", "to target model"}
+    assert all("from target gradient" in arrays(entry) for entry in others)
+    assert set(first["weights"]) == set(SOURCES)
+    folder = Path(found["model"]).parent
+    scale = json.loads((folder / "checkpoint.json").read_text())["numbers"]["scale"]
+    # It is of the first round's mean, a round of FedAvg over the sources.
+    once = run(domains, tmp_path / "once", "fedavg", **{"rounds": 1})
+    network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    network.load_state_dict(load_file(once["model"]))
+    network.eval()
+    town = next(node for node in domains if node["name"] == "town")
+    with torch.no_grad():
+        z = network.features(images(town)[0])
+    expected = exact.median_distance(z.tolist())
+    assert scale == pytest.approx(expected, rel=0.05)  # 3 rounds have another schedule than 1
+    assert not [e for e in events if e["event"] == "trouble"]
+
+
+def test_a_target_with_few_images_does_not_tell_their_distances(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    careful = [n | {"min-images": 49} if n["name"] == "town" else n for n in domains]
+    with pytest.raises(QuorumError):
+        run(careful, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "wait.tries": 1})
+    failed = {e["site"]: e["text"] for e in events if e.get("what") == "failed"}
+    assert failed == {"town": Code.CONFIG.public}

@@ -1,0 +1,37 @@
+"""f-DANN over four sites: a discriminator whose gradient the encoders reverse."""
+
+from pathlib import Path
+
+import pytest
+
+from fedda.adversarial import discriminators
+from tests.adversarial_runs import WIDTH, assert_as_in_one_place, assert_declared_arrays_cross, run
+from tests.local_grid import Node
+
+
+@pytest.mark.parametrize(
+    ("p", "pairs"),
+    [
+        pytest.param(1, False, marks=pytest.mark.slow),
+        (1, True),
+        (3, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_four_sites_compute_what_one_place_would(
+    domains: list[Node], tmp_path: Path, p: int, pairs: bool
+) -> None:
+    assert_as_in_one_place(domains, tmp_path, "fdann", p, pairs)
+
+
+def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
+    floats = discriminators.count(WIDTH, (8,))
+    numbers = {"discriminator-loss", "discriminator-accuracy"}
+    training = run(domains, tmp_path, "fdann")
+    assert_declared_arrays_cross(training, "fdann", sums=2, floats=floats, numbers=numbers)
+
+
+def test_a_round_of_one_window_that_only_sends(domains: list[Node], tmp_path: Path) -> None:
+    settings = {"exchange.overlap": True, "exchange.p": 4}
+    found = run(domains, tmp_path, "fdann", **settings)
+    assert len(found["rounds"]) == 2

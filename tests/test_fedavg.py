@@ -1,0 +1,57 @@
+"""FedAvg: the mean of the sources' models by their numbers of examples, and nothing else."""
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fedda.wire import Arrays
+from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, changed, sent_by
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_a_round_is_the_mean_by_the_rosters_counts(domains: list[Node], weighting: str) -> None:
+    bench = Bench(domains, "fedavg", fedavg__weighting=weighting)
+    model, numbers = bench.round()
+    counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
+    shares = [n / sum(counts) for n in counts]
+    assert bench.strategy.weights == pytest.approx(dict(zip(SOURCES, shares, strict=True)))
+    sites = [sent_by(bench, s) for s in SOURCES]
+    wanted = {n: sum(w * m[n] for w, m in zip(shares, sites, strict=True)) for n in model}
+    assert_close(model, wanted, 1e-6)
+    assert numbers["loss"] > 0
+
+
+def test_what_a_reply_claims_changes_no_weight(domains: list[Node]) -> None:
+    def boast(request: Message, reply: Message) -> list[Message]:
+        return [changed(request, reply, numbers={"steps": 10**9, "seconds": 1e9})]
+
+    honest, boasting = Bench(domains, "fedavg"), Bench(domains, "fedavg", {"anna": boast})
+    wanted, found = honest.round()[0], boasting.round()[0]
+    assert boasting.strategy.weights == honest.strategy.weights
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
+def test_the_order_of_replies_changes_no_bit(domains: list[Node]) -> None:
+    def round_in(order: int) -> Arrays:
+        bench = Bench(domains, "fedavg")
+        replies = [bench.grid.call(request) for request in bench.begin()]
+        arrays, _ = bench.strategy.aggregate_train(1, replies[::order])
+        return bench.unpack(arrays)
+
+    forwards, backwards = round_in(1), round_in(-1)
+    assert all(forwards[n].tobytes() == backwards[n].tobytes() for n in forwards)
+
+
+def test_who_is_missing_leaves_the_others_to_weigh_among_themselves(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg")
+    bench.grid.offline = {"bert"}
+    bench.round()
+    assert bench.strategy.weights == pytest.approx({"anna": 0.4, "carl": 0.6})
+    assert ("absent", "bert") in [n[:2] for n in bench.notices]
+
+
+def test_a_round_too_small_for_a_sites_images_is_refused(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg", train__rounds_per_epoch=25)  # anna has 40 images
+    bench.round()
+    assert [(what, site) for what, site, _ in bench.notices] == [("failed", "anna")]
+    assert "refused the run's settings" in bench.notices[0][2]

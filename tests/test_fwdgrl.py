@@ -1,0 +1,33 @@
+"""f-WDGRL over four sites: a critic with steps of its own estimates a Wasserstein distance."""
+
+from pathlib import Path
+
+import pytest
+
+from fedda.adversarial import discriminators
+from tests.adversarial_runs import WIDTH, assert_as_in_one_place, assert_declared_arrays_cross, run
+from tests.local_grid import Node
+
+
+@pytest.mark.parametrize(
+    ("p", "pairs"),
+    [
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        (3, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_four_sites_compute_what_one_place_would(
+    domains: list[Node], tmp_path: Path, p: int, pairs: bool
+) -> None:
+    assert_as_in_one_place(domains, tmp_path, "fwdgrl", p, pairs)
+
+
+def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
+    """Twice f-DANN's sums: the critic takes as many steps of its own as the encoders."""
+    floats = discriminators.count(WIDTH, (8,))
+    training = run(domains, tmp_path, "fwdgrl")
+    assert_declared_arrays_cross(
+        training, "fwdgrl", sums=4, floats=floats, numbers={"discriminator-loss"}
+    )
