@@ -1,8 +1,8 @@
-"""What can be set: typed, frozen, flat on the wire.
+"""The settings that all methods share: typed, frozen, and sent as a flat table.
 
-Flower's run configuration is a flat table of text and numbers with dotted keys, so every setting
-is a leaf reached by a dotted kebab-case key: `train.lr-end`, `kd3a.gate.low`. Here are the sections
-that all methods share; a method's own is its `Config`, and `fedda.settings` puts them together.
+Flower's run configuration is a flat table of text and numbers with dotted keys. So every setting
+has a dotted kebab-case key, such as `train.lr-end` or `kd3a.gate.low`. A method's own settings are
+in its `Config`; `fedda.settings` puts them together with the sections here.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Scalar = bool | int | float | str
 Flat = dict[str, Scalar]
 S = TypeVar("S", bound=BaseModel)
 
-# Networks that fedda brings; other packages may add some (`fedda.plugins`).
+# Networks of fedda itself; other packages can add more (`fedda.plugins`).
 NETWORKS = ("digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet")
 
 
@@ -37,18 +37,18 @@ class Section(BaseModel):
 
 
 class InputConfig(Section):
-    """The shape all sites' images are brought to; 0 keeps what the sites have."""
+    """The shape to which all sites convert their images; 0 keeps the shape they have."""
 
     channels: Literal[0, 1, 3] = Field(
-        default=0, description="1 for grayscale, 3 for RGB, 0 as the data"
+        default=0, description="1: grayscale, 3: RGB, 0: as in the data"
     )
     size: int = Field(
-        default=0, ge=0, le=4096, description="height and width in pixels, 0 as the data"
+        default=0, ge=0, le=4096, description="height and width in pixels, 0: as in the data"
     )
 
 
 class ModelConfig(Section):
-    """Which network, and where its weights come from."""
+    """The network and the source of its first weights."""
 
     name: str = Field(
         default="digit-cnn",
@@ -57,7 +57,7 @@ class ModelConfig(Section):
     )
     sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
     weights: str = Field(
-        default="none", description="none, a torchvision name, or a local weights file"
+        default="none", description="none, a name of torchvision's weights, or a local weights file"
     )
 
 
@@ -69,114 +69,127 @@ class TrainConfig(Section):
         default=1.0,
         ge=0.01,
         le=1000,
-        description="below 1: several epochs a round; above: part of one",
+        description="below 1: several epochs per round; above 1: part of an epoch",
     )
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="sgd as in the papers, or adam"
+        default="sgd", description="sgd, as in the papers, or adam"
     )
     lr: float = Field(default=0.05, gt=0, description="learning rate of the first round")
     lr_end: float = Field(default=0.001, ge=0, description="learning rate of the last round")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="how the learning rate goes from lr to lr-end over the rounds"
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
     carry_momentum: bool = Field(
-        default=False, description="keep the optimizer's state from round to round, at the site"
+        default=False, description="each site keeps the optimizer's state from round to round"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
 
 
 class WireConfig(Section):
-    """How models travel."""
+    """How models are sent."""
 
     dtype: Literal["float32", "float16"] = Field(
-        default="float32", description="of values on the wire"
+        default="float32", description="type of floating-point values on the wire"
     )
 
 
 class WaitConfig(Section):
-    """How long the server waits, in seconds, and for whom."""
+    """How long the server waits, in seconds, and for how many sites."""
 
-    min_sources: int = Field(
-        default=1, ge=1, description="fewer sources than this do not make a round"
+    min_sources: int = Field(default=1, ge=1, description="least number of sources in a round")
+    sites: float = Field(default=120.0, gt=0, description="wait for sites to join, or to come back")
+    settle: float = Field(
+        default=1.0, ge=0, description="wait for more sites after enough have joined"
     )
-    sites: float = Field(
-        default=120.0, gt=0, description="for the sites to join, at the start or again"
+    train: float = Field(default=3600.0, gt=0, description="wait for a reply to a training request")
+    evaluate: float = Field(
+        default=600.0, gt=0, description="wait for a reply to an evaluation request"
     )
-    settle: float = Field(default=1.0, ge=0, description="for more sites, once enough have joined")
-    train: float = Field(default=3600.0, gt=0, description="for a reply to a training request")
-    evaluate: float = Field(default=600.0, gt=0, description="for a reply to an evaluation request")
 
-    tries: int = Field(default=3, ge=1, description="of a round that does not come about")
+    tries: int = Field(default=3, ge=1, description="tries of a round before the run ends")
 
 
 class GuardConfig(Section):
-    """What a site's reply may look like before it is refused."""
+    """Bounds on what a site sends: models beyond them are refused, example counts are lowered."""
 
     max_change: float = Field(
         default=5.0,
         ge=0,
-        description="largest change of a model, in norms of the model sent; 0: any",
+        description="largest change of a model, in units of the norm of the model sent; 0: any",
     )
     max_statistics: float = Field(
         default=1e6,
         ge=0,
-        description="growth of BatchNorm's running statistics in a round; 0: any",
+        description="largest growth of BatchNorm's running statistics in a round; 0: any",
     )
     max_examples: float = Field(
         default=5.0,
         ge=0,
-        description="a site counts at most so many times the sources' median; 0: any",
+        description="a site counts at most this many times the sources' median examples; 0: any",
     )
 
 
-FEATURES_HIDE = 256  # a gradient summed over fewer examples gives their features away
+FEATURES_HIDE = 256  # from a gradient over fewer examples, their features can be computed
 
 
 def steps_per_window(examples: int, batch: int) -> int:
-    """Steps of a batch each after which a gradient is over so many examples -> p."""
+    """How many steps, of a batch each, a sum over so many examples takes -> p."""
     return -(-examples // batch)
 
 
 class LazyConfig(Section):
-    """How often discriminator gradients are exchanged, and over what; sites are told."""
+    """How often gradients are exchanged, and over how many examples; sent to sites."""
 
     p: int = Field(
-        default=0, ge=0, description="steps per exchange; 0: as few as exchange.min-examples takes"
+        default=0, ge=0, description="steps per exchange; 0: as few as exchange.min-examples allows"
     )
     overlap: bool = Field(
-        default=False, description="compute the next steps while a sum travels: staler by p steps"
+        default=False,
+        description="compute the next steps while a sum is on its way; sums are then p steps older",
     )
     min_examples: int = Field(
-        default=FEATURES_HIDE, ge=1, description="a gradient leaves only summed over so many"
+        default=FEATURES_HIDE,
+        ge=1,
+        description="a gradient leaves a site only as a sum over at least so many examples",
     )
     expose_features: bool = Field(
         default=False,
-        description="allow exchange.min-examples below 256, from where features can be computed",
+        description="allow exchange.min-examples below 256, where features can be computed",
     )
     clip: float = Field(default=10.0, gt=0, description="largest norm of a site's mean gradient")
     noise: float = Field(
-        default=0.0, ge=0, description="Gaussian noise on it, in multiples of exchange.clip"
+        default=0.0,
+        ge=0,
+        description="Gaussian noise on that gradient, in multiples of exchange.clip",
     )
 
 
 class ExchangeConfig(LazyConfig):
-    """The server of the exchange, too."""
+    """The settings of the exchange: those sent to sites, and those of its server."""
 
-    host: str = Field(default="", description="name that sites reach it by; empty: the SuperLink's")
-    bind: str = Field(default="", description="its address on the server; empty: the SuperLink's")
-    port: int = Field(
-        default=0, ge=0, le=65535, description="0: as fedda superlink says, or any that is free"
+    host: str = Field(
+        default="",
+        description="host name at which sites reach the exchange; empty: the SuperLink's",
     )
-    join: float = Field(default=60.0, gt=0, description="seconds for all to connect")
-    wait: float = Field(default=120.0, gt=0, description="seconds for the last one's gradient")
+    bind: str = Field(default="", description="address on which it listens; empty: the SuperLink's")
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="its port; 0: as given to fedda superlink, or any free port",
+    )
+    join: float = Field(default=60.0, gt=0, description="seconds for all sites to connect")
+    wait: float = Field(
+        default=120.0, gt=0, description="seconds to wait for the last site's gradient"
+    )
     rejoin: float = Field(
-        default=30.0, ge=0, description="seconds for one that lost its connection; 0: none"
+        default=30.0, ge=0, description="seconds for a site to reconnect; 0: none"
     )
 
     @property
     def lazy(self) -> LazyConfig:
-        """The part that sites are told."""
+        """The settings that are sent to sites."""
         return LazyConfig.model_validate(self.model_dump(include=set(LazyConfig.model_fields)))
 
 
@@ -184,7 +197,9 @@ class RunSection(Section):
     """The run as a whole; never sent to a site."""
 
     name: str = Field(
-        default="run", pattern=r"^[\w-][\w.-]*$", description="results go to DIR/NAME"
+        default="run",
+        pattern=r"^[\w-][\w.-]*$",
+        description="name of the run; results go to DIR/NAME",
     )
     dir: str = Field(default="runs", description="folder of all runs, on the server")
     seeds: str = Field(
@@ -192,19 +207,20 @@ class RunSection(Section):
     )
     start_from: str = Field(
         default="",
-        description="a finished run's folder, or a model file, whose model to start from; phases "
-        "that only prepare a model are left out",
+        description="a finished run's folder, or a model file, to start from; phases that only "
+        "prepare a model are skipped",
     )
     target: str = Field(
         default="",
-        description="name of the target to adapt to; empty: each that has joined, in turn",
+        description="name of the target to adapt to; empty: each target that has joined, in turn",
     )
     baseline: str = Field(
-        default="", description="a method to run beside it on the same seeds: fedavg"
+        default="",
+        description="another method to train with the same seeds, to compare, such as fedavg",
     )
-    resume: bool = Field(default=False, description="go on with the run that DIR/NAME holds")
+    resume: bool = Field(default=False, description="go on with the run in DIR/NAME")
     expect: int = Field(
-        default=0, ge=0, description="wait for this many sites, 0: the least a run needs"
+        default=0, ge=0, description="wait for this many sites; 0: as few as the run needs"
     )
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
@@ -212,29 +228,31 @@ class RunSection(Section):
 
 
 class TrackSection(Section):
-    """Where a run's curves are shown besides its results; the server's alone, like the run's."""
+    """Where a run's curves are written besides its results; never sent to a site."""
 
     tensorboard: bool = Field(
         default=True, description="curves for TensorBoard in each training's folder"
     )
     mlflow: str = Field(
         default="",
-        description="MLflow: a server's address, or a folder, within run.dir unless absolute; "
-        "needs fedda[mlflow]",
+        description="for MLflow: a server's address, or a folder, relative to run.dir; needs "
+        "fedda[mlflow]",
     )
     experiment: str = Field(
-        default="fedda", min_length=1, description="MLflow's experiment, made if need be"
+        default="fedda",
+        min_length=1,
+        description="name of the MLflow experiment; made if it does not exist",
     )
 
 
 def is_site_name(name: str) -> bool:
-    """Whether a name can be a part of array names, file names and one-line messages."""
+    """Whether a name can be used in array names, file names and one-line messages."""
     plain = name.isprintable() and "/" not in name and not name.startswith(".")
     return plain and 1 <= len(name) <= 64
 
 
 def validate(section: type[S], tree: Any, prefix: str = "") -> S:
-    """Build a section, turning pydantic's report into one sentence."""
+    """Build a section; turn pydantic's report of an error into one sentence."""
     try:
         return section.model_validate(tree)
     except ValidationError as error:
@@ -248,7 +266,7 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Nested tables -> one table with dotted keys."""
+    """Turn nested tables into one table with dotted keys."""
     flat: Flat = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -259,7 +277,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """One table with dotted keys -> nested tables."""
+    """Turn one table with dotted keys into nested tables."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *path, leaf = key.split(".")

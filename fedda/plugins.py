@@ -1,6 +1,6 @@
-"""What is installed: fedda's own methods, and methods, networks and readers of other packages.
+"""Find fedda's own methods, and the methods, networks and readers that other packages add.
 
-A package adds to fedda by entry points, in its pyproject.toml:
+A package adds them as entry points in its pyproject.toml:
 
     [project.entry-points."fedda.methods"]
     tent = "fedda_tent"              # a package with three modules:
@@ -13,10 +13,10 @@ A package adds to fedda by entry points, in its pyproject.toml:
     [project.entry-points."fedda.data"]
     dicom = "fedda_tent.dicom:open_dicom"    # Path -> fedda.data.Reader, or None if not for it
 
-A method without a `strategy` or `client` module is FedAvg there. Its halves import the program's
-own as `fedda.strategies` and `fedda.clients`, wherever these lie (`fedda.halves`). What cannot be
-loaded, or takes a name that is taken, is left out and named by `fedda methods`. A site runs only
-what is installed on its own machine: a server can ask for a name, and never send code.
+A method without a `strategy` or `client` module uses FedAvg's. Both modules import fedda's own as
+`fedda.strategies` and `fedda.clients`, wherever these are installed (`fedda.halves`). An addition
+that cannot be loaded, or whose name is in use, is left out, and `fedda methods` says why. A site
+runs only code that is installed on its own machine: a server can send a name, but never code.
 """
 
 import pkgutil
@@ -42,7 +42,7 @@ OWN = "fedda"  # where fedda's own methods come from
 MODULES: dict[Half, str] = {"strategies": "strategy", "clients": "client"}
 KINDS: dict[Group, str] = {"methods": "method", "models": "network", "data": "reader"}
 
-# A method's settings stand beside these in a run's, and --baseline takes `none` for no method.
+# Names that no method may have: a run's other settings, and `none`, a value of --baseline.
 SECTIONS = frozenset(
     {"run", "input", "model", "train", "wire", "wait", "guard", "exchange", "track"}
 )
@@ -50,7 +50,7 @@ TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"
 NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` takes
 
-# Whatever code of others does when it is loaded, fedda goes on without it.
+# Errors that other packages may raise when they are loaded; fedda then goes on without them.
 FAILURES = (Exception, SystemExit)
 
 
@@ -59,10 +59,10 @@ class Installed:
     """Something that a package adds.
 
     Attributes:
-        name: by which settings choose it.
+        name: the name by which settings choose it.
         origin: the package and its version.
-        value: what the entry point names: a method's package, or a function.
-        about: what it says of itself, in a line.
+        value: the object that the entry point names: a method's package, or a function.
+        about: the first line of that object's docstring.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Broken:
-    """Something that a package meant to add."""
+    """Something that a package tries to add but that cannot be used."""
 
     group: Group
     name: str
@@ -85,7 +85,7 @@ class Broken:
 
 
 def methods() -> list[str]:
-    """Names of the methods that are there."""
+    """Names of all methods: fedda's own and the installed ones."""
     return sorted([*own_methods(), *installed("methods")])
 
 
@@ -96,7 +96,7 @@ def own_methods() -> tuple[str, ...]:
 
 
 def algorithm(name: str) -> ModuleType:
-    """The module with a method's formulas and its `METHOD`.
+    """Import the module with a method's formulas and its `METHOD`.
 
     Raises:
         ConfigError: there is no such method.
@@ -110,7 +110,7 @@ def algorithm(name: str) -> ModuleType:
 
 
 def method(name: str) -> Method:
-    """What a method is.
+    """Return the `METHOD` of a method.
 
     Raises:
         ConfigError: there is no such method.
@@ -119,7 +119,7 @@ def method(name: str) -> Method:
 
 
 def strategy(name: str) -> Any:
-    """The class of a method's server half; FedAvg's where the method has none of its own.
+    """Return the class of a method's server half, or FedAvg's if the method has none of its own.
 
     Raises:
         ConfigError: there is no such method, or its package has no such class.
@@ -128,7 +128,7 @@ def strategy(name: str) -> Any:
 
 
 def client(name: str, part: PartName) -> Any:
-    """The class that plays a part of a method at a site; FedAvg's where it has none of its own.
+    """Return the class of a part at a site, or FedAvg's if the method has none of its own.
 
     Raises:
         ConfigError: there is no such method, or its package has no such class.
@@ -137,21 +137,21 @@ def client(name: str, part: PartName) -> Any:
 
 
 def check(name: str) -> None:
-    """See that a method has whatever its phases ask for: a strategy, and a function per hop.
+    """Check that a method has all that its phases need: a strategy, and a function for each hop.
 
     Raises:
-        ConfigError: naming what is missing.
+        ConfigError: a class or function is missing; the error names it.
     """
     _check_class(strategy(name), "strategies", "FedDA")
     _check_class(client(name, "target"), "clients", "Client")  # every method is tested
     for phase in method(name).phases:
         for hop, parts in phase.hops.items():
             for part in parts:
-                found = client(name, part)
-                _check_class(found, "clients", "Client")
-                if not callable(getattr(found, hop, None)):
+                kind = client(name, part)
+                _check_class(kind, "clients", "Client")
+                if not callable(getattr(kind, hop, None)):
                     raise ConfigError(
-                        f"{_called(found)} has no function '{hop}', for which the phase "
+                        f"{_called(kind)} has no function '{hop}', for which the phase "
                         f"'{phase.name}' asks a {part}."
                     )
 
@@ -162,59 +162,59 @@ def origin(name: str) -> str:
 
 
 def about(name: str) -> str:
-    """The first line of what a method's module says of itself."""
+    """The first line of the docstring of a method's module."""
     return _first_line(algorithm(name))
 
 
 def networks() -> dict[str, Callable[..., Any]]:
     """Encoders that other packages add, by the `model.name` that chooses them."""
-    return {name: found.value for name, found in installed("models").items()}
+    return {name: added.value for name, added in installed("models").items()}
 
 
 def readers() -> dict[str, Callable[..., Any]]:
     """Readers of `--data` that other packages add, by name."""
-    return {name: found.value for name, found in installed("data").items()}
+    return {name: added.value for name, added in installed("data").items()}
 
 
 def installed(group: Group) -> dict[str, Installed]:
-    """What other packages add, by name."""
-    return _found(group)[0]
+    """Everything of a group that other packages add, by name."""
+    return _scan(group)[0]
 
 
 def broken() -> list[Broken]:
-    """What other packages meant to add and is left out."""
-    return [each for group in get_args(Group) for each in _found(group)[1]]
+    """Everything that other packages try to add and that is left out."""
+    return [each for group in get_args(Group) for each in _scan(group)[1]]
 
 
 def unfinished() -> list[Broken]:
-    """Methods of other packages that are known by their settings and cannot run.
+    """Methods of other packages whose settings can be loaded but which cannot run.
 
-    Finding them takes importing both halves of each, so only who lists the methods asks.
+    To find them, both halves of each method are imported. So this is called only to list methods.
     """
-    found = []
+    incomplete = []
     for name, added in installed("methods").items():
         try:
             check(name)
         except FAILURES as error:
-            found.append(Broken("methods", name, added.origin, _why(error)))
-    return found
+            incomplete.append(Broken("methods", name, added.origin, _why(error)))
+    return incomplete
 
 
 def why_not(group: Group, name: str) -> str:
-    """Why a thing of a name is left out, as a sentence to add to another; empty if none is."""
+    """A sentence that says why the thing with this name is left out; empty if none is."""
     return "".join(f" {each}" for each in broken() if (each.group, each.name) == (group, name))
 
 
 def forget() -> None:
-    """Look anew at what is installed, for a process that has just installed something."""
-    _found.cache_clear()
+    """Look again at what is installed, for a process that has just installed something."""
+    _scan.cache_clear()
 
 
 # ---- loading ------------------------------------------------------------------------------------
 
 
 @cache
-def _found(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
+def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
     good: dict[str, Installed] = {}
     bad: list[Broken] = []
     for point in sorted(entry_points(group=f"fedda.{group}"), key=lambda p: (p.name, p.value)):
@@ -222,7 +222,7 @@ def _found(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
         origin = f"{package.name} {package.version}" if package else "an unknown package"
         try:
             if point.name in good:
-                raise ConfigError(f"{good[point.name].origin} has the name, too.")
+                raise ConfigError(f"{good[point.name].origin} already has this name.")
             _check_name(group, point.name)
             good[point.name] = _load(group, point, origin)
         except FAILURES as error:
@@ -231,10 +231,10 @@ def _found(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
 
 
 def _check_name(group: Group, name: str) -> None:
-    """Refuse a name that no setting can choose, or that chooses something else."""
+    """Refuse a name that settings cannot hold, or that already means something else."""
     own = {"methods": own_methods(), "models": NETWORKS, "data": ()}[group]
     if name in own:
-        raise ConfigError(f"fedda has a {KINDS[group]} of that name itself.")
+        raise ConfigError(f"fedda itself has a {KINDS[group]} of that name.")
     if group == "methods" and name in TAKEN:
         raise ConfigError("the name has another meaning in a run's settings.")
     pattern = {"methods": METHOD_NAME, "models": NETWORK_NAME, "data": ".+"}[group]
@@ -248,13 +248,13 @@ def _load(group: Group, point: EntryPoint, origin: str) -> Installed:
         made = _method_of(value, point)
         _check_settings(made)
     elif not callable(value):
-        raise ConfigError(f"{point.value} is no function.")
+        raise ConfigError(f"{point.value} is not a function.")
     return Installed(point.name, origin, value, _first_line(value))
 
 
 def _method_of(package: Any, point: EntryPoint) -> Method:
     if not isinstance(package, ModuleType) or not hasattr(package, "__path__"):
-        raise ConfigError(f"{point.value} is no package with a module 'algorithm'.")
+        raise ConfigError(f"{point.value} is not a package with a module 'algorithm'.")
     module = f"{package.__name__}.algorithm"
     if find_spec(module) is None:
         raise ConfigError(f"{package.__name__} has no module 'algorithm'.")
@@ -267,13 +267,13 @@ def _method_of(package: Any, point: EntryPoint) -> Method:
 
 
 def _check_settings(made: Method) -> None:
-    """See that every run can hold a method's settings, whether it trains it or not."""
+    """Check a method's settings: every run holds them, even one that does not train the method."""
     if not (isinstance(made.config, type) and issubclass(made.config, Section)):
-        raise ConfigError("its config is no class derived from fedda.config.Section.")
+        raise ConfigError("its config is not a class derived from fedda.config.Section.")
     defaults = flatten(validate(made.config, {}, made.name).model_dump(by_alias=True))
     odd = [key for key, value in defaults.items() if not isinstance(value, Scalar)]
     if odd:
-        raise ConfigError(f"the default of '{odd[0]}' is no text, number or truth value.")
+        raise ConfigError(f"the default of '{odd[0]}' is not a text, number or truth value.")
     for preset in made.presets.values():
         validate(made.config, unflatten(preset), made.name)
 
@@ -281,7 +281,7 @@ def _check_settings(made: Method) -> None:
 def _half(folder: Half, name: str) -> ModuleType:
     if name in own_methods():
         return halves.load_half(folder, name)
-    algorithm(name)  # says so if there is no such method
+    algorithm(name)  # raises if there is no such method
     added = installed("methods")[name]
     module = f"{added.value.__name__}.{MODULES[folder]}"
     if find_spec(module) is None:
@@ -296,25 +296,25 @@ def _half(folder: Half, name: str) -> ModuleType:
 
 def _member(folder: Half, name: str, wanted: str) -> Any:
     module = _half(folder, name)
-    found = getattr(module, wanted, None)
-    if found is None:
+    member = getattr(module, wanted, None)
+    if member is None:
         raise ConfigError(
             f"{module.__name__} has no {wanted}, which {name} needs; FedAvg's is in "
             f"fedda.{folder}.fedavg."
         )
-    return found
+    return member
 
 
-def _check_class(found: Any, folder: Half, base: str) -> None:
+def _check_class(kind: Any, folder: Half, base: str) -> None:
     wanted = getattr(halves.load(folder, "base"), base)
-    if not (isinstance(found, type) and issubclass(found, wanted)):
-        raise ConfigError(f"{_called(found)} is not derived from fedda.{folder}.base.{base}.")
+    if not (isinstance(kind, type) and issubclass(kind, wanted)):
+        raise ConfigError(f"{_called(kind)} is not derived from fedda.{folder}.base.{base}.")
 
 
-def _called(found: Any) -> str:
-    if not isinstance(found, type):
-        return repr(found)[:80]
-    return f"{found.__module__}.{found.__qualname__}"
+def _called(kind: Any) -> str:
+    if not isinstance(kind, type):
+        return repr(kind)[:80]
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _first_line(thing: Any) -> str:
@@ -322,6 +322,6 @@ def _first_line(thing: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong, in a line."""
+    """Describe an error in one line."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, FeddaError) else f"{type(error).__name__}: {text}"

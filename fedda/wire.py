@@ -1,13 +1,13 @@
-"""The wire contract: what may leave and enter a process, and how it is laid out.
+"""The wire contract: what may enter and leave a process, and its layout in bytes.
 
-    Kind       model, atoms or gradient: the only arrays there are
-    Manifest   what lies in a packed array: kind, and per entry its name, dtype and shape
+    Kind       model, atoms or gradient: the only kinds of arrays that are sent
+    Manifest   the layout of a packed array: its kind, and each entry's name, dtype and shape
     Packed     one flat array of bytes with its manifest
-    Rule       the arrays and numbers one direction may carry; everything else is refused
-    Part       what a site does in one hop of a round: the rules of its request and its reply
+    Rule       the arrays and numbers that one direction may carry; all others are refused
+    Part       what a site does in one hop of a round: the rules for its request and its reply
 
-Each array of a Flower message is stored and fetched apart, so a model travels as one flat array:
-45 MB take seconds as one array and most of a minute as three hundred.
+Flower stores and fetches each array of a message separately. So a model is sent as one flat array:
+45 MB take seconds as one array, and most of a minute as three hundred.
 """
 
 import io
@@ -28,15 +28,15 @@ from fedda.errors import NotFiniteError, WireError
 Role = Literal["source", "target"]
 Arrays = dict[str, NDArray[Any]]
 
-ALIGN = 8  # bytes; entries start at multiples of this, so that they can be read in place
+ALIGN = 8  # bytes; entries start at multiples of it, so that numpy can read them in place
 MAX_ENTRIES = 100_000
-MAX_SIZE = 2**40  # values in one entry; sides of 0 count as 1, so that numpy can make the shape
-PIECE = 2**18  # values worked on at a time, so that no temporary is as large as a model
+MAX_SIZE = 2**40  # values in one entry; a 0 in its shape counts as 1, so numpy accepts the shape
+PIECE = 2**18  # values processed at a time, so that no temporary is as large as a model
 DTYPES = {"float16", "float32", "float64", "int64", "int32", "uint8", "bool"}
 
 
 class Kind(StrEnum):
-    """What an array is; nothing else crosses the wire."""
+    """The kinds of arrays; no other kind crosses the wire."""
 
     MODEL = "model"
     ATOMS = "atoms"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One array inside a packed one: `dtype` is what the receiver gets."""
+    """One array inside a packed one; `dtype` is the type in which the receiver gets it."""
 
     name: str
     dtype: str
@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The layout of a packed array; `floats` is the dtype floating-point values travel in."""
+    """The layout of a packed array; floating-point values are sent as dtype `floats`."""
 
     kind: Kind
     floats: str
@@ -69,7 +69,7 @@ class Manifest:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each entry starts, and last where the whole ends, in bytes."""
+        """Where each entry starts, in bytes; the last offset is the end of all."""
         ends = [0]
         for entry in self.entries:
             size = entry.size * self.travels(entry).itemsize
@@ -82,13 +82,13 @@ class Manifest:
 
     @cached_property
     def text(self) -> str:
-        """JSON, the form that travels."""
+        """The manifest as JSON, the form that is sent."""
         entries = [[e.name, e.dtype, list(e.shape)] for e in self.entries]
         return json.dumps([str(self.kind), self.floats, entries], separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
-        """Read what `text` wrote, trusting nothing.
+        """Read what `text` wrote, and check every part of it.
 
         Raises:
             WireError: the text is not a manifest.
@@ -116,7 +116,7 @@ def _entry(name: Any, dtype: Any, shape: Any) -> Entry:
 
 @dataclass(frozen=True)
 class Packed:
-    """A manifest and its bytes; messages to many sites share the one buffer."""
+    """A manifest and its bytes; messages to several sites share one buffer."""
 
     manifest: Manifest
     buffer: bytes | memoryview
@@ -129,7 +129,7 @@ class Packed:
             )
 
     def raw(self) -> Arrays:
-        """The entries in the dtype they travelled in, as views of the bytes."""
+        """The entries in the dtype in which they were sent, as views of the bytes."""
         starts = self.manifest.offsets
         out: Arrays = {}
         for entry, start in zip(self.manifest.entries, starts[:-1], strict=True):
@@ -138,20 +138,23 @@ class Packed:
         return out
 
     def unpack(self) -> Arrays:
-        """The entries as the receiver uses them; views of the bytes where no cast is needed."""
+        """The entries in the dtype of the receiver; views of the bytes where no cast is needed."""
         raw = self.raw()
         return {e.name: raw[e.name].astype(e.dtype, copy=False) for e in self.manifest.entries}
 
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity.
 
+        Args:
+            who: the sender, for the error message.
+
         Raises:
-            NotFiniteError: naming the first entry that has one.
+            NotFiniteError: an entry holds NaN or infinity; the error names the first one.
         """
         for entry, values in zip(self.manifest.entries, self.raw().values(), strict=True):
             if values.dtype.kind != "f":
                 continue
-            with np.errstate(over="ignore"):  # what travels in float64 may overflow on arrival
+            with np.errstate(over="ignore"):  # float64 values may overflow in the receiver's dtype
                 used = (part.astype(entry.dtype, copy=False) for (part,) in pieces(values))
                 if not all(np.isfinite(part).all() for part in used):
                     raise NotFiniteError(
@@ -163,15 +166,15 @@ def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32"
     """Lay arrays out one after the other; floating-point values are cast to `floats`.
 
     Raises:
-        WireError: an array has a dtype that does not travel.
+        WireError: an array has a dtype that cannot be sent.
     """
     for name, array in arrays.items():
         if str(array.dtype) not in DTYPES:
-            raise WireError(f"{name} is of type {array.dtype}, which does not travel.")
+            raise WireError(f"{name} is of type {array.dtype}, which cannot be sent.")
     entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
     manifest = Manifest(kind, floats, entries)
-    buffer = io.BytesIO()  # hands its memory over as bytes, where a bytearray would be copied
-    with np.errstate(over="ignore"):  # an overflow to infinity is caught by check_finite
+    buffer = io.BytesIO()  # gives bytes without the copy that a bytearray needs
+    with np.errstate(over="ignore"):  # check_finite refuses values that became infinite
         for entry, end in zip(entries, manifest.offsets[1:], strict=True):
             for (part,) in pieces(arrays[entry.name]):
                 buffer.write(part.astype(manifest.travels(entry), copy=False).tobytes())
@@ -180,7 +183,7 @@ def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32"
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Arrays of the same size side by side, flat, a piece at a time."""
+    """Yield flat pieces of arrays of the same size, at the same positions in each array."""
     flat = [array.reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, PIECE):
         yield tuple(values[start : start + PIECE] for values in flat)
@@ -188,10 +191,10 @@ def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What one direction of one role may carry; names are patterns such as `teacher/*`.
+    """The arrays and numbers that a message may carry; names are patterns such as `teacher/*`.
 
-    A number whose pattern has a `*` may come once per site, so never more often than there are
-    sites in the run: per-image numbers do not fit.
+    An array or number whose pattern has a `*` may come once per site of the run, and not more
+    often. So numbers per image are refused.
     """
 
     arrays: Mapping[str, Kind] = field(default_factory=dict)
@@ -208,18 +211,20 @@ class Rule:
         where: str,
         layouts: Mapping[str, Manifest] | None = None,
     ) -> None:
-        """Refuse whatever is not listed.
+        """Refuse every array and number that is not listed or has another layout.
 
         Args:
             arrays: packed arrays by record name.
             numbers: scalars by name.
-            model: the run's model; every array of kind model must have exactly its entries.
-            sites: how many sites take part, the most a per-site pattern may match.
-            where: who sends or receives, for the message.
-            layouts: of the arrays that are no such model, by name; `NAME/SITE` has that of `NAME`.
+            model: layout of the run's model. Every array of kind model must have exactly its
+                entries, unless `layouts` names it.
+            sites: how many sites take part; a pattern with `*` may match at most so many names.
+            where: who sends or receives, for the error message.
+            layouts: layouts of other arrays, by name; `NAME/SITE` has the layout of `NAME`.
 
         Raises:
-            WireError: naming the array or number.
+            WireError: an array or number is not in the rule, or has another form; the error names
+                it.
         """
         layouts, listed = layouts or {}, {**self.arrays, **self.optional}
         for name, packed in arrays.items():
@@ -241,17 +246,17 @@ class Rule:
             if type(value) not in (int, float):
                 raise WireError(f"{where}: '{name}' must be a single number.")
         for pattern in (*listed, *self.numbers):
-            found = sum(fnmatchcase(n, pattern) for n in (*arrays, *numbers))
-            if "*" in pattern and found > sites:
+            matches = sum(fnmatchcase(n, pattern) for n in (*arrays, *numbers))
+            if "*" in pattern and matches > sites:
                 raise WireError(
-                    f"{where}: {found} times '{pattern}', but the run has {sites} sites."
+                    f"{where}: {matches} times '{pattern}', but the run has {sites} sites."
                 )
 
 
-def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
-    if found.entries == needed.entries:
+def _same_entries(given: Manifest, needed: Manifest, where: str) -> None:
+    if given.entries == needed.entries:
         return
-    have, want = set(found.entries), set(needed.entries)
+    have, want = set(given.entries), set(needed.entries)
     odd = sorted(e.name for e in have ^ want)
     what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
     raise WireError(f"{where} is not this run's {needed.kind}: it {what}.")
@@ -261,13 +266,13 @@ def _same_entries(found: Manifest, needed: Manifest, where: str) -> None:
 class Part:
     """What a site does in one hop of a round: what it may be sent, and what it may send back.
 
-    That every request says its round, phase, hop and part goes without saying.
+    In addition every request names its round, phase, hop and part.
 
     Attributes:
         enters: arrays and numbers of the request.
         leaves: arrays and numbers of the reply.
-        gradients: groups of the exchange in which the site may sum flat gradients, as patterns.
-        labels: whether the part takes a site that has labels.
+        gradients: patterns of the groups of the exchange in which the site may sum gradients.
+        labels: whether the part needs a site that has labels.
     """
 
     enters: Rule = field(default_factory=Rule)
@@ -276,15 +281,16 @@ class Part:
     labels: bool = False
 
     def check_groups(self, groups: Mapping[str, int], layouts: Mapping[str, Manifest]) -> None:
-        """See that gradients of these sizes may leave a site.
+        """Refuse gradients that may not leave this part, or that have another size.
 
         Args:
-            groups: number of values by the group's name, as the site is asked for them.
-            layouts: of what the gradients are of, by name; a group is named after one, with
-                `/SITE` behind it if there are several.
+            groups: how many values the site is asked for, by name of the group.
+            layouts: layouts of the parameters that the gradients belong to, by name. A group is
+                named after its layout, or `LAYOUT/SITE` if several groups have the same layout.
 
         Raises:
-            WireError: naming the group.
+            WireError: a group is not in the part, or has another number of values; the error names
+                it.
         """
         for name, size in groups.items():
             if not any(fnmatchcase(name, p) for p in self.gradients):
@@ -296,7 +302,7 @@ class Part:
 
 MODEL = {"model": Kind.MODEL}
 
-# Every method's model is tested the same way, by the target alone.
+# The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
     enters=Rule(MODEL),
     leaves=Rule(numbers=frozenset({"accuracy", "loss", "tested", "infomax", "seconds"})),

@@ -323,7 +323,7 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "has no phases": ({"algorithm": ALGORITHM.replace("PHASES, {", "(), {")}, "phases need names"),
     "has no settings": (
         {"algorithm": ALGORITHM.replace("Config, PHASES", "dict, PHASES")},
-        "no class derived from fedda.config.Section",
+        "not a class derived from fedda.config.Section",
     ),
     "has a setting without a default": (
         {"algorithm": ALGORITHM.replace("default=0.5, ", "")},
@@ -331,7 +331,7 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     ),
     "has a setting of no simple type": (
         {"algorithm": ALGORITHM.replace("float = Field(default=0.5", "tuple = Field(()")},
-        "default of 'pace' is no text, number or truth value",
+        "default of 'pace' is not a text, number or truth value",
     ),
     "has an odd preset": (
         {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
@@ -358,8 +358,8 @@ def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("tent = tent_module", "is no package with a module 'algorithm'"),
-        ("tent = tent_package:thing", "is no package with a module 'algorithm'"),
+        ("tent = tent_module", "is not a package with a module 'algorithm'"),
+        ("tent = tent_package:thing", "is not a package with a module 'algorithm'"),
         ("tent = tent_package:gone", "AttributeError"),
         ("tent = tent_package.empty", "tent_package.empty has no module 'algorithm'"),
         ("tent = gone_package", "No module named 'gone_package'"),
@@ -379,7 +379,7 @@ def test_an_entry_point_names_a_package(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("kd3a", "fedda has a method of that name itself"),
+        ("kd3a", "fedda itself has a method of that name"),
         ("train", "another meaning"),
         ("none", "another meaning"),
         ("Tent", "does not match"),
@@ -406,7 +406,7 @@ def test_of_two_packages_with_one_name_the_second_is_left_out(install: Install) 
     install("tent_two", {"methods": "tent = tent_two"}, TENT)
     assert plugins.origin("tent") == "tent_package 1.0"
     assert [str(each) for each in plugins.broken()] == [
-        "The method tent of tent_two 1.0 is left out: tent_package 1.0 has the name, too."
+        "The method tent of tent_two 1.0 is left out: tent_package 1.0 already has this name."
     ]
 
 
@@ -504,9 +504,9 @@ def test_a_network_that_is_left_out(install: Install) -> None:
     install("gone", {"models": "tiny = gone:missing"}, {"__init__": ""})
     install("text", {"models": "word = text:word"}, {"__init__": "word = 'tiny'"})
     assert not plugins.networks()
-    assert reasons("mlp") == ["fedda has a network of that name itself."]
+    assert reasons("mlp") == ["fedda itself has a network of that name."]
     assert "AttributeError" in reasons("tiny")[0]
-    assert reasons("word") == ["text:word is no function."]
+    assert reasons("word") == ["text:word is not a function."]
     code, out, err = cli("methods")
     assert code == 0 and "networks" not in out and "The network tiny of gone 1.0 is left" in err
     with pytest.raises(ModelError, match=r"not installed on this machine; .*tiny of gone 1\.0 is"):

@@ -544,7 +544,7 @@ def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
     config = RunConfig.parse({})
     told = config.task("kd3a", 0, (1, 8, 8), ("a", "b"), 3, "town").flat()
     assert Task.parse(told).training == "run.kd3a-0-town"
-    with pytest.raises(ConfigError, match="it is no name of a site"):
+    with pytest.raises(ConfigError, match="it is not the name of a site"):
         Task.parse(told | {"target": name})
 
 

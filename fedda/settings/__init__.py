@@ -1,4 +1,4 @@
-"""A run's settings put together: what an operator decides, what a site is told, presets."""
+"""Put a run's settings together: those of the operator, those sent to sites, and presets."""
 
 from .run_config import RunConfig, defaults, lasting, overrides
 from .task import Task

@@ -1,10 +1,10 @@
-"""Presets: the papers' settings of a benchmark, and a method's own choices, by name.
+"""Presets: named groups of settings, from the papers, for a benchmark or for a method.
 
-    benchmark   model, input and schedule of a data set, whatever the method: the table below
-    method      the method's choices, `PRESETS` of its module: `paper`, `official`
+    benchmark   model, input and schedule for a data set, for any method: the table below
+    method      settings of the method, `PRESETS` of its module, such as `paper` and `official`
 
-Of several the last one wins. A benchmark's confidence gate is KD3A's alone and has no effect on
-other methods. A value that no paper gives says "ours" and why.
+If several are given, the last one wins. A benchmark's `kd3a.gate` has no effect on other methods. A
+value that no paper gives has "ours" as its source, and the reason.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from fedda.errors import ConfigError
 
 
 class Given(NamedTuple):
-    """A value and where it is from."""
+    """A value and its source."""
 
     value: Scalar
     source: str
@@ -25,9 +25,9 @@ class Given(NamedTuple):
 
 Preset = dict[str, Given]
 
-# Feng et al., KD3A, ICML 2021. The columns of its table 5 in appendix F, beside table 4 for digits.
+# Feng et al., KD3A, ICML 2021: the columns of table 5 in appendix F; for digits also table 4.
 TABLE_5 = "KD3A, table 5"
-# Fernandes Montesuma et al., FedDaDiL: appendix C.2, table 4, is how it trained KD3A.
+# Fernandes Montesuma et al., FedDaDiL: appendix C.2, table 4, lists how they trained KD3A.
 TABLE_4 = "FedDaDiL, appendix C.2, table 4"
 
 KD3A: Preset = {
@@ -61,10 +61,10 @@ SMALL: Preset = {
 
 
 def _feddadil(model: str, lr: float, low: float) -> Preset:
-    """A row of FedDaDiL's table 4; what the table leaves out is KD3A's."""
-    kept = {k: KD3A[k]._replace(source="KD3A, section 5, which FedDaDiL follows") for k in KD3A}
+    """A row of FedDaDiL's table 4; values that the table lacks are KD3A's."""
+    base = {k: KD3A[k]._replace(source="KD3A, section 5, which FedDaDiL follows") for k in KD3A}
     return (
-        kept
+        base
         | SIZE_224
         | {
             "rounds": Given(100, f"{TABLE_4}: epochs, and models averaged after each"),
@@ -91,7 +91,7 @@ BENCHMARKS: dict[str, Preset] = {
         "model.weights": Given("none", "KD3A, table 5: only its ResNets are pretrained"),
         "train.batch-size": Given(100, TABLE_5),
     },
-    # Vectors: input.channels and input.size mean nothing to them.
+    # Reviews are vectors, on which input.channels and input.size have no effect.
     "amazon-review": KD3A
     | SMALL
     | {
@@ -110,7 +110,7 @@ BENCHMARKS: dict[str, Preset] = {
     "office-home": _feddadil("resnet101", 0.01, 0.9),
     "imageclef": _feddadil("resnet50", 0.001, 0.9),
     "adaptiope": _feddadil("resnet101", 0.01, 0.8),
-    # Gan et al., FRUDA, appendix F.0.2, as its source models are trained. LeNet has no BatchNorm.
+    # Gan et al., FRUDA, appendix F.0.2: how it trains its source models. LeNet has no BatchNorm.
     "rotated-mnist": {
         "input.channels": Given(1, "ours: MNIST is grayscale"),
         "input.size": Given(28, "ours: MNIST's own"),
@@ -131,12 +131,12 @@ BENCHMARKS: dict[str, Preset] = {
 
 
 def names(method: str) -> list[str]:
-    """What `--preset` may be for a method: its own, then the benchmarks."""
+    """Names that `--preset` takes for a method: first the method's presets, then the benchmarks."""
     return [*plugins.method(method).presets, *BENCHMARKS]
 
 
 def table(method: str) -> dict[str, Preset]:
-    """Every preset of a method with full dotted keys, values and sources."""
+    """Every preset that a method can use, with full dotted keys, values and sources."""
     own: Mapping[str, Mapping[str, Scalar]] = plugins.method(method).presets
     sources = {"paper": "the method's paper", "official": "the authors' code"}
     other = "ours" if plugins.origin(method) == plugins.OWN else plugins.origin(method)
@@ -151,10 +151,10 @@ def table(method: str) -> dict[str, Preset]:
 
 
 def settings(method: str, chosen: Sequence[str]) -> Flat:
-    """The settings of some presets, one laid over the other -> dotted keys.
+    """Merge the settings of presets; the last one wins -> dotted keys.
 
     Raises:
-        ConfigError: there is no such preset, or no such method.
+        ConfigError: a preset or the method does not exist.
     """
     known = table(method)
     flat: Flat = {}

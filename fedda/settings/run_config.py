@@ -1,6 +1,6 @@
-"""What an operator decides about a run: the shared sections and every method's own.
+"""The settings of a run, chosen by the operator: the shared sections and one per method.
 
-The defaults stand once more in pyproject.toml, where Flower reads them; a test compares the two.
+The defaults are repeated in pyproject.toml, where Flower reads them; a test compares the two.
 """
 
 import difflib
@@ -37,12 +37,12 @@ from .task import Task
 
 
 class RunConfig(Section):
-    """Everything an operator decides about a run."""
+    """All settings of a run."""
 
     method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
     rounds: int = Field(default=20, ge=1, description="communication rounds")
     sources_per_round: int = Field(
-        default=0, ge=0, description="so many sources, drawn anew each round; 0: all"
+        default=0, ge=0, description="number of sources drawn at random for each round; 0: all"
     )
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()
@@ -63,11 +63,11 @@ class RunConfig(Section):
             ConfigError: a key is unknown, or a value has the wrong type or range.
         """
         tree = unflatten(flat)
-        if "options" in tree:  # what the methods' own sections are kept in, and no setting
+        if "options" in tree:  # a field of this class, not a setting
             raise ConfigError("There is no setting 'options'; see fedda settings.")
         section = tree.get("run")
         baseline = section.get("baseline") if isinstance(section, Mapping) else None
-        for name in (tree.get("method"), baseline):  # before settings of a method that is not there
+        for name in (tree.get("method"), baseline):  # so an unknown method is named first
             if isinstance(name, str) and name:
                 plugins.method(name)
         options = {
@@ -78,12 +78,12 @@ class RunConfig(Section):
         return config
 
     def check(self) -> None:
-        """Settings that contradict themselves or each other.
+        """Refuse settings that contradict each other.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: naming the settings.
         """
-        if len(set(self.seeds)) < len(self.seeds):  # no second training, and a spread of 0
+        if len(set(self.seeds)) < len(self.seeds):  # equal results would give a spread of 0
             raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
         if self.model.name not in (*NETWORKS, *plugins.networks()):
             known = ", ".join([*NETWORKS, *plugins.networks()])
@@ -93,10 +93,10 @@ class RunConfig(Section):
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
-                f"{self.wait.min_sources}; lower the one or raise the other."
+                f"{self.wait.min_sources}; lower the latter or raise the former."
             )
-        few, lazy = self.exchange.min_examples, self.exchange
-        if few < FEATURES_HIDE and not lazy.expose_features:
+        few = self.exchange.min_examples
+        if few < FEATURES_HIDE and not self.exchange.expose_features:
             raise ConfigError(
                 f"exchange.min-examples is {few}, but from a gradient over fewer than "
                 f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
@@ -112,7 +112,7 @@ class RunConfig(Section):
 
     @property
     def summing(self) -> ExchangeConfig:
-        """How gradients are summed, with p as it is where it was left open."""
+        """How gradients are summed, with the number of steps that `exchange.p=0` stands for."""
         p = self.exchange.p or steps_per_window(self.exchange.min_examples, self.train.batch_size)
         return self.exchange.model_copy(update={"p": p})
 
@@ -127,7 +127,7 @@ class RunConfig(Section):
         return [*baseline, self.method]
 
     def parts(self, method: str, after: int = 0) -> frozenset[str]:
-        """The parts that a method gives to sites in the rounds after one."""
+        """The parts that a method gives to sites in the rounds after round `after`."""
         stages = plugins.method(method).schedule(
             self.options[method], self.rounds, bool(self.run.start_from)
         )
@@ -142,15 +142,15 @@ class RunConfig(Section):
         sites: int,
         target: str = "",
     ) -> Task:
-        """What sites are told for one training with the sites that joined.
+        """Make the description of one training that its sites receive.
 
         Args:
-            method: its name.
-            seed: of every random draw.
-            shape: of one input.
-            classes: their names.
-            sites: how many take part.
-            target: the one that adapts, where the run has several.
+            method: the method's name.
+            seed: seed of every random draw.
+            shape: shape of one input.
+            classes: names of the classes.
+            sites: how many sites take part.
+            target: name of the target that adapts, if the run has several.
         """
         options = self.options[method]
         stages = plugins.method(method).schedule(options, self.rounds, bool(self.run.start_from))
@@ -173,8 +173,8 @@ class RunConfig(Section):
     def flat(self) -> Flat:
         """Every setting under its dotted key, the methods' own sections included.
 
-        Of methods that other packages add only those that are trained: whoever reads the table may
-        not have the others.
+        Of the methods that other packages add it holds only those that are trained, as a machine
+        that reads the table may not have the others installed.
         """
         methods = {*plugins.own_methods(), *self.trainings}
         options = {m: o.model_dump(by_alias=True) for m, o in self.options.items() if m in methods}
@@ -182,30 +182,30 @@ class RunConfig(Section):
 
 
 def defaults() -> Flat:
-    """Every key there is, with its default: the table `[tool.flwr.app.config]` repeats."""
+    """Every key with its default, as repeated in the table `[tool.flwr.app.config]`."""
     config = RunConfig.parse({})
     every = {m: o.model_dump(by_alias=True) for m, o in config.options.items()}
     return config.flat() | flatten(every)
 
 
-# Where results go and how long the server waits: they change no result.
+# Settings that change no result: where results go, how long the server waits, and the like.
 _FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
 _FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 
 def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:
-    """The settings on which the results of these methods depend."""
+    """The settings that can change the results of these methods."""
     others = tuple(f"{method}." for method in plugins.methods() if method not in trained)
     return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
 
 
 def overrides(method: str, pairs: list[str]) -> Flat:
-    """Read `key=value` texts; a method's own keys may leave out its name -> dotted keys.
+    """Read `key=value` texts -> dotted keys; keys of the method need no `METHOD.` before them.
 
     Raises:
-        ConfigError: a text has no `=`, or the key does not exist (the nearest ones are named).
+        ConfigError: a text has no `=`, or a key does not exist (the nearest keys are named).
     """
-    known, found = defaults(), {}
+    known, given = defaults(), {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -216,12 +216,12 @@ def overrides(method: str, pairs: list[str]) -> Flat:
             near = difflib.get_close_matches(key, short, n=3, cutoff=0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
             raise ConfigError(f"There is no setting '{key}'{hint}")
-        found[full] = _read(full, text, known[full])
-    return found
+        given[full] = _read(full, text, known[full])
+    return given
 
 
 def _read(key: str, text: str, like: Scalar) -> Scalar:
-    """Text as the type of the key's default."""
+    """Convert a text to the type of the key's default."""
     if isinstance(like, bool):
         if text.lower() not in ("true", "false"):
             raise ConfigError(f"{key} is '{text}', but must be true or false.")

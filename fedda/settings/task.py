@@ -1,4 +1,4 @@
-"""What a site is told of a training: enough for its part in any round, nothing about the server."""
+"""The description of a training that sites receive: what their parts need, and no more."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,19 +21,19 @@ from fedda.methods import Method, Stage, read_schedule
 
 
 class Task(Section):
-    """One training, as its sites know it."""
+    """One training, as its sites receive it."""
 
     run: str = Field(default="run", pattern=r"^[\w.-]+$")
     method: str = "kd3a"
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
     schedule: str = Field(default="", description="the phases and their rounds, in order")
-    target: str = Field(default="", description="the one that adapts, where there are several")
+    target: str = Field(default="", description="the adapting target, if the run has several")
     shape: str = Field(
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
     class_names: str = Field(default="", description="one line per class, in the labels' order")
-    sites: int = Field(default=0, ge=0, le=10_000, description="how many take part, all roles")
+    sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     wire: WireConfig = WireConfig()
@@ -42,13 +42,13 @@ class Task(Section):
     @field_validator("target")
     @classmethod
     def _is_site_name(cls, name: str) -> str:
-        if name and not is_site_name(name):  # it is part of the names of a site's own files
-            raise ValueError("it is no name of a site")
+        if name and not is_site_name(name):  # sites use it in names of files
+            raise ValueError("it is not the name of a site")
         return name
 
     @property
     def training(self) -> str:
-        """What a site calls its own files of this training; it may serve several runs at once."""
+        """The name of this training in a site's files; the run's name keeps several runs apart."""
         return f"{self.run}.{self.label}"
 
     @property
@@ -58,19 +58,19 @@ class Task(Section):
 
     @cached_property
     def about(self) -> Method:
-        """The method."""
+        """The method's phases and contract."""
         return plugins.method(self.method)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The phases as they fall on the rounds."""
+        """The phases with their rounds."""
         return read_schedule(self.about, self.schedule)
 
     def stage(self, server_round: int) -> Stage:
-        """The phase that a round belongs to.
+        """Return the phase that a round belongs to, with its rounds.
 
         Raises:
-            ConfigError: the training has no such round.
+            ConfigError: the training does not have this round.
         """
         for stage in self.stages:
             if stage.first <= server_round <= stage.last:
@@ -97,7 +97,8 @@ class Task(Section):
         """Read what `flat` wrote.
 
         Raises:
-            ConfigError: a key is unknown or a value out of range.
+            ConfigError: a key is unknown, a value is out of range, or the schedule does not end
+                with the training's last round.
         """
         tree = unflatten(flat)
         options = plugins.method(str(tree.get("method", ""))).config
@@ -105,6 +106,7 @@ class Task(Section):
         task = validate(cls, tree)
         if not task.stages or task.stages[-1].last != task.rounds:
             raise ConfigError(
-                f"The training's schedule '{task.schedule[:80]}' is not of {task.rounds} rounds."
+                f"The training's schedule '{task.schedule[:80]}' must end with its last round, "
+                f"{task.rounds}."
             )
         return task
