@@ -20,7 +20,7 @@ Source = fedavg.Source
 
 
 class Target(Client):
-    """Replaces the running statistics, changes no parameter."""
+    """Replaces the running statistics, and changes no parameter."""
 
     data: Unlabelled
 
@@ -28,14 +28,15 @@ class Target(Client):
     def estimate(self) -> Numbers:
         """Algorithm 1: forward passes over all images, in an order drawn anew each round.
 
-        A layer's inputs depend on the statistics before it, so each batch is normalised by its
-        own, as in training; dropout, if any, stays off, as in the test that follows.
+        A layer's inputs depend on the statistics of the layers before it. So each batch is
+        normalised by its own statistics, as in training. Dropout stays off, as in the test that
+        follows.
 
         Raises:
-            ConfigError: the model has no BatchNorm, or the site too few images.
+            ConfigError: the model has no BatchNorm, or the site has too few images.
         """
         adabn.check_batchnorm(self.model.state_dict(), self.task.model.name)
-        self.check_enough("statistics may leave it only over")
+        self.check_enough("its statistics must be computed from")
         seen: dict[nn.Module, adabn.Moments] = {}
         layers = list(batchnorms(self.model).values())
         draws = self.generator("statistics")
@@ -44,8 +45,8 @@ class Target(Client):
             for indices in batches([order], self.task.train.batch_size):
                 self.model(self.inputs(indices))
                 for layer in layers:
-                    found = adabn.moments(entering[layer])
-                    seen[layer] = adabn.merge(seen[layer], found) if layer in seen else found
+                    batch = adabn.moments(entering[layer])
+                    seen[layer] = adabn.merge(seen[layer], batch) if layer in seen else batch
                 steps += 1
         for layer in layers:
             if layer.running_mean is not None and layer.running_var is not None:

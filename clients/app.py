@@ -10,7 +10,7 @@ from .node import bridge
 
 
 def make_app(sites: Sequence[Mapping[str, Any]] = ()) -> ClientApp:
-    """A ClientApp for sites that name themselves, or for simulated ones.
+    """Make a ClientApp for real nodes, or for simulated ones.
 
     Args:
         sites: node configurations by partition, for engines that number their nodes; a real node

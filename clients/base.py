@@ -1,9 +1,9 @@
 """What all clients share: reading a request, loading the model, testing it, packing the reply.
 
-A method's clients are a class per part (`Source`, `Target`, `Collaborator`) with a function per hop
-that reads like the paper's lines for it. A client serves one request, `self.request`, and is gone.
-Its NumPyClient face is `fit` and `evaluate`: lists of flat arrays and a table of numbers, in and
-out.
+A method has one client class per part (`Source`, `Target`, `Collaborator`), with one function per
+hop that reads like the paper's lines for it. A client object serves only one request,
+`self.request`. As a Flower NumPyClient it has `fit` and `evaluate`, which take and return flat
+arrays and a table of numbers.
 """
 
 import json
@@ -40,12 +40,12 @@ class Client(NumPyClient):
     """One part of one method at one site.
 
     Attributes:
-        site: its data, its device and what it keeps.
-        request: what is asked of it now.
+        site: the site's data, its device and the state that it keeps.
+        request: the request that this client serves.
         task: the training that the request belongs to.
         options: the method's settings.
         data: the training images; a target's have no labels.
-        model: the run's model, on the site's device, as it came.
+        model: the run's model on the site's device, as the server sent it or as the site kept it.
     """
 
     request: Request
@@ -53,7 +53,7 @@ class Client(NumPyClient):
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    # ---- what a method writes, beside a function per hop ------------------------------------
+    # ---- what a method writes, besides a function per hop -----------------------------------
 
     @property
     def trains(self) -> bool:
@@ -61,19 +61,19 @@ class Client(NumPyClient):
         return any("target" in stage.phase.parts for stage in self.task.stages)
 
     def recall(self) -> None:
-        """Load a model that stays at this site, where the server sent none.
+        """Load the model that stays at this site, when the server sent none.
 
         Raises:
-            WireError: the method has no such model.
+            WireError: the method has no model that stays here.
         """
         raise WireError("The request came without a model.")
 
     def outgoing(self) -> dict[str, Packed]:
-        """The arrays that go back: the trained model, unless a method sends something else."""
+        """Return the reply's arrays: the trained model, unless a method sends something else."""
         return {"model": self.packed_model()}
 
     def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities of what the test is about, the model -> (N, C), on the CPU."""
+        """Class probabilities of the predictor under test, here the model -> (N, C), on the CPU."""
         return models.predict(self.model, x)
 
     def others(self, x: Tensor) -> dict[str, Tensor]:
@@ -81,10 +81,10 @@ class Client(NumPyClient):
         return {}
 
     def keepsakes(self) -> dict[str, np.ndarray]:
-        """What a method adds to the notes of the last round, for the site's own eyes."""
+        """Arrays that a method adds to the notes of the last round; they stay at this site."""
         return {}
 
-    # ---- what methods are written with ------------------------------------------------------
+    # ---- what a method uses -----------------------------------------------------------------
 
     @property
     def task(self) -> Task:
@@ -96,7 +96,7 @@ class Client(NumPyClient):
 
     @property
     def side(self) -> Role:
-        """Which side of a domain loss this part is on: a collaborator stands where sources do."""
+        """Which side of a domain loss this part is on; a collaborator is on the sources' side."""
         return "target" if self.request.part == "target" else "source"
 
     @property
@@ -109,9 +109,9 @@ class Client(NumPyClient):
         """The run's optimizer at this round's learning rate.
 
         Args:
-            parameters: what it moves; by default all of the model.
-            carried: whether with `train.carry-momentum` the model's goes on from the last round's,
-                and stays for the next one.
+            parameters: the parameters that it trains; by default all of the model's.
+            carried: whether the model's optimizer, with `train.carry-momentum`, continues from the
+                last round's state and keeps its state for the next round.
         """
         rate = learning_rate(self.task.train, self.request.round, self.task.rounds)
         if parameters is not None:
@@ -127,14 +127,14 @@ class Client(NumPyClient):
         make: Callable[[], nn.Module],
         optimizer: Callable[[Iterable[nn.Parameter]], optim.Optimizer] | None = None,
     ) -> Network:
-        """A network that stays at this site, with its optimizer, as the last round left it.
+        """Return a network that stays at this site, with its optimizer, as after the last round.
 
-        In the first round of a phase it is what `make` gives, and also where this site has nothing
-        left of it. It is kept in memory and, with a state directory, on the site's disk.
+        In the first round of a phase, or if this site has no state of it, it is a new one from
+        `make`. Its state is kept in memory and, with a state directory, on the site's disk.
 
         Args:
-            name: among this part's networks.
-            make: a new one; the same for all sites that draw from the run's seed.
+            name: its name among this part's networks.
+            make: makes a new one; if it draws from the run's seed, all sites begin with the same.
             optimizer: makes the optimizer of its parameters; by default the run's.
         """
         module = make().to(self.device)
@@ -143,22 +143,23 @@ class Client(NumPyClient):
         return network
 
     def stays(self, name: str, thing: Staying, strict: bool = False) -> None:
-        """Keep something at this site from round to round; it goes on from what the last one left.
+        """Restore an object's state from an earlier round, and keep its state after this one.
 
         Args:
-            name: among this part's things.
-            thing: takes up what was put down before, and is put down when the round is over.
-            strict: whether it must go on from the very last round. Otherwise it goes on from the
-                last one of the phase in which this site took part, or begins anew.
+            name: its name among the objects that this part keeps.
+            thing: the object: its `take_up` gets the state that an earlier `put_down` returned.
+            strict: whether the state must be of the round right before this one. Otherwise it is of
+                the last round of this phase in which the site took part; if there is no such
+                state, the object is left as it is.
 
         Raises:
-            LostError: `strict`, and nothing is left of the last round.
+            LostError: `strict`, and the state of the round before is missing.
         """
         last, first = self.request.round - 1, self.request.stage.first
         if last >= first:
-            kept = self.workspace.left(self.task, name, last if strict else first, last)
-            if kept is not None:
-                thing.take_up(kept, self.device)
+            state = self.workspace.left(self.task, name, last if strict else first, last)
+            if state is not None:
+                thing.take_up(state, self.device)
             elif strict:
                 raise lost(last)
         self._staying[name] = thing
@@ -168,17 +169,17 @@ class Client(NumPyClient):
         yield from batches(self.shares(), self.task.train.batch_size)
 
     def shares(self) -> list[Tensor]:
-        """The images of this round, by index, one tensor per epoch it touches.
+        """Return the indices of this round's images, one tensor per epoch that the round touches.
 
         Raises:
-            ConfigError: a round's part of this site's images is less than the site allows; the
-                model after a step on a few images tells too much about them.
+            ConfigError: a round has fewer of this site's images than the site allows. A model that
+                was trained on a few images reveals too much about them.
         """
         rounds, least = self.task.train.rounds_per_epoch, self.site.min_images
         if len(self.data) < least * rounds:
             raise ConfigError(
-                f"train.rounds-per-epoch is {rounds:g}, which leaves less than {least} of this "
-                f"site's {len(self.data)} images to a round; lower it to "
+                f"train.rounds-per-epoch is {rounds:g}, which leaves fewer than {least} of this "
+                f"site's {len(self.data)} images for a round; lower it to "
                 f"{len(self.data) // least} or less."
             )
         seed = seed_for(self.task.seed, self.site.name)
@@ -193,13 +194,13 @@ class Client(NumPyClient):
         return self.model.features(self.inputs(indices))
 
     def check_enough(self, what: str) -> None:
-        """See that this site has as many images as anything that leaves must be made of.
+        """Check that this site has enough images for something that is to leave it.
 
         Args:
-            what: is made of them, as a clause that a number follows.
+            what: a clause about what is to leave, which the words "N or more" complete.
 
         Raises:
-            ConfigError: it has fewer.
+            ConfigError: it has fewer images than its `min-images`, or fewer than 2.
         """
         least = max(self.site.min_images, 2)
         if len(self.data) < least:
@@ -209,11 +210,11 @@ class Client(NumPyClient):
             )
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A generator of this site, round and purpose alone."""
+        """Return a generator that depends on the run's seed, this site, round and purpose alone."""
         return generator(self.task.seed, self.site.name, self.request.round, purpose)
 
     def packed_model(self) -> Packed:
-        """The model in the precision of the wire."""
+        """Pack the model in the precision in which it is sent."""
         return wire.pack(models.to_arrays(self.model), Kind.MODEL, self.task.wire.dtype)
 
     # ---- serving ----------------------------------------------------------------------------
@@ -222,12 +223,12 @@ class Client(NumPyClient):
         """Answer a training request -> the arrays and numbers that go back.
 
         Raises:
-            FeddaError: it cannot be answered; the reason is for this site's log.
+            FeddaError: it cannot be answered; only this site's log gets the reason.
         """
         assert request.contract and not request.is_test
         start = time.perf_counter()
         self.begin(request)
-        start += notes.received(self)  # its time is not the training's
+        start += notes.received(self)  # the time for notes is not training time
         self.model.train()
         numbers: Numbers = getattr(self, request.hop)()
         if self._carried is not None:
@@ -259,7 +260,7 @@ class Client(NumPyClient):
         return numbers
 
     def begin(self, request: Request) -> None:
-        """Take up a request: its data, its model and its place in the random numbers."""
+        """Prepare for a request: load data and model, and seed the random numbers."""
         self.request = request
         self._staying: dict[str, Staying] = {}
         self._carried: optim.Optimizer | None = None
@@ -270,13 +271,13 @@ class Client(NumPyClient):
             models.load_arrays(self.model, request.arrays["model"].unpack())
         else:
             self.recall()
-        # Dropout draws from the global generator: it must stand where any engine would have it.
+        # Dropout draws from the global generator, whose state must be the same in every engine.
         torch.manual_seed(seed_for(self.task.seed, self.site.name, request.round))
 
     # ---- Flower's NumPyClient ---------------------------------------------------------------
 
     def get_properties(self, config: Mapping[str, Any]) -> Numbers:
-        """What this site offers a run."""
+        """Return what this site offers a run."""
         return self.site.offer()
 
     def fit(
@@ -297,10 +298,10 @@ class Client(NumPyClient):
 
 
 def lost(server_round: int) -> LostError:
-    """What a site says that should go on from something that only it had."""
+    """Make the error for state that only this site had, and that is missing now."""
     return LostError(
-        f"This site has nothing left of round {server_round}, which only it has seen; restart its "
-        "client with the same --state-dir as before, or begin a new run."
+        f"This site has lost its state of round {server_round}, and no other copy exists; restart "
+        "its client with the same --state-dir as before, or begin a new run."
     )
 
 

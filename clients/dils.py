@@ -34,10 +34,10 @@ from .site.shared_discriminator import Copy
 
 
 class Pair(Summing):
-    """What both do: algorithm 1, with the half of the losses that is their side's."""
+    """What both sites do: algorithm 1, each with its side's half of the losses."""
 
     def adapt(self) -> Numbers:
-        """All lines, for one round's steps; the phase's first round initialises."""
+        """Run all lines for the steps of one round; the first round of the phase initialises."""
         options, count = self.options, self.request.steps
         half, done = HALVES[options.loss, self.side], count * self.rounds_before
         draws = self.generator("penalty")
@@ -49,12 +49,12 @@ class Pair(Summing):
             head = {n: w.clone() for n, w in self.model.head.state_dict().items()}
             self.stays("discriminator", copy, strict=True)
             self.stays("model", Network(self.model, encoder), strict=True)
-            if "model" in self.request.arrays:  # CADA: the classifier that came
+            if "model" in self.request.arrays:  # CADA: take the classifier that came
                 self.model.head.load_state_dict(head)
-            if sync.steps != done:  # then it counts on other sums
+            if sync.steps != done:  # then it would wait for sums of other steps
                 raise WireError(
-                    f"The request is for steps {done + 1} and following, but this site has taken "
-                    f"{sync.steps}."
+                    f"The request begins at step {done + 1}, so this site must have taken {done} "
+                    f"steps, but it has taken {sync.steps}."
                 )
             for indices in self.windows(done, count):
                 with nullcontext() if half.mapping else torch.no_grad():
@@ -83,50 +83,50 @@ class Pair(Summing):
         return self.request.stage.rounds_before(self.request.round)
 
     def recall(self) -> None:
-        """The model as this site last adapted it, in this round (a test) or in the one before."""
+        """Load the model as this site last adapted it: in this round for a test, else before it."""
         last = self.request.round - (not self.request.is_test)
-        kept = self.workspace.left(self.task, "model", last, last)
-        if kept is None:
+        saved = self.workspace.left(self.task, "model", last, last)
+        if saved is None:
             raise lost(last)
-        self.model.load_state_dict(kept.get("module"))
+        self.model.load_state_dict(saved.get("module"))
 
     def moved(self) -> list[nn.Parameter]:
-        """The parameters that a mapping loss moves."""
+        """Return the parameters that a mapping loss trains."""
         return list(self.model.encoder.parameters())
 
     def beside(self, z: Tensor, indices: Tensor) -> Tensor | float:
-        """What is trained in the same step."""
+        """Return a further loss that the same step minimises: here none."""
         return 0.0
 
     @contextmanager
     def mode(self, half: Half) -> Iterator[None]:
-        """An encoder that does not move is used as it was left: no dropout, running statistics."""
+        """Use an encoder that is not trained in evaluation mode: no dropout, running statistics."""
         with nullcontext() if half.mapping else evaluating(self.model):
             yield
 
 
 class Collaborator(Pair, fedavg.Source):
-    """Its model is trained on labels first, and then helps the target to adapt."""
+    """Trains its model on labels first, and then helps the target to adapt."""
 
     def moved(self) -> list[nn.Parameter]:
-        """CADA: the classifier is trained beside the encoder."""
+        """CADA: the classifier is trained together with the encoder."""
         return list(self.model.parameters())
 
     def beside(self, z: Tensor, indices: Tensor) -> Tensor:
-        """CADA: the classifier follows the features, and does not move them."""
+        """CADA: train the classifier on the features; this does not change the features."""
         return F.cross_entropy(self.model.head(z.detach()), self.labels(indices))
 
     def outgoing(self) -> dict[str, Packed]:
-        """The model, where it has changed."""
+        """Return the model, if it has changed."""
         changed = self.request.hop == "train" or self.options.loss == "cada"
         return super().outgoing() if changed else {}
 
 
 class Target(Pair):
-    """Moves its own encoder; it leaves this site only with `dils.share`."""
+    """Trains its own encoder, which leaves this site only with `dils.share`."""
 
     def adapt(self) -> Numbers:
-        """Algorithm 1; with CADA on the classifier that the collaborator has trained meanwhile."""
+        """Run algorithm 1, with CADA on the collaborator's latest classifier; save the model."""
         numbers, task = super().adapt(), self.task
         path = state.model_path(self.site, task)
         if path is not None:
@@ -134,5 +134,5 @@ class Target(Pair):
         return numbers
 
     def outgoing(self) -> dict[str, Packed]:
-        """Nothing, unless the target shares its model."""
+        """Return nothing, unless the target shares its model."""
         return super().outgoing() if self.options.share else {}

@@ -1,4 +1,4 @@
-"""f-DAN's clients: f-DANN's, against the witness of MMD between everybody's mean embeddings.
+"""f-DAN's clients: f-DANN's, but against the witness of MMD between the sites' mean embeddings.
 
 Long et al., DAN, ICML 2015, https://arxiv.org/abs/1502.02791; federated by the exchange.
 """
@@ -21,12 +21,12 @@ from .site.shared_discriminator import Witness
 
 
 class Member(fdann.Member):
-    """What both parts do otherwise than in f-DANN."""
+    """What both parts do differently from f-DANN."""
 
     shared: ClassVar[str] = "witness"
 
     def join(self, stream: Stream) -> None:
-        """The frequencies that all others draw too, and the last round's witnesses."""
+        """Draw the frequencies, which are the same at all sites, and load the witnesses."""
         options, scale = self.options, float(self.request.numbers["scale"])
         draws, d = generator(self.task.seed, "frequencies"), self.model.width
         W = fourier.frequencies(d, options.frequencies, scale, options.bandwidths, draws)
@@ -34,16 +34,16 @@ class Member(fdann.Member):
         super().join(stream)
 
     def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Witness:
-        """This site's part in one witness."""
+        """Make this site's part in one witness, new or as received."""
         witness = Witness(self.lazy(stream, group.name, halves=1))
         if came is not None:
             witness.pick_up(came, self.device)
         return witness
 
     def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
-        """Mean embeddings out, witnesses in; with p = 1 they are this very step's."""
+        """Send mean embeddings, get witnesses; with p = 1 these already include this step."""
         g = fourier.half_gradient(z, self.W, self.side)
-        pull, mmd = z.sum() * 0, z.new_zeros(())  # nothing to go by before the first sum
+        pull, mmd = z.sum() * 0, z.new_zeros(())  # zero before the first sum
         for name, witness in self.copies.items():
             w = witness.step(self.part_of[name] * g, n)
             if w is not None:
@@ -54,16 +54,16 @@ class Member(fdann.Member):
 
 
 class Source(Member, fdann.Source):
-    """Has labels; while there is no scale there is nothing but these."""
+    """Has labels; in the phase that measures the scale it trains on labels alone."""
 
 
 class Target(Member, fdann.Target):
-    """Its encoder is moved by the witness alone."""
+    """Trains its encoder against the witness alone."""
 
     @torch.no_grad()
     def measure(self) -> Numbers:
-        """The median distance of some of its features, the same for every batch size."""
-        self.check_enough("a median of distances leaves it only over")
+        """Measure the median distance of some of its features; the batch size does not matter."""
+        self.check_enough("its median distance must be computed from")
         draws = self.generator("scale")
         indices = torch.randperm(len(self.data), generator=draws)[: fourier.PAIRED]
         with evaluating(self.model):
@@ -72,5 +72,5 @@ class Target(Member, fdann.Target):
         return {"median": fourier.median_distance(z), "steps": 0}
 
     def outgoing(self) -> dict[str, Packed]:
-        """Model and witnesses, or none of them where the scale was asked for."""
+        """Return model and witnesses; nothing if the request was for the scale."""
         return super().outgoing() if self.request.hop == "align" else {}

@@ -1,4 +1,4 @@
-"""f-DANN's clients: each trains its own model, on labels where there are any, against a shared DI.
+"""f-DANN's clients: each trains its own model against a shared DI, sources also on labels.
 
 Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exchange.
 """
@@ -33,13 +33,13 @@ StepNumbers = dict[str, Any]  # of one step; tensors stay on the device until th
 
 
 class Member(Summing):
-    """What both parts do in a round of a whole number of windows."""
+    """What both parts do: train for a round of a whole number of windows."""
 
     loss: ClassVar[Loss] = "grl"
-    shared: ClassVar[str] = "discriminator"  # the array, and behind a / the source of a pair
+    shared: ClassVar[str] = "discriminator"  # name of the array; for a pair, /SOURCE follows
 
     def align(self) -> Numbers:
-        """Cross entropy, if any, + lambda times what moves the encoder against the others."""
+        """Train on cross entropy, if there are labels, + lambda times the adversarial loss."""
         task, count = self.task, self.request.steps
         per_step = self.critic_steps()
         optimizer = self.optimizer()
@@ -65,47 +65,47 @@ class Member(Summing):
         return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
 
     def whole_windows(self, count: int) -> Iterator[Tensor]:
-        """The round's batches, one for each step of the discriminators.
+        """Return the round's batches, one for each step of the discriminators.
 
         Raises:
-            WireError: they are no whole windows; then sums would not be over a window's images.
+            WireError: they are no whole windows; then a sum would not be over a window's images.
         """
         if count % self.exchange.lazy.p:
             raise WireError(
-                f"The request is for {count} steps, which are no whole windows of "
-                f"{self.exchange.lazy.p} (exchange.p)."
+                f"The request is for {count} steps, which is not a multiple of exchange.p, "
+                f"{self.exchange.lazy.p}."
             )
         return self.windows((self.request.round - 1) * count, count)
 
     def critic_steps(self) -> int:
-        """Steps that the discriminators make in one of the model's, the common one among them."""
+        """Return how many steps the discriminators take per step of the model."""
         return 1
 
     def lead(self, images: Iterator[Tensor]) -> None:
-        """The steps that the discriminators make before the common one, on images of their own."""
+        """Take all but the last of the discriminators' steps, on images of their own."""
         for indices in images:
             with torch.no_grad():
                 z = self.features(indices)
             self.discriminate(z, len(indices))
 
     def classify(self, z: Tensor, indices: Tensor) -> Tensor | None:
-        """Cross entropy on the site's labels -> scalar; None where there are none."""
+        """Cross entropy on the site's labels -> scalar; None if it has no labels."""
         return None
 
     def join(self, stream: Stream) -> None:
-        """Take up the discriminators, or in the first round make those that all others make."""
+        """Load the discriminators; in the first round make new ones, the same at all sites."""
         self.half = HALVES[self.loss, self.side]
         self.copies: dict[str, Any] = {}
         self.part_of: dict[str, float] = {}
         for group in self.exchange.invitation.groups:
             name = array_of(self.shared, group)
             self.copies[name] = self.take_up(stream, group, self.request.arrays.get(name))
-            # Of the mean over a group's sources each is a part; the target is all of its side.
+            # 1/K for each of K sources; 1 for the target.
             sources = len(group.members) - 1
             self.part_of[name] = 1 / sources if self.side == "source" else 1.0
 
     def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Any:
-        """This site's copy of one group's discriminator, as it came or as all begin with it."""
+        """Make this site's copy of a group's discriminator, new or as received."""
         seed, network = seed_for(self.task.seed, group.name), self.options.discriminator
         sync = self.lazy(stream, group.name)
         copy = Copy.make(self.model.width, network, seed, sync, self.device)
@@ -114,27 +114,27 @@ class Member(Summing):
         return copy
 
     def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
-        """One step of the discriminators -> what moves the encoder against them, and numbers.
+        """Take one step of the discriminators -> the encoder's adversarial loss, and numbers.
 
-        The scalar's gradient is the encoder's; its value means nothing. Gradients of both kinds are
-        taken at z and DI as they are before anything moves.
+        Only the gradient of this scalar loss has a meaning, not its value. The gradients of encoder
+        and discriminators are both taken at z and DI before either changes.
         """
         pull = self.against(z)
         return pull, self.discriminate(z, n)
 
     def against(self, z: Tensor) -> Tensor:
-        """The reversal layer, over all discriminators -> scalar."""
+        """Apply the reversal layer of all discriminators -> scalar."""
         fixed = z.detach().requires_grad_()
         losses = {n: reversed_loss(self.half, c.DI, fixed) for n, c in self.copies.items()}
         (g,) = torch.autograd.grad(self.combined(losses), fixed)
         return (z * g).sum()
 
     def combined(self, losses: dict[str, Tensor]) -> Tensor:
-        """One loss of those against each discriminator, by its array's name: their mean."""
+        """Make one loss of the losses against each discriminator, by array name: here the mean."""
         return torch.stack(list(losses.values())).mean()
 
     def discriminate(self, z: Tensor, n: int) -> StepNumbers:
-        """One step of every discriminator -> what the site reports of it."""
+        """Take one step of every discriminator -> the numbers that the site reports."""
         each: dict[str, StepNumbers] = {}
         for name, copy in self.copies.items():
             L_DI = self.own(copy, z)
@@ -146,7 +146,7 @@ class Member(Summing):
         return self.reported(each)
 
     def reported(self, each: dict[str, StepNumbers]) -> StepNumbers:
-        """What becomes of every discriminator's numbers, by its array's name: their means."""
+        """Make the reported numbers of each discriminator's, by array name: here the means."""
         numbers: StepNumbers = {}
         for of_copy in each.values():
             numbers = {k: numbers.get(k, 0.0) + v / len(each) for k, v in of_copy.items()}
@@ -157,7 +157,7 @@ class Member(Summing):
         return discriminator_loss(self.half, copy.DI, z)
 
     def leave(self) -> None:
-        """Wait for sums under way; the discriminators are put down with all that came."""
+        """Wait for sums that are under way, so that every copy has them for the next round."""
         for copy in self.copies.values():
             copy.sync.settle()
 
@@ -172,17 +172,17 @@ class Source(Member, fedavg.Source):
 
 
 class Target(Member):
-    """Its encoder is moved by the reversed gradient alone, its classifier by nothing."""
+    """Trains its encoder by the reversed gradient alone, and its classifier not at all."""
 
     data: Unlabelled
 
     def outgoing(self) -> dict[str, Packed]:
-        """The model, and the discriminators for all, always in full precision."""
+        """Return the model, and for all sites the discriminators, always in full precision."""
         return super().outgoing() | {name: copy.packed() for name, copy in self.copies.items()}
 
 
 def array_of(name: str, group: Group) -> str:
-    """The array that belongs to a group: the same, or the same source's."""
+    """Return the name of a group's array; it has the same /SOURCE as the group, if any."""
     _, slash, source = group.name.partition("/")
     return f"{name}{slash}{source}"
 

@@ -26,7 +26,7 @@ class Source(Client):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total, steps = total + loss.detach(), steps + 1  # summed on the device: no stall
+            total, steps = total + loss.detach(), steps + 1  # summed on the device: no wait
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
     def labels(self, indices: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Learner(Client):
     """What both parts do with atoms."""
 
     def begin(self, request: Request) -> None:
-        """With atoms the encoder comes once; it is kept, and what was extracted by it."""
+        """Prepare for a request; with atoms, keep the encoder and the features made with it."""
         super().begin(request)
         if "atoms" not in request.arrays:
             return
@@ -36,24 +36,24 @@ class Learner(Client):
             held["dictionary"] = self.new_dictionary()
             if before is not None:
                 self.dictionary.inherit(before)
-        elif "dictionary" not in held:  # this process was started since
+        elif "dictionary" not in held:  # the process was restarted since the encoder came
             held["dictionary"] = self.new_dictionary()
 
     def recall(self) -> None:
-        """With atoms alone the encoder that is here."""
+        """Load the encoder that this site keeps, if atoms came without one."""
         if "atoms" not in self.request.arrays:
             super().recall()
         if "dictionary" in self.workspace.held:
             return
         if not state.load_once(self.site, self.task, "encoder", self.model):
             raise ConfigError(
-                "Atoms came without the encoder, which this site did not keep; the server "
-                "sends it with the next request. With --state-dir it is kept."
+                "Atoms came without the encoder, and this site has no copy of it; the server "
+                "sends it with the next request. Give --state-dir to keep a copy."
             )
 
     def new_dictionary(self) -> Dictionary:
-        """The site's part of the dictionary, under the encoder as it is now."""
-        self.check_enough("atoms may leave it only after steps on")
+        """Make the site's part of the dictionary, with the current encoder."""
+        self.check_enough("its atoms must be learnt from")
         return Dictionary(self.site, self.task, self.model, self.data)
 
     @property
@@ -61,10 +61,10 @@ class Learner(Client):
         return self.workspace.held["dictionary"]
 
     def atoms(self) -> tuple[Tensor, Tensor]:
-        """Z (K, n, d) and y (K, n, C), as they came.
+        """Return the received z (K, n, d), and y (K, n, C) scaled to sums of exactly 1.
 
         Raises:
-            WireError: they are no points with probabilities.
+            WireError: y does not hold probabilities.
         """
         self.request.arrays["atoms"].check_finite("the server")
         came = self.request.arrays["atoms"].unpack()
@@ -81,18 +81,18 @@ class Learner(Client):
         return numbers
 
     def known_labels(self) -> Tensor | None:
-        """(N, C) of the site's examples; None where there are none."""
+        """Return the labels of the site's examples (N, C); None if it has no labels."""
         return None
 
     def outgoing(self) -> dict[str, Packed]:
-        """The site's version of the atoms; its coordinates are in none of it."""
+        """Return the site's version of the atoms; its coordinates stay here."""
         if self.request.hop != "learn":
             return super().outgoing()
         return {"atoms": wire.pack(self.learnt, Kind.ATOMS, self.task.wire.dtype)}
 
 
 class Source(Learner, fedavg.Source):
-    """FedAvg's source in stage 1; in stage 2 atoms are to explain its features and labels."""
+    """FedAvg's source in stage 1; in stage 2 it fits atoms to its features and labels."""
 
     def known_labels(self) -> Tensor:
         return F.one_hot(self.data.y, self.task.classes).float().to(self.device)
@@ -105,13 +105,13 @@ class Target(Learner):
     heads: Heads | None = None
 
     def predict(self, x: Tensor) -> Tensor:
-        """The head that counts; FedAvg's while there are no atoms."""
+        """Predict with the head that `feddadil.predict` names; without atoms, with FedAvg's."""
         if "atoms" not in self.request.arrays:
             return super().predict(x)
         return self.others(x)[self.options.predict]
 
     def others(self, x: Tensor) -> dict[str, Tensor]:
-        """Both heads, and FedAvg's beside them."""
+        """Predict with both fitted heads, and with FedAvg's."""
         if "atoms" not in self.request.arrays:
             return {}
         features, heads = self.dictionary.encoded(x), self.fitted()
@@ -123,7 +123,7 @@ class Target(Learner):
         return {name: p.cpu() for name, p in predictors.items()}
 
     def fitted(self) -> Heads:
-        """The heads; fitted once per request."""
+        """Return the heads, which are fitted once per request."""
         if self.heads is None:
             self.heads = self.dictionary.fit(*self.atoms(), self.request.round)
             if self.request.round == self.task.rounds:
@@ -131,7 +131,7 @@ class Target(Learner):
         return self.heads
 
     def keepsakes(self) -> dict[str, np.ndarray]:
-        """The target's points, the barycenter that is to explain them, and the distilled set."""
+        """Return the target's points, the barycenter fitted to them, and the distilled set."""
         if "atoms" not in self.request.arrays:
             return {}
         return self.dictionary.keepsakes(self.fitted())

@@ -16,25 +16,25 @@ from .site.shared_discriminator import Copy
 
 
 class Member(fdann.Member):
-    """What both parts do otherwise than in f-DANN."""
+    """What both parts do differently from f-DANN."""
 
     loss: ClassVar[Loss] = "wassda"
 
     def critic_steps(self) -> int:
-        """Shen et al. take all of a step's critic steps on one batch.
+        """Shen et al. take all critic steps of one training step on one batch.
 
         Here each has a batch of its own: a gradient must be summed over many examples before it may
-        leave, and the same batch over again would add none.
+        leave, and repeating a batch would add no examples.
         """
         return self.options.critic_steps
 
     def join(self, stream: Stream) -> None:
-        """As in f-DANN, with draws for the penalty's points."""
+        """Join as in f-DANN, and make the generator that draws the penalty's points."""
         super().join(stream)
         self.points = self.generator("penalty")
 
     def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
-        """The encoder is moved against what the critic has become."""
+        """Take the critic's step first, then train the encoder against the new critic."""
         numbers = self.discriminate(z, n)
         return self.against(z), numbers
 
@@ -47,4 +47,4 @@ class Source(Member, fdann.Source):
 
 
 class Target(Member, fdann.Target):
-    """Its encoder is moved by the critic alone."""
+    """Trains its encoder against the critic alone."""

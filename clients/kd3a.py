@@ -31,7 +31,7 @@ CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not it
 
 
 class Target(Client):
-    """Votes, distils, and says what each source added to the vote."""
+    """Lets the teachers vote, distils the vote, and reports what each source added to it."""
 
     data: Unlabelled
 
@@ -44,7 +44,7 @@ class Target(Client):
             for name, packed in request.arrays.items()
             if name.startswith("teacher/")
         }
-        images = torch.cat(self.shares()).unique()  # sorted: a round may use part of them
+        images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(teachers, images)  # (N, K, C)
 
         consensus, focus = [], torch.zeros(len(teachers), dtype=torch.float64)
@@ -53,10 +53,10 @@ class Target(Client):
             if options.weighting == "focus":
                 focus += kd3a.consensus_focus(part, gate, options.vote, options.focus)
         vote, weight = (torch.cat([getattr(c, k) for c in consensus]) for k in ("p", "n"))
-        kept = torch.cat([c.kept for c in consensus]).float().mean()
+        share = torch.cat([c.kept for c in consensus]).float().mean()
 
         numbers = self.follow(images, vote, weight)
-        numbers["kept"] = float(kept)
+        numbers["kept"] = float(share)
         if options.weighting == "focus":
             about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
         if options.teacher_batchnorm == "updated":
@@ -67,9 +67,9 @@ class Target(Client):
     def teach(
         self, teachers: dict[str, Packed], images: Tensor
     ) -> tuple[Tensor, Numbers, dict[str, Moments]]:
-        """Every teacher's probabilities (N, K, C), what other weightings need, its statistics.
+        """Return all teachers' probabilities (N, K, C), the weighting's numbers, the statistics.
 
-        One teacher at a time is on the device, however many there are.
+        Only one teacher at a time is on the device, however many there are.
         """
         weighting = self.options.weighting
         before = self._gap(self.model, images) if weighting == "gap" else None
@@ -111,10 +111,10 @@ class Target(Client):
 
     @torch.no_grad()
     def mix_statistics(self, numbers: Numbers, moments: dict[str, Moments]) -> None:
-        """Line 13 for BatchNorm's statistics alone, as the server does it for all else.
+        """Line 13 for BatchNorm's statistics alone; the server does it for all other values.
 
-        The teachers' statistics have moved here, where they voted. Mixed they fit into the model
-        that goes back anyway; each by itself would take one more model per source.
+        The teachers' statistics have changed here, during the vote. Mixed, they fit into the model
+        that goes back anyway. Sent one by one, they would need one more model per source.
         """
         examples, past = (_by_site(self.request.numbers, what) for what in ("examples", "past"))
         own = self.site.name
@@ -133,8 +133,8 @@ class Target(Client):
     def match_moments(self) -> Numbers:
         """Line 16, eq. 12: train the mean so that its features match the sites' moments.
 
-        sum_k alpha_k |mu - mu_k|^2 is |mu - sum_k alpha_k mu_k|^2 and a constant, and the mean
-        that came carries sum_k alpha_k mu_k as its running statistics: they are all it takes.
+        sum_k alpha_k |mu - mu_k|^2 is |mu - sum_k alpha_k mu_k|^2 plus a constant. The mean that
+        came has sum_k alpha_k mu_k as its running statistics, so nothing else is needed.
         """
         layers = list(batchnorms(self.model).values())
         if not layers:
@@ -143,7 +143,7 @@ class Target(Client):
         mu = [mean[None] for mean, _ in wanted]
         second = [(var + mean**2)[None] for mean, var in wanted]
         one = torch.ones(1, device=self.device)
-        # Always a fresh optimizer: momentum that is carried over is the distillation's.
+        # Always a fresh optimizer: the momentum that is carried over belongs to the distillation.
         optimizer = self.optimizer(carried=False)
         total, steps = 0.0, 0
         for indices in self.batches():
@@ -164,8 +164,8 @@ class Target(Client):
         x = self.data.x
         if self.options.teacher_batchnorm == "running":
             return torch.cat([models.predict(model, x[part]) for part in images.split(256)])
-        # In an order of its own, for a file may hold class after class, and the statistics of a
-        # batch of one class say little. A last batch of one image has none: it joins another.
+        # In random order: a file may hold class after class, and the statistics of a batch of one
+        # class say little. A last batch of one image has no statistics, so it joins another.
         order = torch.randperm(len(images), generator=self.generator("vote"))
         parts = batches([images[order]], self.task.train.batch_size)
         if self.options.teacher_batchnorm == "updated":
@@ -176,7 +176,7 @@ class Target(Client):
         return p[order.argsort()]
 
     def _gap(self, model: Model, images: Tensor) -> Tensor:
-        """FADA's eq. 3 of the target's features under a model; the same seed for all models."""
+        """FADA's eq. 3 for the target's features under a model; all models use the same seed."""
         with evaluating(model):
             z = torch.cat([model.features(self.inputs(part)) for part in images.split(256)])
         seed = seed_for(self.task.seed, self.site.name, self.request.round, "clusters") % 2**32
@@ -200,11 +200,11 @@ class Target(Client):
         with evaluating(teacher), inputs_of(layers) as seen:
             for part in images.split(256):
                 teacher(self.inputs(part))
-                found = [_moments(seen[layer]) for layer in layers]
+                moments = [_moments(seen[layer]) for layer in layers]
                 share = len(part) / len(images)
                 sums = [
                     (m + share * a.cpu(), s + share * b.cpu())
-                    for (m, s), (a, b) in zip(sums, found, strict=True)
+                    for (m, s), (a, b) in zip(sums, moments, strict=True)
                 ]
         mean = [m.running_mean.cpu() for m in layers]  # type: ignore[union-attr]
         var = [m.running_var.cpu() for m in layers]  # type: ignore[union-attr]
@@ -214,7 +214,7 @@ class Target(Client):
 
 
 def _moving(model: Model, x: Tensor) -> Tensor:
-    """Probabilities under the batch's own statistics, which move the running ones -> (N, C)."""
+    """Predict with the batch's own statistics, and update the running ones -> (N, C)."""
     with evaluating(model):
         for layer in batchnorms(model).values():
             layer.train()
@@ -228,7 +228,7 @@ def _statistics(model: Model) -> Moments:
 
 
 def _by_site(numbers: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The numbers `what/SITE` by site."""
+    """Return the numbers called `what/SITE`, by site."""
     return {n.removeprefix(f"{what}/"): v for n, v in numbers.items() if n.startswith(f"{what}/")}
 
 

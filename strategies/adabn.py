@@ -1,4 +1,4 @@
-"""AdaBN's server: FedAvg, and after every mean the target's own BatchNorm statistics.
+"""AdaBN's server: FedAvg, then after every mean BatchNorm statistics from the target.
 
 Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779, algorithm 1.
 """
@@ -20,21 +20,22 @@ class AdaBN(FedAvg):
     """Per round: 1 model to each source and back, then 1 to the target and back."""
 
     def requests(self) -> list[Message]:
-        """FedAvg's, for a model that has statistics to adapt."""
+        """Check that the model has BatchNorm statistics, and make FedAvg's requests."""
         adabn.check_batchnorm((e.name for e in self.setup.model.entries), self.task.model.name)
         return super().requests()
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """The mean's parameters as they are, with the statistics that the target sends back.
+        """Average as FedAvg, then replace the statistics by those that the target sends back.
 
-        Nothing else of its reply is used: no target, and no precision of the wire, can move them.
+        Nothing else of the target's reply is used, so neither the target nor the precision of the
+        wire can change the parameters.
         """
         mean, numbers = super().combine(replies)
         sent = self.as_sent(pack(mean, Kind.MODEL))
         reply = self.ask_target("estimate", {"model": sent}, needs={"steps"})
         adapted = reply.model().unpack()
         statistics = {n: a.copy() for n, a in adapted.items() if n.endswith(STATISTICS)}
-        del reply, adapted  # a whole model; the next one is packed now
+        del reply, adapted  # free a whole model before the next one is packed
         return mean | statistics, numbers
 
 

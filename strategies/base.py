@@ -1,15 +1,15 @@
-"""What all strategies share: requests out, checked replies in, the target's test.
+"""What all strategies share: they send requests, check replies and ask the target to test.
 
-A method's strategy reads as the paper's round:
+A method's strategy reads like a round in the paper:
 
-    requests()         what goes to whom when a round begins
-    combine(replies)   how the replies become the next model; it may ask further, by `ask`
-    weigh(reply)       how much a reply counts in a mean, where the method has a say in that
-    tested()           what the target is sent to test
+    requests()         makes the messages that begin a round, one per site
+    combine(replies)   makes the next model of the replies; `ask` sends further requests
+    weigh(reply)       says how much a reply counts in a mean, in methods that weigh replies
+    tested()           returns what the target is sent to test
 
-It holds no torch module and touches no disk. What it must remember from round to round is in
-`memory`, so that a run can be stopped and resumed. Strategies implement Flower's hooks and so also
-run under Flower's own `Strategy.start`.
+A strategy holds no torch module and touches no disk. `memory` holds what it must remember from
+round to round, so that a run can be stopped and resumed. Strategies implement Flower's hooks, so
+they also run under Flower's own `Strategy.start`.
 """
 
 import math
@@ -43,11 +43,11 @@ class FedDA(Strategy):
     """Base of the methods' strategies.
 
     Attributes:
-        roster: the sites, with the counts that weigh averages.
-        round: the round at hand, from 1.
-        global_model: the model with which it began, in full precision.
-        model: the same in the precision of the wire.
-        memory: what is remembered from round to round.
+        roster: the sites, with the numbers of examples that serve as weights in averages.
+        round: the current round, counted from 1.
+        global_model: the model at the start of the round, in full precision.
+        model: the same model in the precision in which it is sent.
+        memory: what the strategy remembers from round to round.
         weights: how much each site counted in the last mean, for reports.
     """
 
@@ -65,41 +65,41 @@ class FedDA(Strategy):
     # ---- what a method writes -------------------------------------------------------------
 
     def requests(self) -> list[Message]:
-        """The first hop of a round: the model, to every source that is there."""
+        """Make the requests of a round's first hop: here the model, to all sources of the round."""
         return [self.request(node, {"model": self.model}) for node in self.present()]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """The replies to `requests` -> the next model, and the round's numbers."""
+        """Combine the replies to `requests` -> the next model, and the round's numbers."""
         raise NotImplementedError
 
     def weigh(self, reply: Reply) -> float:
-        """How much a reply counts in a mean, relative to the others and at most 1."""
+        """Return how much a reply counts in a mean: relative to the others, at most 1."""
         raise NotImplementedError
 
     def tested(self) -> dict[str, Packed]:
-        """What the target is sent to test: the model."""
+        """Return what the target is sent to test: here the model."""
         return {"model": self.model}
 
     def part_of(self, node: Node) -> str:
-        """The part that a site plays in this round."""
+        """Return the part that a site plays in this round."""
         return node.role
 
     def examine(self, reply: Reply) -> None:
-        """What a method checks of a reply beside contract and guard: nothing.
+        """Check what the method requires of a reply besides contract and guard: here nothing.
 
         Raises:
-            WireError: the reply is to be refused.
+            WireError: the reply must be refused.
         """
 
     def needed(self) -> set[str]:
-        """Names of the sites that this round cannot do without; a paused run waits for them."""
+        """Name the sites without which this round cannot run; a paused run waits for them."""
         return {self.roster.target.name} if "target" in self.phase.parts else set()
 
-    # ---- what methods are written with ----------------------------------------------------
+    # ---- what a method uses ---------------------------------------------------------------
 
     @property
     def stage(self) -> Stage:
-        """The phase of this round and the rounds that it has."""
+        """The phase of this round, with its first and its last round."""
         return self.task.stage(self.round)
 
     @property
@@ -109,17 +109,17 @@ class FedDA(Strategy):
 
     @property
     def mail(self) -> Mail:
-        """The way to the sites, once a round has begun."""
+        """What sends requests and fetches replies; only set once a round has begun."""
         assert self._mail is not None
         return self._mail
 
     @property
     def least_sources(self) -> int:
-        """How many sources a round of this phase takes at least."""
+        """The smallest number of sources with which a round of this phase can run."""
         return self.setup.wait.min_sources if "source" in self.phase.parts else 0
 
     def begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
-        """Take up a round: its number, its model and the way to the sites."""
+        """Begin a round: set its number, its model and what sends its requests."""
         self.round = server_round
         self._mail = self._mail or Mail(grid)
         self._online = self.setup.online(grid)
@@ -130,14 +130,16 @@ class FedDA(Strategy):
         self.post.open.clear()
 
     def is_online(self, node: Node) -> bool:
-        """Whether a site is worth asking."""
+        """Whether a site is online, so that it can answer a request."""
         return node.id in self._online
 
     def present(self) -> list[Node]:
-        """The sources of this round that are there; waiting for others would cost the deadline.
+        """Return the sources of this round, all of them online.
+
+        A request to a site that is not online would make the round wait until its deadline.
 
         Raises:
-            QuorumError: too few are, or the phase needs the target and it is away.
+            QuorumError: too few sources are online, or the phase needs the target and it is not.
         """
         target = self.roster.target
         if "target" in self.phase.parts and not self.is_online(target):
@@ -162,13 +164,13 @@ class FedDA(Strategy):
         numbers: Mapping[str, float] | None = None,
         hop: str = "",
     ) -> Message:
-        """A message for one site, with a record of its own, valid until the deadline.
+        """Make a request to one site, with records of its own, valid until the deadline.
 
         Args:
             node: the site.
-            arrays: what it is sent.
-            numbers: what it is told; they may differ from site to site.
-            hop: what it is asked for; the phase's first hop if it is left out.
+            arrays: the arrays to send.
+            numbers: the numbers to send; they may differ from site to site.
+            hop: the name of the hop; by default the first of the phase.
         """
         phase, hop, part = self.phase, hop or self.phase.first_hop, self.part_of(node)
         contract, exchange = phase.part(hop, part), None
@@ -181,7 +183,7 @@ class FedDA(Strategy):
         return self.post.write(node, heading, contract, layouts, arrays, numbers, exchange)
 
     def test_request(self) -> Message:
-        """The message with which the target tests."""
+        """Make the request that asks the target to test."""
         phase, node = self.phase, self.roster.target
         layouts = (phase.test_layouts or phase.layouts)(self.options, self.setup.model)
         heading = Heading(self.round, phase.name, "test", "target")
@@ -195,14 +197,14 @@ class FedDA(Strategy):
         needs: Iterable[str] = (),
         **numbers: float,
     ) -> Iterator[Reply]:
-        """Another hop in mid-round: the same request to some sites -> their replies, as they come.
+        """Send the same request to some sites in mid-round -> their replies, as they arrive.
 
         Args:
             nodes: the sites.
-            hop: what they are asked for.
-            arrays: what they are sent.
-            needs: numbers that a reply is of no use without.
-            numbers: what they are told.
+            hop: the name of the hop.
+            arrays: the arrays to send.
+            needs: names of the numbers that every reply must have.
+            numbers: the numbers to send.
         """
         requests = [self.request(node, arrays, numbers, hop) for node in nodes]
         yield from self.accept(self.mail.deliver(requests, self.setup.wait.train), needs)
@@ -210,10 +212,10 @@ class FedDA(Strategy):
     def ask_target(
         self, hop: str, arrays: Mapping[str, Packed], needs: Iterable[str] = (), **numbers: float
     ) -> Reply:
-        """As `ask`, the target alone.
+        """Ask the target alone, as `ask` does -> its reply.
 
         Raises:
-            QuorumError: no acceptable reply came.
+            QuorumError: the target gave no usable reply.
         """
         target = self.roster.target
         for reply in self.ask([target], hop, arrays, needs, **numbers):
@@ -224,36 +226,38 @@ class FedDA(Strategy):
         """Yield the replies that pass every check, as they arrive; report the others.
 
         Args:
-            replies: from sites, or from whoever.
-            needs: numbers that a reply is of no use without.
+            replies: messages as they came; not even their sender is checked yet.
+            needs: names of the numbers that every reply must have.
         """
         failed = self.session.give_up if self.session else lambda name: None
         yield from self.post.accept(replies, needs, self.roster, self.examine, failed)
 
     def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int) -> None:
-        """Open a session of the exchange; the requests of the hop that sums carry the invitations.
+        """Open a session of the exchange, in which sites sum gradients.
+
+        The requests of the hop that sums carry the invitations to it.
 
         Args:
-            groups: who sums which gradients; a group is named after one of the phase's layouts,
-                with `/SITE` behind it if there are several.
-            syncs: sums per group.
+            groups: the sites of each group, by the group's name. The name is that of the layout of
+                the group's gradients; if several groups share a layout, `/SITE` follows it.
+            syncs: number of sums per group.
 
         Raises:
-            ConfigError: not one exchange fits into the round, or nobody hosts it.
+            ConfigError: the round is too short for one sum, or there is no host for the exchange.
         """
         layouts = self.phase.layouts(self.options, self.setup.model)
         members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
         self.session = convene(self.setup, layouts, members, syncs)
 
     def adjourn(self) -> None:
-        """Close the session of the exchange, if one is open, and account for what crossed in it."""
+        """Close the session of the exchange, if one is open, and hand it to `setup.account`."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
             self.setup.account(session)
 
     def steps_per_round(self, nodes: Iterable[Node]) -> int:
-        """Steps of a round in which all take equally many: the largest site's share of an epoch."""
+        """Return the steps of every site in a round: the largest site's share of an epoch."""
         train, most = self.task.train, max(self.roster.counts[n.name] for n in nodes)
         return max(1, math.ceil(most / train.batch_size / train.rounds_per_epoch))
 
@@ -261,7 +265,7 @@ class FedDA(Strategy):
         """Check the quorum of sources.
 
         Raises:
-            QuorumError: fewer than `wait.min-sources` gave a usable reply.
+            QuorumError: the count is below `wait.min-sources`.
         """
         if count < self.least_sources:
             raise QuorumError(
@@ -270,10 +274,10 @@ class FedDA(Strategy):
             )
 
     def as_sent(self, packed: Packed) -> Packed:
-        """A model in the precision of the wire.
+        """Convert a model to the precision in which it is sent, `wire.dtype`.
 
         Raises:
-            NotFiniteError: a value is too large for it.
+            NotFiniteError: a value is too large for that precision.
         """
         floats = self.task.wire.dtype
         if packed.manifest.floats == floats:
@@ -289,7 +293,7 @@ class FedDA(Strategy):
         return sent
 
     def packed(self, arrays: Arrays) -> ArrayRecord:
-        """A model as Flower carries it; at the server always in full precision."""
+        """Convert a model to Flower's record; at the server it is always in full precision."""
         return records.to_arrays({"model": pack(arrays, Kind.MODEL)})
 
     # ---- Flower's hooks -------------------------------------------------------------------
@@ -304,28 +308,28 @@ class FedDA(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The rest of the round, and the next model."""
+        """Finish the round, and return the next model and the round's numbers."""
         model, numbers = self.combine(replies)
         return self.packed(model), MetricRecord(dict(numbers))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The request to the target, which tests on the labelled files it may have."""
+        """Ask the target to test, on its labelled files if it has any."""
         self.begin(server_round, arrays, grid)
         target = self.roster.target
         if not self.is_online(target):
-            self.setup.notice("absent", target.name, "not connected; this round goes untested")
+            self.setup.notice("absent", target.name, "not connected; this round is not tested")
             return []
         return [self.test_request()]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The target's numbers as they are."""
+        """Return the target's numbers unchanged."""
         for reply in self.accept(replies):
             return MetricRecord(dict(reply.numbers))
         return None
 
     def summary(self) -> None:
-        """Nothing: the server reports what it does."""
+        """Log nothing: the server reports the run itself."""

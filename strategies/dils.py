@@ -1,4 +1,4 @@
-"""DILS's server: names the pair, sums their discriminator's gradients, and sees little else.
+"""DILS's server: it names the pair, sums their discriminator's gradients, and sees little else.
 
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1.
 """
@@ -19,10 +19,10 @@ NUMBERS = ("loss", "discriminator-loss", "discriminator-accuracy")
 
 
 class DILS(FedDA):
-    """First rounds: 1 model to the collaborator and back. Then 1 to each, and gradients alone."""
+    """First 1 model per round to the collaborator and back; then 1 to each once, and gradients."""
 
     def requests(self) -> list[Message]:
-        """The pretraining's model to the collaborator, or an invitation to both."""
+        """Send the collaborator the model to pretrain; later, invite both to sum gradients."""
         collaborator, target = pair = self.pair()
         asked = pair if self.adapts else pair[:1]
         for node in asked:
@@ -42,40 +42,41 @@ class DILS(FedDA):
         ]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """The model as it was, unless one came: the collaborator's, or one that the target shares.
+        """Return the model as it was, or the one that the collaborator or the target sent.
 
-        With CADA the collaborator's is kept for the target, whose next round takes its classifier.
+        With CADA the collaborator's model is remembered: the target receives it in the next round
+        and uses its classifier.
         """
         options = self.options
-        came = {self.part_of(r.node): r for r in self.accept(replies, {"steps"})}
+        by_part = {self.part_of(r.node): r for r in self.accept(replies, {"steps"})}
         needed = ("collaborator", "target") if self.adapts else ("collaborator",)
-        if missing := [part for part in needed if part not in came]:
+        if missing := [part for part in needed if part not in by_part]:
             raise QuorumError(f"The {' and the '.join(missing)} gave no usable reply.")
-        model, collaborator = self.global_model, came["collaborator"]
+        model, collaborator = self.global_model, by_part["collaborator"]
         if not self.adapts or options.loss == "cada":
             model = _full(collaborator)
         if self.adapts and options.loss == "cada":
             self.memory.arrays = {collaborator.node.name: self.as_sent(model)}
         if self.adapts and options.share:
-            model = _full(came["target"])
+            model = _full(by_part["target"])
         self.weights = {collaborator.node.name: 1.0}
         numbers = {
             name: sum(given) / len(given)
             for name in NUMBERS
-            if (given := [float(r.numbers[name]) for r in came.values() if name in r.numbers])
+            if (given := [float(r.numbers[name]) for r in by_part.values() if name in r.numbers])
         }
         return model.unpack(), numbers
 
     def tested(self) -> dict[str, Packed]:
-        """While it adapts nothing: the target tests its own model."""
+        """Return nothing in the adaptation: the target tests its own model. Before, the model."""
         return {} if self.adapts else super().tested()
 
     def part_of(self, node: Node) -> str:
-        """Of the pair the one is the target; nobody else takes part."""
+        """Return target for the target, else collaborator; no other site takes part."""
         return "target" if node.name == self.roster.target.name else "collaborator"
 
     def needed(self) -> set[str]:
-        """Both of the pair; other sources are no help."""
+        """Return the names of both sites of the pair; other sources take no part."""
         return {node.name for node in self.pair()}
 
     @property
@@ -84,10 +85,11 @@ class DILS(FedDA):
         return self.phase.name == "adapt"
 
     def pair(self) -> tuple[Node, Node]:
-        """The collaborator and the target.
+        """Return the collaborator and the target.
 
         Raises:
-            ConfigError: nobody said which of several sources it is, or there is none of the name.
+            ConfigError: `dils.collaborator` is not the name of a source, or it is empty and there
+                is not exactly one source.
         """
         sources = {node.name: node for node in self.roster.sources}
         name = self.options.collaborator or (next(iter(sources)) if len(sources) == 1 else "")
@@ -101,7 +103,7 @@ class DILS(FedDA):
 
 
 def _full(reply: Reply) -> Packed:
-    """The model that came, in full precision."""
+    """Return a reply's model in full precision."""
     return pack(reply.model().unpack(), Kind.MODEL)
 
 

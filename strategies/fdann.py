@@ -1,4 +1,4 @@
-"""f-DANN's server: all sites train at once and sum their discriminator's gradients meanwhile.
+"""f-DANN's server: all sites train at the same time and sum their discriminator's gradients.
 
 Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exchange.
 """
@@ -18,29 +18,29 @@ from .fedavg import FedAvg
 from .sites.replies import Reply
 from .sites.roster import Node
 
-NEVER_NEGATIVE = ("exp_avg_sq", "step")  # of Adam, which takes a root of the one
+NEVER_NEGATIVE = ("exp_avg_sq", "step")  # in Adam's state; Adam takes the square root of exp_avg_sq
 AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd")
 
 
 class FDANN(FedAvg):
     """Per round: 1 model and the discriminators to each site, 1 model back from each.
 
-    The target sends the discriminators back; every other member has the same.
+    Only the target sends the discriminators back, as all members of a group have equal copies.
     """
 
-    shared: ClassVar[str] = "discriminator"  # the array, and behind a / the source of a pair
-    group: ClassVar[str] = "gradient"  # the same of whose gradients are summed
+    shared: ClassVar[str] = "discriminator"  # name of the array; for a pair, /SOURCE follows
+    group: ClassVar[str] = "gradient"  # name of the group that sums; for a pair, /SOURCE follows
     kind: ClassVar[Kind] = Kind.MODEL
 
     def requests(self) -> list[Message]:
-        """The model and the discriminators, with an invitation, to all sites that are there."""
+        """Make requests with model, discriminators and invitation for target and online sources."""
         return self.invite(self.present())
 
     def invite(self, sources: Sequence[Node], **numbers: float) -> list[Message]:
-        """Requests for a round of a whole number of windows."""
+        """Open the exchange, and make the requests for a round of a whole number of windows."""
         self.pairs: Mapping[str, list[Node]] = self.groups(sources)
         everyone, p = [*sources, self.roster.target], self.setup.summing.p
-        # Of all sites, also those that are away: a round is as long as any other.
+        # Sites that are away count too, so that every round has the same length.
         steps = -(-self.steps_per_round(self.roster.nodes) // p) * p
         groups = {_named(self.group, pair): members for pair, members in self.pairs.items()}
         self.convene(groups, syncs(0, self.steps_of_discriminators(steps), p))
@@ -51,22 +51,22 @@ class FDANN(FedAvg):
         ]
 
     def groups(self, sources: Sequence[Node]) -> dict[str, list[Node]]:
-        """Who shares a discriminator, by the source of the pair; "" for one of all."""
+        """Return the sites of each discriminator, by the pair's source; "" if all share one."""
         target = self.roster.target
         if self.options.pairs:
             return {n.name: [n, target] for n in sources}
         return {"": [*sources, target]}
 
     def steps_of_discriminators(self, steps: int) -> int:
-        """How often they move in so many training steps."""
+        """Return how many steps the discriminators take during that many training steps."""
         return steps
 
     def numbers_for(self, node: Node) -> Mapping[str, float]:
-        """What one site is told beside what all are told: nothing."""
+        """Return further numbers for one site, besides those for all sites: here none."""
         return {}
 
     def discriminators(self, node: Node) -> dict[str, Packed]:
-        """Those that a site has a part in; none before the first round is over."""
+        """Return the discriminators that a site has a copy of; none before the first round ends."""
         return {
             _named(self.shared, pair): self.memory.arrays[_key(pair)]
             for pair, members in self.pairs.items()
@@ -74,11 +74,11 @@ class FDANN(FedAvg):
         }
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """Encoders averaged over all sites, classifiers over those that have labels."""
+        """Average the encoders over all sites, the classifiers over those that have labels."""
         return self.average([*self.roster.sources, self.roster.target], replies)
 
     def average(self, asked: Sequence[Node], replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """The mean of what comes back from those who were asked, and of their numbers."""
+        """Average the models and the numbers in the replies of the sites that were asked."""
         target, self.shares = self.roster.target, self.count(asked)
         sent = self.global_model.unpack()
         mean, heads = RunningMean(sent), RunningMean(_heads(sent))
@@ -93,7 +93,7 @@ class FDANN(FedAvg):
             else:
                 heads.add(_heads(model), weight[name])
             numbers[name] = dict(reply.numbers)
-            del reply, model  # not held while the next one is fetched
+            del reply, model  # free them before the next one is fetched
         self.enough(len(numbers) - (target.name in numbers))
         if target in asked and target.name not in numbers:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
@@ -104,10 +104,10 @@ class FDANN(FedAvg):
         return mean.result() | heads.result(), self.means(numbers)
 
     def remember(self, reply: Reply) -> None:
-        """Take the discriminators for the next round, and for sites that join in it.
+        """Remember the target's discriminators; all sites receive them in the next round.
 
         Raises:
-            QuorumError: one is missing, or would spoil everybody's next round.
+            QuorumError: one is missing, or its values would spoil the next round of all sites.
         """
         for pair in self.pairs:
             name = _named(self.shared, pair)
@@ -119,7 +119,7 @@ class FDANN(FedAvg):
             self.memory.arrays[_key(pair)] = pack(arrays, self.kind)
 
     def means(self, numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """Each number's mean over the sites that gave it, by their weights."""
+        """Return each number's weighted mean over the sites that sent it."""
         means = {}
         for name in AVERAGED:
             sites = [site for site in sorted(numbers) if name in numbers[site]]

@@ -30,7 +30,7 @@ class FedAvg(FedDA):
             name = reply.node.name
             weight[name], losses[name] = self.weigh(reply), float(reply.numbers["loss"])
             mean.add(reply.model().unpack(), weight[name])
-            del reply  # not held while the next one is fetched
+            del reply  # free it before the next one is fetched
         self.enough(len(losses))
         total = sum(weight[name] for name in sorted(losses))
         self.weights = {name: weight[name] / total for name in sorted(losses)}
@@ -38,13 +38,13 @@ class FedAvg(FedDA):
         return mean.result(), {"loss": loss}
 
     def count(self, nodes: Sequence[Node]) -> dict[str, float]:
-        """The shares of sites by name, by examples or alike; they sum to 1."""
+        """Return the sites' shares by name: by examples, or equal; they sum to 1."""
         counts = torch.tensor([self.roster.counts[node.name] for node in nodes])
         shares = fedavg.weights(counts, self.options.weighting).tolist()
         return {node.name: share for node, share in zip(nodes, shares, strict=True)}
 
     def weigh(self, reply: Reply) -> float:
-        """Its site's share."""
+        """Return the share of the reply's site."""
         return self.shares[reply.node.name]
 
 

@@ -25,11 +25,11 @@ from .sites.roster import Node
 class FedDaDiL(FedAvg):
     """Per round of stage 2: atoms to each of the N sites, atoms back from each.
 
-    The encoder goes along once for every site, and again to one that was restarted.
+    Every site also receives the encoder once, and again if it was restarted.
     """
 
     def requests(self) -> list[Message]:
-        """Lines 4 and 5 of Alg. 1; before that FedAvg's rounds."""
+        """Lines 4 and 5 of Alg. 1; in the encoder's phase as FedAvg."""
         if self.phase.name == "encoder":
             return super().requests()
         self.chosen = self.choose()
@@ -39,57 +39,57 @@ class FedDaDiL(FedAvg):
         return [self.request(node, self.arrays_for(node, self.sent)) for node in self.sites]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """Eq. 12: the sites' versions averaged, index by index."""
+        """Eq. 12: average the sites' versions of the atoms, index by index."""
         if self.phase.name == "encoder":
             return super().combine(replies)
-        came = {reply.node.name: reply for reply in self.accept(replies, needs=feddadil.SENT)}
-        came |= self.ask_again([node for node in self.sites if node.name not in came])
-        self.has_encoder.update(reply.node.id for reply in came.values())
+        by_site = {reply.node.name: reply for reply in self.accept(replies, needs=feddadil.SENT)}
+        by_site |= self.ask_again([node for node in self.sites if node.name not in by_site])
+        self.has_encoder.update(reply.node.id for reply in by_site.values())
         target = self.roster.target
-        if target.name not in came:
+        if target.name not in by_site:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
-        self.enough(len(came) - 1)
-        names = sorted(came)
+        self.enough(len(by_site) - 1)
+        names = sorted(by_site)
         by_examples = self.options.mean == "examples"
         counts = {name: self.roster.counts[name] if by_examples else 1 for name in names}
         self.weights = {name: count / sum(counts.values()) for name, count in counts.items()}
-        versions = [came[name].arrays["atoms"].unpack() for name in names]
+        versions = [by_site[name].arrays["atoms"].unpack() for name in names]
         mean = feddadil.mean_atoms(versions, list(self.weights.values()))
         whole = {name: a.copy() for name, a in self.atoms().items()}
         for name, part in mean.items():
             whole[name][:, self.chosen] = part
         self.memory.arrays["atoms"] = wire.pack(whole, Kind.ATOMS)
-        losses = [float(came[name].numbers["loss"]) for name in names]
-        errors = {f"reconstruction/{n}": float(came[n].numbers["reconstruction"]) for n in names}
+        losses = [float(by_site[name].numbers["loss"]) for name in names]
+        errors = {f"reconstruction/{n}": float(by_site[n].numbers["reconstruction"]) for n in names}
         return self.global_model.unpack(), {"loss": float(np.mean(losses)), **errors}  # eq. 10
 
     def tested(self) -> dict[str, Packed]:
-        """The atoms, on which the target fits its heads and tests those."""
+        """Return the atoms: the target fits its heads on them, and tests these heads."""
         if self.phase.name == "encoder":
             return super().tested()
         return self.arrays_for(self.roster.target, self.pack_atoms(self.atoms()))
 
     @cached_property
     def has_encoder(self) -> set[int]:
-        """The nodes that have the encoder; a server that was restarted knows of none."""
+        """Ids of the nodes that have the encoder; empty after a restart of the server."""
         return set()
 
     def ask_again(self, nodes: list[Node]) -> dict[str, Reply]:
-        """Ask sites that gave nothing without the encoder once more, with it: they may lack it."""
+        """Ask sites that gave no usable reply again, now with the encoder if they got none."""
         lacking = [node for node in nodes if node.id in self.has_encoder]
         self.has_encoder.difference_update(node.id for node in lacking)
-        connected = set(self.mail.grid.get_node_ids())  # one that left would cost the deadline
+        connected = set(self.mail.grid.get_node_ids())  # waiting for others costs the deadline
         again = [node for node in lacking if node.id in connected]
         arrays = {"model": self.model, "atoms": self.sent}
         return {r.node.name: r for r in self.ask(again, "learn", arrays, needs=feddadil.SENT)}
 
     def arrays_for(self, node: Node, atoms: Packed) -> dict[str, Packed]:
-        """Atoms, with the encoder for a site that lacks it."""
+        """Return atoms, with the encoder for a site that lacks it."""
         encoder = {} if node.id in self.has_encoder else {"model": self.model}
         return encoder | {"atoms": atoms}
 
     def atoms(self) -> Arrays:
-        """All of them; in the first dictionary round line 1 of Alg. 1."""
+        """Return all atoms; in the first dictionary round make them (line 1 of Alg. 1)."""
         if "atoms" not in self.memory.arrays:
             seed = seed_for(self.task.seed, "atoms")
             z, y = feddadil.initial_atoms(self.global_model.unpack(), self.options, seed)
@@ -97,7 +97,7 @@ class FedDaDiL(FedAvg):
         return self.memory.arrays["atoms"].unpack()
 
     def choose(self) -> np.ndarray:
-        """Which points of the atoms travel in this round."""
+        """Choose the points of the atoms that are sent in this round -> their indices."""
         o = self.options
         if o.travelling == o.samples:
             return np.arange(o.samples)
@@ -105,13 +105,13 @@ class FedDaDiL(FedAvg):
         return torch.randperm(o.samples, generator=draws)[: o.travelling].sort().values.numpy()
 
     def pack_atoms(self, atoms: Arrays) -> Packed:
-        """Atoms in the precision of the wire."""
+        """Pack atoms in the precision in which they are sent."""
         packed = wire.pack(atoms, Kind.ATOMS, self.task.wire.dtype)
         packed.check_finite("the server")
         return packed
 
     def examine(self, reply: Reply) -> None:
-        """See that atoms are points with probabilities, not far from those that were sent."""
+        """Check that atoms have valid probabilities and are not far from those that were sent."""
         if "atoms" not in reply.arrays:
             return
         node, atoms = reply.node, reply.arrays["atoms"].unpack()
@@ -120,8 +120,8 @@ class FedDaDiL(FedAvg):
         change = float(np.linalg.norm(atoms["z"] - sent) / max(np.linalg.norm(sent), 1e-12))
         if most and change > most:
             raise WireError(
-                f"The atoms from {node.name} are {change:.1f} norms away from those it was sent; "
-                f"guard.max-change allows {most:g}."
+                f"The atoms from {node.name} are {change:.1f} norms away from those that were "
+                f"sent; guard.max-change allows {most:g}."
             )
 
 

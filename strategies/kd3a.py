@@ -1,8 +1,8 @@
 """KD3A's server: sources teach, the target distils, consensus focus weighs the mean.
 
-Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1. The paper's target does all
-of this itself; here it keeps its data and the server does the averaging, so the target sends its
-model and one number per source, and the weights are public to the operator.
+Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1. In the paper the target does
+all of this itself. Here the target keeps its data and the server does the averaging. So the target
+sends its model and one number per source, and the server's operator can see the weights.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from fedda.wire import Arrays, Kind, Packed, pack, pieces
 from .base import FedDA, Numbers
 from .sites.roster import Node
 
-# What the target says about each source, by weighting.
+# Name of the number that the target sends about each source, by weighting.
 ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
 STATISTICS = ("running_mean", "running_var")
 
@@ -26,7 +26,7 @@ class KD3A(FedDA):
     """Per round: 1 model to each source, K + 1 to the target, 1 back from each of the K + 1."""
 
     def requests(self) -> list[Message]:
-        """Line 3: a model to every source."""
+        """Line 3: send a model to every source."""
         return [self.request(node, {"model": self.model_for(node)}) for node in self.present()]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
@@ -41,14 +41,14 @@ class KD3A(FedDA):
         examples = {n: self.roster.counts[n] for n in names}
         past = {n: w for n, w in self.memory.numbers.get("alpha", {}).items() if n in examples}
         updated = options.teacher_batchnorm == "updated"
-        weighing = _to_weigh_by(examples, past) if updated else {}
+        weighing = _weighing_inputs(examples, past) if updated else {}
         target = self.ask_target("distil", {"model": self.model} | teachers, needs, **weighing)
 
         everyone = [target, *sources]
         alpha = kd3a.site_weights(options, examples, names[0], target.numbers, past)
         models = [r.model().unpack() for r in everyone]
         model = mix(models, [alpha[n] for n in names], options.batchnorm)
-        if updated:  # only the target has seen the teachers' updated statistics: it mixed them
+        if updated:  # only the target has the teachers' updated statistics, so it has mixed them
             model |= {n: a.copy() for n, a in models[0].items() if n.endswith(STATISTICS)}
         if options.heads == "local":
             model |= _heads(models[0])
@@ -58,14 +58,14 @@ class KD3A(FedDA):
             mixed = self.as_sent(pack(model, Kind.MODEL))
             model = self.ask_target("match_moments", {"model": mixed}).model().unpack()
         self.weights = alpha
-        # Who is away keeps a past.
+        # A site that is away keeps its last weight.
         self.memory.numbers["alpha"] = self.memory.numbers.get("alpha", {}) | alpha
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
         return model, losses | numbers
 
     def model_for(self, node: Node) -> Packed:
-        """The model; with `kd3a.heads=local` under the source's own head of the last round."""
+        """Return the model; with `kd3a.heads=local`, with the head that the source last trained."""
         head = self.memory.arrays.get(node.name)
         if head is None:
             return self.model
@@ -75,13 +75,13 @@ class KD3A(FedDA):
 def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
     """Line 13, theta = sum_k alpha_k theta_k, and eq. 18 for BatchNorm's running statistics.
 
-    Integer buffers cannot be averaged and are the first model's, the target's.
+    Integer buffers cannot be averaged; they are copied from the first model, the target's.
     """
     form = "linear" if batchnorm == "linear" else "moments"
     mixed: Arrays = {}
     for name, first in models[0].items():
         if first.dtype.kind != "f":
-            mixed[name] = first.copy()  # a view would hold the whole model that came
+            mixed[name] = first.copy()  # a view would keep the whole received model in memory
         elif name.endswith("running_var"):
             mean = name.replace("running_var", "running_mean")
             means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
@@ -97,8 +97,8 @@ def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
     return {name: mixed[name] for name in models[0]}
 
 
-def _to_weigh_by(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:
-    """What the target needs beside its own numbers to weigh the sites as the server does."""
+def _weighing_inputs(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:
+    """Return what the target needs, besides its own numbers, to compute the server's weights."""
     return {f"examples/{n}": e for n, e in examples.items()} | {
         f"past/{n}": w for n, w in past.items()
     }

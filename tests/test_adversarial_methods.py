@@ -88,7 +88,7 @@ def test_a_round_of_part_of_a_window_is_refused(domains: list[dict[str, Any]]) -
         exchange = Exchange(session.invitations[site.name], LazyConfig(p=3))
     client.request = asked("source", exchange)
     assert len(list(client.whole_windows(6))) == 6
-    with pytest.raises(WireError, match=r"for 7 steps, which are no whole windows of 3"):
+    with pytest.raises(WireError, match=r"for 7 steps, which is not a multiple of exchange\.p, 3"):
         client.whole_windows(7)
 
 

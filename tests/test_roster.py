@@ -186,7 +186,7 @@ def test_of_two_sources_the_larger_cannot_raise_its_own_bound() -> None:
 
 def test_classes_that_differ_are_named() -> None:
     anna, bert = offer("anna", classes=["cat", "dog"]), offer("bert", classes=["cat", "dogg"])
-    with pytest.raises(RosterError, match="anna has dog and bert has dogg, which the others have"):
+    with pytest.raises(RosterError, match="anna has dog and bert has dogg, which others lack"):
         form(nodes(anna, bert, TOWN))
     turned = offer("bert", classes=["dog", "cat"])
     with pytest.raises(RosterError, match="the same in another order"):

@@ -121,5 +121,5 @@ def test_without_a_disk_a_restarted_site_begins_anew(domains: list[Node]) -> Non
 def test_what_must_go_on_from_the_very_last_round_is_refused_without_it(node: Node) -> None:
     ask(node, 1, Strict)
     ask(node, 2, Strict)
-    with pytest.raises(LostError, match="nothing left of round 3"):
+    with pytest.raises(LostError, match="lost its state of round 3"):
         ask(node, 4, Strict)

@@ -1,8 +1,8 @@
 """From a Flower message to a method's client, and back: the only place where the two meet.
 
-Everything that enters or leaves a site passes through this module, so the contract is checked here,
-and an exception becomes a code here: Flower would send its text to the server, and the text may
-quote data.
+Everything that enters or leaves a site passes through this module, so the contract is checked here.
+An exception becomes an error code here, too: Flower would send the exception's text to the server,
+and the text may quote data.
 """
 
 import logging
@@ -21,8 +21,8 @@ from ..base import Client
 from ..site.memory import Site, resident
 from ..site.request import Request
 
-# The roles that may play a part. An adapted target can be the collaborator of another target; a
-# part that needs labels says so in its contract.
+# The roles that may play each part. A target that is adapted can be the collaborator of another
+# target. Whether a part needs labels is in its contract.
 PLAYED_BY = {"source": {"source"}, "target": {"target"}, "collaborator": {"source", "target"}}
 
 logger = logging.getLogger("fedda.site")
@@ -99,13 +99,13 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
 
 
 def _client(request: Request, site: Site) -> Client:
-    # `Request.make` has refused whatever is no part of the method.
+    # `Request.make` has already refused every other name of a part.
     part = "target" if request.is_test else cast(PartName, request.part)
     return plugins.client(request.task.method, part)(site)
 
 
 def _layouts(request: Request, site: Site) -> Mapping[str, Manifest]:
-    """The layouts of the arrays that cross beside the run's model."""
+    """Return the layouts of the arrays that are sent besides the run's model."""
     return request.layouts(request.task.options, site.workspace(request.task).schema)
 
 

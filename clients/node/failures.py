@@ -2,7 +2,7 @@
 
 Unreachable   no answer, or a passing fault of the server: try the same call again
 SessionLost   the server does not know this session any more: connect again
-RunOver       the server refuses the call, for example as the run has ended: drop the message
+RunOver       the server refuses the call, for example because the run has ended: drop the message
 Refused       the server opens no session for this key: the site may wait, or its key is wrong
 KeyFileError  the certificate or key is wrong, and trying again will not help
 """
@@ -31,7 +31,7 @@ class RunOver(Exception):
 
 
 class Refused(Exception):
-    """The key is unknown if `definite`; else it is unknown, or a session of it counts as online."""
+    """If `definite`, the key is unknown; else it is unknown, or its old session is still online."""
 
     def __init__(self, definite: bool) -> None:
         super().__init__(definite)
@@ -45,7 +45,7 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
     except httpx.HTTPStatusError as error:
         raise _meaning(error.response.status_code) from error
     except ValueError as error:
-        # Such as a page of a proxy or a hotel, instead of the server's answer.
+        # For example the web page of a proxy or a hotel, instead of the server's answer.
         raise Unreachable("something else answers at this address") from error
     except httpx.RequestError as error:
         text = str(error).lower()
@@ -54,7 +54,7 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
         if "ssl" in text and ("wrong version" in text or "record layer" in text):
             raise KeyFileError(
                 "the server at this address does not speak TLS: check --superlink, or give "
-                "--insecure if the server runs so on purpose"
+                "--insecure if the server runs without TLS on purpose"
             ) from error
         raise Unreachable(type(error).__name__) from error
 

@@ -1,8 +1,8 @@
-"""The Fleet API of a SuperLink, as a node uses it, and nearly all that it uses of flwr's internals.
+"""A node's calls to the Fleet API of a SuperLink; nearly all use of flwr's internals is in here.
 
 flwr's own connection object ends the process when something fails: it calls `sys.exit`, starts a
 timer that kills the process, and raises SIGINT on a refused heartbeat. This module talks through
-the HTTP client one layer below it, and `failures` says what can go wrong.
+the HTTP client one layer below it, and raises the exceptions of `failures`.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next on
 
 
 class Connection(Protocol):
-    """What the resident node needs of a server; the fake server of the tests has these members."""
+    """The members that the resident node needs; the fake server of the tests has them, too."""
 
     node_id: int
 
@@ -87,9 +87,9 @@ class Fleet:
             insecure: speak plain HTTP.
             root_certificates: the authority's certificate; None means the system's authorities.
             key: the registered private key; None registers a throw-away key.
-            known_as: the node id that this key had before on this machine. With it a session that
-                a killed process left open is ended; without it the server refuses a second session
-                until the first has timed out.
+            known_as: the node id that this key had before on this machine. With it, a session that
+                a killed process left open is ended. Without it, the server refuses a second session
+                until the first one has timed out.
         """
         self.node_id = 0
         self._seen: dict[str, bytes] = {}
@@ -122,7 +122,7 @@ class Fleet:
         self._beats.start()
 
     def receive(self) -> tuple[Message, ObjectTree] | None:
-        """The next message without its content, and the tree of its pieces; None if none waits."""
+        """Return the next message, still without content, and the tree of its pieces, or None."""
         if self._lost is not None:
             raise self._lost
         answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
@@ -131,7 +131,7 @@ class Fleet:
         try:
             head = message_from_proto(answer.messages_list[0])
         except ValueError:
-            # flwr does not know this kind of message, so that not even a refusal can be built.
+            # flwr does not know this kind of message, so not even a refusal can be built.
             log.exception("a message cannot be read and is dropped")
             return None
         return head, answer.message_object_trees[0]
@@ -157,7 +157,7 @@ class Fleet:
         make_confirm_message_received_fn_protobuf(
             partial(ask, self._client.ConfirmMessageReceived), self._node, run_id
         )(head.metadata.message_id)
-        # Pieces go by the hash of their content, and what a task says stays the same for a run.
+        # A piece is named by the hash of its content, and the task's pieces do not change in a run.
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
         message = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(message, Message):
@@ -166,7 +166,7 @@ class Fleet:
         return message
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Push a reply, and how long it took; pushing the same one twice is harmless."""
+        """Push a reply and the seconds that it took; pushing the same reply twice is harmless."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():

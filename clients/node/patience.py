@@ -39,7 +39,7 @@ def persist(call: Callable[[], T], tell: OnEvent, ends: float = float("inf")) ->
 
 
 def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: float) -> Fleet:
-    """Connect, however long the server does not answer; try a refused key for `patience` seconds.
+    """Connect: wait for an answer without limit, but for a refused key only `patience` seconds.
 
     Raises:
         KeyFileError: the server keeps refusing the key, or it refuses the signature.

@@ -1,8 +1,8 @@
 """The resident node: one process that holds a site's data and answers a SuperLink's messages.
 
-It runs only the ClientApp that the site installed itself. Whatever program the server ships with a
+It runs only the ClientApp that the site installed itself. A program that the server sends with a
 run is neither fetched nor executed, and messages of other kinds than train, evaluate and query are
-refused. No text of an exception leaves the site, only an error code with its fixed wording.
+refused. The text of an exception never leaves the site, only an error code with its fixed wording.
 """
 
 import logging
@@ -106,7 +106,7 @@ class Resident:
         return context
 
     def _checked(self, reply: object, head: Message, kind: str) -> Message:
-        """The app's reply if it is valid; of an error only a known code with its fixed wording."""
+        """Return the app's reply if it is valid; reduce an error to its code and fixed wording."""
         if not isinstance(reply, Message) or reply.has_content() == reply.has_error():
             log.error("%s returned %s, which is no reply", kind, type(reply).__name__)
             self.tell("failed", f"{kind}: {Code.INTERNAL.public}")
@@ -143,7 +143,7 @@ def serve(
     Args:
         app: the ClientApp, called as app(message, context).
         superlink: host:port of the server's public listener.
-        node_config: what the app is told about this site; it never leaves the site.
+        node_config: the settings of this site for the app; they never leave the site.
         root_certificates: the authority's ca.crt; None means the system's authorities.
         key: the site's private key; None joins without a key, if the server allows that.
         insecure: plain HTTP, for development on one machine.
@@ -194,7 +194,7 @@ def serve(
 
 
 def work(resident: Resident, connection: Connection, poll: float) -> None:
-    """Pull, answer and push, for ever.
+    """Pull messages, answer them and push the replies, without end.
 
     Raises:
         SessionLost: the server forgot this node.
@@ -205,7 +205,7 @@ def work(resident: Resident, connection: Connection, poll: float) -> None:
         received = persist(connection.receive, resident.tell)
         if received is None:
             now = time.monotonic()
-            # A slow answer means a busy server: a node never takes more than a third of its time.
+            # A slow answer means a busy server: a node keeps it busy at most a third of the time.
             pause = max(poll, 2 * (now - asked))
             busy = now - last_message < BUSY_FOR_S
             time.sleep(pause if busy else max(pause, IDLE_POLL_S))

@@ -1,4 +1,4 @@
-"""A site's features as it noted them, before and after, for the site's own eyes."""
+"""A picture of a site's noted features, before and after a training; it stays at the site."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from fedda.maths.embed import pca
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 _SHAPES = ("circle", "square", "triangle", "cross")
 _UNKNOWN = "#B0B0B0"
-_SIDE, _GAP, _TOP, _LINE = 440, 30, 66, 22  # pixels of a panel, between panels, above, of a line
-_FINE = 2  # drawn so many times larger, then reduced: smooth edges
+_SIDE, _GAP, _TOP, _LINE = 440, 30, 66, 22  # pixels: panel, gap, top margin, line of text
+_FINE = 2  # the picture is drawn this many times larger, then reduced, for smooth edges
 _LISTED = 24  # classes that the legend names
 
 
 def draw(first: Path, last: Path, out: Path) -> None:
-    """Write a PNG of two panels, each the two main directions of its own features."""
+    """Write a PNG of two panels, each with the two main directions of its own features."""
     panels = [dict(np.load(path, allow_pickle=False)) for path in (first, last) if path.exists()]
     classes = [str(name) for name in panels[-1]["classes"]]
     legend = classes[:_LISTED]
@@ -27,10 +27,10 @@ def draw(first: Path, last: Path, out: Path) -> None:
     image = Image.new("RGB", (width * _FINE, (_TOP + _SIDE + _GAP + rows * _LINE) * _FINE), "white")
     pen = _Pen(ImageDraw.Draw(image))
     pen.text(_GAP, 10, f"{last.parent.parent.parent.name}, {last.parent.name}: features, PCA", 16)
-    for i, found in enumerate(panels):
+    for i, panel in enumerate(panels):
         left = _GAP + i * (_SIDE + _GAP)
-        pen.text(left, 38, f"round {int(found['round'])}, model {found['model']}", 13)
-        _panel(pen, found, left)
+        pen.text(left, 38, f"round {int(panel['round'])}, model {panel['model']}", 13)
+        _panel(pen, panel, left)
     for i, name in enumerate([*legend, "no label"]):
         x, y = _GAP + i % columns * (width // columns), _TOP + _SIDE + 14 + i // columns * _LINE
         pen.mark(x + 5, y + 8, i if i < len(legend) else -1)
@@ -38,12 +38,12 @@ def draw(first: Path, last: Path, out: Path) -> None:
     image.reduce(_FINE).save(out, format="PNG")
 
 
-def _panel(pen: "_Pen", found: dict[str, np.ndarray], left: int) -> None:
-    z = found["features"]
-    labels = found.get("labels", np.full(len(z), -1))
-    if "test_features" in found:
-        z = np.concatenate([z, found["test_features"]])
-        labels = np.concatenate([labels, found["test_labels"]])
+def _panel(pen: "_Pen", panel: dict[str, np.ndarray], left: int) -> None:
+    z = panel["features"]
+    labels = panel.get("labels", np.full(len(z), -1))
+    if "test_features" in panel:
+        z = np.concatenate([z, panel["test_features"]])
+        labels = np.concatenate([labels, panel["test_labels"]])
     points = pca(z.astype(np.float32))
     low, high = points.min(axis=0), points.max(axis=0)
     places = (points - low) / np.maximum(high - low, 1e-12) * (_SIDE - 20) + 10
@@ -64,7 +64,7 @@ class _Pen:
         self.canvas.rectangle(box, outline="#CCCCCC", width=_FINE)
 
     def mark(self, x: float, y: float, label: int) -> None:
-        """One image; a label of -1 is none."""
+        """Draw the mark of one image; a label of -1 means no label."""
         colour = _COLOURS[label % len(_COLOURS)] if label >= 0 else _UNKNOWN
         shape = _SHAPES[label // len(_COLOURS) % len(_SHAPES)] if label >= 0 else "circle"
         r = (3.2 if label >= 0 else 2.2) * _FINE

@@ -1,6 +1,7 @@
 """A site's part of a dictionary: its points, its coordinates, and what it makes of the atoms.
 
-What must not leave the site is all in here. Features are extracted once, as the encoder stays.
+All data that must not leave the site are in here. Features are extracted only once, as the encoder
+does not change.
 """
 
 import logging
@@ -27,14 +28,14 @@ logger = logging.getLogger("fedda.site")
 
 BATCH = 256  # inputs per forward pass
 STEPS: dict[str, Any] = {"sgd": optim.SGD, "adam": optim.Adam}
-COORDINATES = "coordinates"  # under which a site keeps its alpha
+COORDINATES = "coordinates"  # the kind of the file in which a site keeps its alpha
 NOTED = 300  # points of each kind in a site's notes
 KEPT = 16  # trainings whose heads stay on disk
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What the target fitted on atoms, for features as the encoder gives them."""
+    """The heads that the target fitted on atoms; they take features as the encoder gives them."""
 
     W: Tensor  # (1, C, d) of -R
     b: Tensor
@@ -49,7 +50,7 @@ class Heads:
         return feddadil.ensemble(x, self.W, self.b, self.alpha.new_ones(1))
 
     def ensemble(self, x: Tensor) -> Tensor:
-        """Eq. 15, -E's -> (N, C)."""
+        """-E's probabilities, eq. 15 -> (N, C)."""
         return feddadil.ensemble(x, self.W_k, self.b_k, self.alpha)
 
 
@@ -60,7 +61,7 @@ class Dictionary:
         site: the site.
         task: the training.
         model: with the encoder of stage 1.
-        data: the training examples; labels, where there are any, are given to `learn`.
+        data: the training examples; `learn` gets their labels, if there are any.
     """
 
     def __init__(self, site: Site, task: Task, model: Model, data: Examples) -> None:
@@ -75,12 +76,12 @@ class Dictionary:
         self.spread = float(self.points.var(dim=0, correction=0).sum().clamp(min=1e-12))
 
     def inherit(self, other: "Dictionary") -> None:
-        """Take over the coordinates of this training's dictionary before the encoder came again."""
+        """Take over the coordinates of the dictionary from before the encoder came again."""
         self._coordinates = dict(other._coordinates)
 
     @torch.no_grad()
     def encoded(self, x: Tensor) -> Tensor:
-        """Features of inputs as they are kept, each set extracted once -> (N, d)."""
+        """Features of a set of inputs; they are extracted only once per set -> (N, d)."""
         for known, features in self._known:
             if known is x:
                 return features
@@ -89,7 +90,7 @@ class Dictionary:
             for part in x.split(BATCH):
                 inputs = models.as_inputs(part, self.site.device)
                 parts.append(self.model.features(inputs).float())
-        self._known = [*self._known[-1:], (x, torch.cat(parts))]  # training images, and tests
+        self._known = [*self._known[-1:], (x, torch.cat(parts))]  # of training and test images
         return self._known[-1][1]
 
     @torch.no_grad()
@@ -98,9 +99,10 @@ class Dictionary:
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Algorithm 2, ClientUpdate -> the site's version of z and y, and its numbers.
 
-        A step of SGD is one of gradient flow along transport: a point has the mass 1 / n_b, and is
-        moved by its gradient per mass, so the rate has no unit and the batch size no say in it.
-        Labels are measured in beta, coordinates in the spread of the site's points.
+        A step of SGD is a step of gradient flow along the transport. A point has the mass 1 / n_b
+        and moves by its gradient divided by that mass, so the rate has no unit and does not depend
+        on the batch size. Gradients of labels are divided by beta, those of coordinates by the
+        spread of the site's points.
 
         Args:
             z: (K, n, d) the atoms' points.
@@ -121,20 +123,20 @@ class Dictionary:
             for (z_b, v_b), step in zip(parts, steps, strict=True):
                 n_b, y_b = z_b.shape[1], v_b.softmax(dim=2)
                 i = self.draw(n_b, labels if o.balanced else None, draws)
-                found, _, beta = optimal_transport.reconstruction(
+                gradients, _, beta = optimal_transport.reconstruction(
                     *(z_b, y_b, alpha, self.points[i], None if labels is None else labels[i]),
                     most=o.fixed_points,
                     entropy=o.entropy,
                 )
-                z_b.grad = n_b * found.z
+                z_b.grad = n_b * gradients.z
                 if beta:
-                    v_b.grad = n_b / beta * feddadil.logit_gradient(y_b, found.y)
-                alpha.grad = found.alpha / self.spread
+                    v_b.grad = n_b / beta * feddadil.logit_gradient(y_b, gradients.y)
+                alpha.grad = gradients.alpha / self.spread
                 step.step()
                 own.step()
                 alpha.copy_(optimal_transport.project_simplex(alpha))
-                losses.append(found.loss)
-                features.append(found.features)
+                losses.append(gradients.loss)
+                features.append(gradients.features)
         z, y = torch.empty_like(z), torch.empty_like(y)
         for i, (z_b, v_b) in zip(blocks, parts, strict=True):
             z[:, i], y[:, i] = z_b, v_b.softmax(dim=2)
@@ -143,14 +145,14 @@ class Dictionary:
         return z, y, {k: sum(v) / len(v) for k, v in mean.items()} | {"steps": len(losses)}
 
     def draw(self, n: int, labels: Tensor | None, draws: torch.Generator) -> Tensor:
-        """A mini-batch of examples, by index; with labels as many of each class -> (n,).
+        """Draw a mini-batch of examples, by index; with labels equally many per class -> (n,).
 
-        Where there are fewer than n all come once before any comes again.
+        If there are fewer than n examples, each comes once before any comes again.
         """
         if labels is None:
             return _in_turn(len(self.points), n, draws)
         classes = [c.nonzero()[:, 0] for c in labels.T.cpu() if c.any()]
-        first = int(torch.randint(len(classes), (), generator=draws))  # who gets the odd ones
+        first = int(torch.randint(len(classes), (), generator=draws))  # gets one more, if uneven
         chosen = []
         for place, members in enumerate(classes):
             share = n // len(classes) + ((place - first) % len(classes) < n % len(classes))
@@ -158,17 +160,17 @@ class Dictionary:
         return torch.cat(chosen)
 
     def coordinates(self, server_round: int) -> Tensor:
-        """Alpha as it was after a round, or the last one before it in which the site took part.
+        """Return alpha after this round, or after the last one before in which the site took part.
 
-        It comes from memory, or from the site's disk; a site that has neither begins anew, as all
-        do in the first dictionary round.
+        It comes from memory, or from the site's disk. A site that has neither draws it anew, as all
+        sites do in the first dictionary round.
         """
         first = next(s.first for s in self.task.stages if s.phase.name == "dictionary")
         known = [r for r in self._coordinates if first <= r <= server_round]
         alpha = self._coordinates[max(known)] if known else None
         if alpha is None:
-            kept = state.load_last(self.site, self.task, first, server_round, COORDINATES)
-            alpha = kept.tensors.get("alpha") if kept else None
+            saved = state.load_last(self.site, self.task, first, server_round, COORDINATES)
+            alpha = saved.tensors.get("alpha") if saved else None
         K = self.task.options.atoms
         if alpha is None or alpha.shape != (K,):
             if server_round >= first:
@@ -178,16 +180,16 @@ class Dictionary:
         return alpha.to(self.points)
 
     def _keep(self, server_round: int, alpha: Tensor) -> None:
-        """For the next round; those before stay, since the server may ask for a round again."""
+        """Keep alpha for the next round; the one before stays, as the server may repeat a round."""
         before = max((r for r in self._coordinates if r < server_round), default=server_round)
         self._coordinates = {r: a for r, a in self._coordinates.items() if r == before} | {
             server_round: alpha
         }
-        kept = state.Kept({"alpha": alpha.detach().cpu()})
-        state.save(self.site, self.task, server_round, COORDINATES, kept)
+        saved = state.Kept({"alpha": alpha.detach().cpu()})
+        state.save(self.site, self.task, server_round, COORDINATES, saved)
 
     def fit(self, z: Tensor, y: Tensor, server_round: int) -> Heads:
-        """Section 3.4: a head on B(alpha; atoms), and one on each atom."""
+        """Section 3.4: fit a head on B(alpha; atoms), and one on each atom."""
         o, alpha = self.task.options, self.coordinates(server_round)
         b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
         fitted = (
@@ -198,10 +200,10 @@ class Dictionary:
         return Heads(W, bias, W_k, b_k, alpha, (z, y), b)
 
     def keepsakes(self, heads: Heads) -> dict[str, np.ndarray]:
-        """The site's points, the barycenter that is to explain them, and the distilled set."""
+        """Return the site's points, the barycenter fitted to them, and the distilled set."""
         o, b = self.task.options, heads.barycenter
         z, y = feddadil.distilled(*heads.atoms, heads.alpha, o.distil, o.fixed_points, o.entropy)
-        found = {
+        tensors = {
             "points": self.points[:NOTED],
             "barycenter": b.z[:NOTED],
             "barycenter_labels": b.y[:NOTED].argmax(dim=1),
@@ -209,10 +211,10 @@ class Dictionary:
             "distilled_labels": y.argmax(dim=1),
             "coordinates": heads.alpha,
         }
-        return {name: a.cpu().numpy() for name, a in found.items()}
+        return {name: a.cpu().numpy() for name, a in tensors.items()}
 
     def save(self, heads: Heads) -> None:
-        """Both heads under the encoder as models that `fedda predict` takes, on the site's disk."""
+        """Save the encoder with each head, as models for `fedda predict`, on the site's disk."""
         if self.site.state_dir is None:
             return
         task = self.task
@@ -237,7 +239,7 @@ def _in_turn(N: int, n: int, draws: torch.Generator) -> Tensor:
 
 
 def _make_room(folder: Path) -> None:
-    """Take away the heads of the oldest trainings, for a server may begin any number."""
+    """Delete the heads of the oldest trainings, as a server may begin any number of them."""
     others = sorted(
         (f for f in folder.parent.iterdir() if f.is_dir() and f != folder),
         key=lambda f: f.stat().st_mtime,

@@ -1,4 +1,4 @@
-"""What clients share that sum gradients with other sites in mid-round."""
+"""The base of clients that sum gradients with other sites in mid-round."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ from .request import Exchange
 
 
 class Summing(Client):
-    """A part with gradients to sum."""
+    """A client whose part sums gradients."""
 
     @property
     def exchange(self) -> Exchange:
         """Where and how gradients are summed in this round.
 
         Raises:
-            WireError: the server convened nothing.
+            WireError: the request has no invitation.
         """
         if self.request.exchange is None:
             raise WireError("The request came without an invitation to the exchange of gradients.")
@@ -31,20 +31,20 @@ class Summing(Client):
 
     @contextmanager
     def stream(self) -> Iterator[Stream]:
-        """This site's way into the round's exchange of gradients.
+        """Connect this site to the round's exchange of gradients.
 
         Raises:
-            WireError: the server convened none, or asks for gradients of too many groups.
-            ExchangeError: it cannot be reached, refused this site, or ended early.
+            WireError: the request has no invitation, or one to too many groups.
+            ExchangeError: the exchange cannot be reached, refused this site, or ended early.
         """
         invitation = self.exchange.invitation
-        # Many discriminators' gradients over the same window tell more of it than one's.
+        # Gradients of many discriminators over one window reveal more about it than those of one.
         asked = len(invitation.groups)
         most = 1 if self.side == "source" else max(1, self.task.sites - 1)
         if asked > most:
             raise WireError(
-                f"The request asks this {self.side} for gradients in {asked} groups, but it has a "
-                f"part in {most} at most."
+                f"The request asks this {self.side} for gradients in {asked} groups, but {most} is "
+                "the most that it takes part in."
             )
         stream = exchange.connect(invitation, self.site.server)
         try:
@@ -53,17 +53,17 @@ class Summing(Client):
             stream.close()
 
     def lazy(self, stream: Stream, group: str, halves: int = 2) -> LazySync:
-        """This site's part in one group, as the run says or as this site does, whoever is stricter.
+        """Make this site's part in one group; the stricter of the run's and the site's limits hold.
 
         Raises:
-            ConfigError: this site has fewer images than a gradient must be over; a window would
-                repeat them, and hide none of them.
+            ConfigError: this site has fewer images than a gradient must be over. A window would
+                repeat its images, which does not hide them any better.
         """
         config = self.exchange.lazy
         least = max(config.min_examples, self.site.min_examples)
         if len(self.data) < least:
             raise ConfigError(
-                f"This site has {len(self.data)} images, but a gradient leaves it only over "
+                f"This site has {len(self.data)} images, but its gradients must be computed from "
                 f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
             )
         return LazySync(
@@ -80,11 +80,11 @@ class Summing(Client):
     def windows(self, first: int, count: int) -> Iterator[Tensor]:
         """Mini-batches of indices for steps first + 1 to first + count of a discriminator.
 
-        A site takes as many steps as it is told, and as large ones, however few images it has; and
-        a gradient that leaves it is over as many different images as it says (`train.windows`).
+        A site takes the requested steps with the requested batch size, however few images it has.
+        A gradient that leaves it is over as many different images as it states (`train.windows`).
 
         Raises:
-            ConfigError: this site has fewer images than it trains on.
+            ConfigError: this site has too few images to train on.
         """
         self.check_enough("it trains on")
         seed = seed_for(self.task.seed, self.site.name)

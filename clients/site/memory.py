@@ -28,9 +28,9 @@ class Site:
 
     Args:
         node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
-            are taken), poison (percent), min-images (fewer do not make a round here), min-examples
-            (no gradient over fewer leaves), noise (on each, in multiples of its largest norm) and
-            server (the host that this site dials).
+            are taken), poison (percent of labels to flip), min-images (the fewest images of a round
+            here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
+            gradient, in multiples of its largest norm) and server (the host that this site dials).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Site:
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self.noted = ""  # the training whose first note was tried last
         if node.get("threads"):
-            # How sums are split over threads decides their last bits, so engines must agree on it.
+            # The number of threads changes the last bits of sums, so all engines must use the same.
             torch.set_num_threads(int(node["threads"]))
         self._described: data.Description | None = None
         self._sets: dict[tuple[int, ...], Any] = {}
@@ -61,10 +61,10 @@ class Site:
 
     def offer(self) -> dict[str, Any]:
         """What this site brings to a run: the only facts about its data that leave it."""
-        found = data.describe(self.path, self.role)
-        if found != self._described:  # since the last run: what is in memory is not what is offered
-            self._sets, self._tests, self._described = {}, {}, found
-        return offer(self.role, self.name, found)
+        described = data.describe(self.path, self.role)
+        if described != self._described:  # the data have changed: those in memory are out of date
+            self._sets, self._tests, self._described = {}, {}, described
+        return offer(self.role, self.name, described)
 
     def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
         """The training images in the run's shape; a target's have no labels."""
@@ -76,12 +76,12 @@ class Site:
         channels, size = _image(shape)
         if self.role == "target":
             return data.load_target(self.path, channels=channels, size=size)
-        found = data.load_source(self.path, channels=channels, size=size)
+        images = data.load_source(self.path, channels=channels, size=size)
         if self.poison:
             # The same labels are wrong in every round and run: a bad site, not a noisy one.
-            found = data.poison(found, self.poison, generator("poison", self.name))
+            images = data.poison(images, self.poison, generator("poison", self.name))
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
-        return found
+        return images
 
     def evaluation(
         self, shape: tuple[int, ...], classes: tuple[str, ...]
@@ -92,72 +92,72 @@ class Site:
         """
         if (shape, classes) not in self._tests:
             channels, size = _image(shape)
-            found = data.load_evaluation(self.path, classes=classes, channels=channels, size=size)
-            self._tests = {(shape, classes): found}
+            tests = data.load_evaluation(self.path, classes=classes, channels=channels, size=size)
+            self._tests = {(shape, classes): tests}
         return self._tests[shape, classes]
 
     def workspace(self, task: Task) -> "Workspace":
-        """The model and optimizer of one training; they outlive the request."""
+        """The model and optimizer of one training; they stay in memory after the request."""
         key = (task.training, task.model, task.dims, task.names, task.options)
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
         return self._workspaces[key]
 
 
-def offer(role: Role, name: str, found: data.Description) -> dict[str, Any]:
-    """What a site says of its data; a target's classes are nobody's business."""
+def offer(role: Role, name: str, description: data.Description) -> dict[str, Any]:
+    """Make a site's offer, all that it says about its data; a target does not name its classes."""
     return {
         "role": role,
         "name": name,
-        "examples": found.train,
-        "tested": found.test,
-        "classes": list(found.classes) if role == "source" else [],
-        "shape": list(found.shape),
+        "examples": description.train,
+        "tested": description.test,
+        "classes": list(description.classes) if role == "source" else [],
+        "shape": list(description.shape),
         "version": __version__,
     }
 
 
 class Staying(Protocol):
-    """What can stay at a site from round to round."""
+    """An object whose state can stay at a site from round to round."""
 
     def put_down(self) -> state.Kept:
-        """All that the next round goes on from."""
+        """Return the state from which the next round continues."""
         ...
 
     def take_up(self, kept: state.Kept, device: torch.device) -> None:
-        """Go on from what was put down."""
+        """Continue from a state that `put_down` returned."""
         ...
 
 
 class Network:
-    """A network with an optimizer of its own, or none."""
+    """A network with its own optimizer, or without an optimizer."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
         self.module = module
         self.optimizer = optimizer
 
     def put_down(self) -> state.Kept:
-        """Weights, buffers and the optimizer's state."""
-        kept = state.Kept()
-        kept.put("module", self.module.state_dict())
+        """Return weights, buffers and the optimizer's state."""
+        saved = state.Kept()
+        saved.put("module", self.module.state_dict())
         if self.optimizer:
-            kept.put_optimizer("optimizer", self.optimizer)
-        return kept
+            saved.put_optimizer("optimizer", self.optimizer)
+        return saved
 
     def take_up(self, kept: state.Kept, device: torch.device) -> None:
-        """Go on from what was put down, at the learning rate that the optimizer has now."""
+        """Continue from that state, but at the learning rate that the optimizer has now."""
         self.module.load_state_dict(kept.get("module"))
         if self.optimizer:
             load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
 
 
 class Workspace:
-    """What one training has at a site.
+    """The objects of one training at a site.
 
     Attributes:
         model: the run's model on the site's device.
         schema: its layout on the wire.
-        held: whatever else stays in this process's memory, by name.
+        held: other objects that stay in this process's memory, by name.
     """
 
     def __init__(self, site: Site, task: Task) -> None:
@@ -169,14 +169,14 @@ class Workspace:
         self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
 
     def blank(self) -> models.Model:
-        """The run's network on the site's device; its weights, pretrained or not, come later."""
+        """Make the run's network on the site's device; its weights are loaded later."""
         task = self._task
         extension = models.Extension.of(task.about, task.options)
         made = models.blank(task.model, task.dims, task.classes, extension)
         return made.to(self._site.device)
 
     def hold(self, name: str, make: Callable[[], T]) -> T:
-        """Something that stays in this process's memory, made when it is first asked for."""
+        """Return an object that stays in this process's memory; the first call makes it."""
         if name not in self.held:
             self.held[name] = make()
         return self.held[name]
@@ -185,43 +185,43 @@ class Workspace:
         """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
         optimizer = make_optimizer(self.model.groups(rate), task.train, rate)
         if task.train.carry_momentum and server_round > 1:
-            kept = self.recall(task, server_round - 1, state.OPTIMIZER)
-            if kept is None:
+            saved = self.recall(task, server_round - 1, state.OPTIMIZER)
+            if saved is None:
                 logger.warning("the optimizer of round %d starts afresh", server_round)
             else:
-                load_at_its_rates(optimizer, kept.get_optimizer("optimizer"))
+                load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
         return optimizer
 
     def carry(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
         """Remember the model's optimizer for the next round, with `train.carry-momentum`."""
         if task.train.carry_momentum:
-            kept = state.Kept()
-            kept.put_optimizer("optimizer", optimizer)
-            self.remember(task, server_round, state.OPTIMIZER, kept)
+            saved = state.Kept()
+            saved.put_optimizer("optimizer", optimizer)
+            self.remember(task, server_round, state.OPTIMIZER, saved)
 
     def leave(self, task: Task, server_round: int, things: Mapping[str, Staying]) -> None:
-        """Put down what stays at this site when a round is over."""
-        kept = state.Kept()
+        """Keep the state of everything that stays at this site when a round is over."""
+        saved = state.Kept()
         for name, thing in things.items():
             part = thing.put_down()
-            kept.tensors |= {f"{name}/{n}": tensor for n, tensor in part.tensors.items()}
-            kept.about[name] = part.about
-        self.remember(task, server_round, state.METHOD, kept)
+            saved.tensors |= {f"{name}/{n}": tensor for n, tensor in part.tensors.items()}
+            saved.about[name] = part.about
+        self.remember(task, server_round, state.METHOD, saved)
 
     def left(self, task: Task, name: str, first: int, last: int) -> state.Kept | None:
-        """What is left of one thing from the latest of some rounds that left any."""
+        """Return one thing's state after the latest of the rounds `first` to `last`, or None."""
         rounds = [r for what, r in self._kept if what == state.METHOD and first <= r <= last]
-        kept = self._kept[state.METHOD, max(rounds)] if rounds else None
-        if kept is None:
-            kept = state.load_last(self._site, task, first, last, state.METHOD)
-        if kept is None or name not in kept.about:
+        saved = self._kept[state.METHOD, max(rounds)] if rounds else None
+        if saved is None:
+            saved = state.load_last(self._site, task, first, last, state.METHOD)
+        if saved is None or name not in saved.about:
             return None
-        return state.Kept(kept.get(name), kept.about[name])
+        return state.Kept(saved.get(name), saved.about[name])
 
     def remember(self, task: Task, server_round: int, what: str, kept: state.Kept) -> None:
-        """Hold on to something for the next round, also on disk if the site has a place.
+        """Keep a state for the next round, also on disk if the site has a state directory.
 
-        What was kept before that stays too, since the server may ask for a round again.
+        The state before it stays, too, as the server may repeat a round.
         """
         before = [r for name, r in self._kept if name == what and r < server_round]
         for old in sorted(before)[:-1]:
@@ -230,9 +230,9 @@ class Workspace:
         state.save(self._site, task, server_round, what, kept)
 
     def recall(self, task: Task, server_round: int, what: str) -> state.Kept | None:
-        """What was remembered in a round, or None."""
-        kept = self._kept.get((what, server_round))
-        return kept or state.load(self._site, task, server_round, what)
+        """Return the state that was kept after a round, or None."""
+        saved = self._kept.get((what, server_round))
+        return saved or state.load(self._site, task, server_round, what)
 
 
 def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> None:
@@ -244,10 +244,10 @@ def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> Non
 
 
 def pick_device(text: str) -> torch.device:
-    """auto, cpu, cuda or cuda:N -> a device that is there.
+    """Choose a device by name, auto, cpu, cuda or cuda:N -> a device that this machine has.
 
     Raises:
-        ConfigError: the device is not there.
+        ConfigError: this machine has no such device.
     """
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -264,7 +264,7 @@ def pick_device(text: str) -> torch.device:
 
 
 def _image(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Channels and size to bring images to; (0, 0) for vectors, which are left as they are."""
+    """Channels and size to which images are converted; (0, 0) for vectors, which do not change."""
     return (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
 
 

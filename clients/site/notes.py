@@ -1,6 +1,6 @@
-"""What a site notes of a training for itself: features and a confusion matrix, on its own disk.
+"""A site's notes about a training: features and a confusion matrix, on the site's own disk.
 
-Neither may leave a site, so they are written in its state directory, for whoever may look there:
+Neither may leave the site, so they are written to its state directory, for people who may read it:
 
     STATE-DIR/SITE/notes/RUN.METHOD-SEED/
         first.npz        features under the model of the first request
@@ -9,9 +9,9 @@ Neither may leave a site, so they are written in its state directory, for whoeve
         features.png     both npz files as a picture
         dictionary.npz   what a dictionary makes of the target's features, in the last round
 
-A note is 300 forward passes in the first round and in the last. It changes no bit of the training,
-and if it fails the site's log says so and the round goes on. A server may begin any number of runs,
-so what is kept has bounds: the notes of the oldest trainings are taken away.
+A note takes forward passes of 300 images in the first round and in the last. It changes no bit of
+the training. If it fails, the site's log says so and the round goes on. A server may begin any
+number of runs, so the notes of the oldest trainings are deleted beyond some bounds.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ logger = logging.getLogger("fedda.site")
 FIRST, LAST, CONFUSION, PICTURE = "first.npz", "last.npz", "confusion.json", "features.png"
 DICTIONARY = "dictionary.npz"
 FILES = (FIRST, LAST, CONFUSION, PICTURE, DICTIONARY)
-KEPT, ROOM = 50, 2**30  # trainings, and bytes of them all
-MOST = 300  # images
-VALUES = 2**23  # of their features: of a very wide model fewer images are noted
-CLASSES, LETTERS = 1000, 100  # of a confusion matrix, and of a class's name in the features' files
+KEPT, ROOM = 50, 2**30  # bounds on all notes: number of trainings, and bytes
+MOST = 300  # images in a note
+VALUES = 2**23  # values of their features; for a very wide model, fewer images are noted
+CLASSES, LETTERS = 1000, 100  # most classes in a note, and letters of a class name
 BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
 
 class Noted(Protocol):
-    """A method's client, as far as notes look into it."""
+    """The members of a method's client that notes use."""
 
     @property
     def site(self) -> Site: ...
@@ -72,7 +72,7 @@ class Noted(Protocol):
 
 
 def received(client: Noted) -> float:
-    """Note a training request's model, before it is trained -> the seconds this took."""
+    """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
         with _harmless(client):
@@ -82,26 +82,26 @@ def received(client: Noted) -> float:
 
 
 def tested(client: Noted, test: Labelled | None, p: Tensor | None) -> None:
-    """Note the model of a test, and what it made of the test images.
+    """Note the model of a test, and its predictions for the test images.
 
     Args:
-        client: the target's.
+        client: the target's client.
         test: the labelled test images, if there are any.
-        p: (N, C) what the model says of them.
+        p: (N, C) the predicted class probabilities of these images.
     """
     if client.site.notes:
         with _harmless(client):
             notes = Notes(client)
-            # Where the target trains, its first request was the training's.
+            # If the target trains, its first request was one to train.
             notes.take("tested", first=not client.trains, test=test)
             if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
                 notes.confusion(test, p)
-            if notes.is_last and (kept := client.keepsakes()):
-                notes.write_arrays(DICTIONARY, kept)
+            if notes.is_last and (arrays := client.keepsakes()):
+                notes.write_arrays(DICTIONARY, arrays)
 
 
 class Notes:
-    """One request's notes of one site."""
+    """The notes of one site about one request."""
 
     def __init__(self, client: Noted) -> None:
         request, site = client.request, client.site
@@ -114,8 +114,8 @@ class Notes:
         self.folder = site.state_dir / site.name / "notes" / task.training
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
-        """Write the features where this request is one of those to note."""
-        # Tried once: on a full disk every round would pay for a note that cannot be kept.
+        """Write the features, if this request is one of those to note."""
+        # Tried only once: on a full disk, every round would lose time on a note it cannot keep.
         fresh = self.client.site.noted != self.folder.name and not (self.folder / FIRST).exists()
         begins = first and (self.round == 1 or fresh)
         if not begins and not self.is_last:
@@ -125,17 +125,17 @@ class Notes:
         if first and self.round == 1:
             for old in (LAST, CONFUSION, PICTURE, DICTIONARY):  # of an earlier run of the same name
                 (self.folder / old).unlink(missing_ok=True)
-        found = self._found(model, test)
+        arrays = self._arrays(model, test)
         if begins:
-            self.write_arrays(FIRST, found)
+            self.write_arrays(FIRST, arrays)
         if self.is_last:
-            self.write_arrays(LAST, found)
+            self.write_arrays(LAST, arrays)
             with replacing(self.folder / PICTURE) as part:
                 before_after.draw(self.folder / FIRST, self.folder / LAST, part)
         self._make_room()
 
     def confusion(self, test: Labelled, p: Tensor) -> None:
-        """Count test images by class (row) and by what the model says (column)."""
+        """Count test images by class (row) and predicted class (column)."""
         size = len(self.task.names)
         cells = test.y * size + p.argmax(dim=1)
         counts = torch.bincount(cells, minlength=size * size).reshape(size, size)
@@ -151,28 +151,28 @@ class Notes:
         with replacing(self.folder / CONFUSION) as part:
             part.write_text(json.dumps(table))
 
-    def _found(self, model: str, test: Labelled | None) -> dict[str, Any]:
+    def _arrays(self, model: str, test: Labelled | None) -> dict[str, Any]:
         data = self.client.data
         most = min(MOST, VALUES // self.client.model.width)
         chosen = self._choose(len(data), "train", most)
-        found: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "features": self._features(data.x, chosen),
             "images": chosen.numpy(),
             "classes": np.array([name[:LETTERS] for name in self.task.names[:CLASSES]]),
             "round": self.round,
             "model": model,
         }
-        # A target's training set has no labels to give; what is known of its classes is its test's.
+        # A target's training images have no labels; only its test images show its classes.
         if isinstance(data, Labelled):
-            found["labels"] = data.y[chosen].numpy()
+            arrays["labels"] = data.y[chosen].numpy()
         if test is not None:
             chosen = self._choose(len(test), "test", most)
-            found["test_features"] = self._features(test.x, chosen)
-            found["test_labels"] = test.y[chosen].numpy()
-        return found
+            arrays["test_features"] = self._features(test.x, chosen)
+            arrays["test_labels"] = test.y[chosen].numpy()
+        return arrays
 
     def _choose(self, n: int, part: str, most: int = MOST) -> Tensor:
-        """The same images in every round of every training."""
+        """Choose images, the same in every round of every training."""
         order = torch.randperm(n, generator=generator("notes", self.client.site.name, part))
         return order[:most].sort().values
 
@@ -183,14 +183,14 @@ class Notes:
             parts.append(self.client.model.features(images).float().cpu())
         return torch.cat(parts).clamp(-LARGEST, LARGEST).numpy().astype(np.float16)
 
-    def write_arrays(self, name: str, found: dict[str, Any]) -> None:
-        """Write one of the files."""
+    def write_arrays(self, name: str, arrays: dict[str, Any]) -> None:
+        """Write one of the npz files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / name) as part, part.open("wb") as file:
-            np.savez(file, **found)
+            np.savez(file, **arrays)
 
     def _make_room(self) -> None:
-        """Take away the oldest trainings' notes beyond the bounds; never another file."""
+        """Delete the oldest trainings' notes beyond the bounds, and never another file."""
         others = [f for f in self.folder.parent.iterdir() if f.is_dir() and f != self.folder]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         room = ROOM - _size(self.folder)
@@ -200,7 +200,7 @@ class Notes:
                 for name in FILES:
                     (folder / name).unlink(missing_ok=True)
                     partial_path(folder / name).unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # somebody keeps something of their own there
+                with contextlib.suppress(OSError):  # the folder has files of somebody else
                     folder.rmdir()
 
 
@@ -210,7 +210,7 @@ def _size(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _harmless(client: Noted) -> Iterator[None]:
-    """Leave model and random numbers as they are, and let nothing that goes wrong out."""
+    """Leave model and random numbers as they were, and log every error instead of raising it."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []
     try:

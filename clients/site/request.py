@@ -1,4 +1,4 @@
-"""What a site is asked: a training or evaluation request, read from what Flower hands a client."""
+"""A training or evaluation request to a site, read from what Flower gives a client."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from fedda.wire import Manifest, Packed, Part
 
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
-STEP = "step."  # prefix of this round's numbers, beside the task's
+STEP = "step."  # prefix of this round's numbers; those of the task have no prefix
 EXCHANGE = "exchange."  # prefix of the invitation to an exchange of gradients
-HEADING = ("round", "phase", "hop", "part")  # what every request says
+HEADING = ("round", "phase", "hop", "part")  # fields of every request
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Exchange:
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Exchange":
-        """From the record beside the task's.
+        """Read the exchange's table of a request.
 
         Raises:
             WireError: the invitation cannot be read, or p is left open.
-            ConfigError: a setting cannot.
+            ConfigError: a setting is invalid.
         """
         keys = set(LazyConfig().flat())
         lazy = {k: v for k, v in table.items() if k in keys}
         rest = {k: v for k, v in table.items() if k not in keys}
         settings = validate(LazyConfig, lazy, "exchange")
-        if settings.p < 1:  # the server settles what is left open
+        if settings.p < 1:  # the server must have chosen p
             raise WireError("The request leaves exchange.p open; it needs 1 step per sum or more.")
         return cls(Invitation.parse(rest), settings)
 
@@ -54,10 +54,10 @@ class Request:
         round: counted from 1.
         stage: the phase of that round, with its first round and its last.
         hop: what is asked for; `test` in an evaluation request.
-        part: what the site does in it.
-        arrays: what came, by name.
-        numbers: what the site is told.
-        exchange: where it sums gradients, if it does.
+        part: the part that the site plays in it.
+        arrays: the received arrays, by name.
+        numbers: the received numbers, by name.
+        exchange: where and how the site sums gradients; None if it does not.
     """
 
     task: Task
@@ -77,17 +77,17 @@ class Request:
         arrays: Mapping[str, Packed],
         exchange: Mapping[str, Any] | None = None,
     ) -> "Request":
-        """From the tables and arrays of a message.
+        """Make a request from the tables and arrays of a message.
 
         Raises:
-            WireError: round, phase, hop or part cannot be, or do not fit together.
-            ConfigError: the task cannot be.
+            WireError: round, phase, hop or part is invalid, or they do not fit together.
+            ConfigError: a setting of the task is invalid.
         """
-        found, heading = Task.parse(task), {name: step.get(name) for name in HEADING}
+        training, heading = Task.parse(task), {name: step.get(name) for name in HEADING}
         server_round, phase, hop, part = heading.values()
-        if type(server_round) is not int or not 1 <= server_round <= found.rounds:
-            raise WireError(f"The request is for round {server_round} of {found.rounds}.")
-        stage = found.stage(server_round)
+        if type(server_round) is not int or not 1 <= server_round <= training.rounds:
+            raise WireError(f"The request is for round {server_round} of {training.rounds}.")
+        stage = training.stage(server_round)
         if phase != stage.phase.name:
             raise WireError(
                 f"The request is for phase '{str(phase)[:40]}', but round {server_round} belongs "
@@ -95,13 +95,13 @@ class Request:
             )
         numbers = {name: value for name, value in step.items() if name not in HEADING}
         read = None if exchange is None else Exchange.read(exchange)
-        request = cls(found, server_round, stage, str(hop), str(part), arrays, numbers, read)
-        assert request.contract  # raises if there is none
+        request = cls(training, server_round, stage, str(hop), str(part), arrays, numbers, read)
+        assert request.contract  # raises WireError if there is none
         return request
 
     @classmethod
     def read(cls, parameters: list[np.ndarray], config: Mapping[str, Any]) -> "Request":
-        """From what Flower hands a NumPyClient; the arrays are not copied."""
+        """Make a request from what Flower gives a NumPyClient; the arrays are not copied."""
         layouts = json.loads(str(config[MANIFESTS]))
         packed = {
             name: Packed(Manifest.parse(text), flat.data)
@@ -120,26 +120,26 @@ class Request:
 
     @property
     def contract(self) -> Part:
-        """What this request may bring, and what may go back.
+        """The contract of this request: what may come with it, and what may go back.
 
         Raises:
             WireError: the phase has no such hop, or no such part in it.
         """
         phase = self.stage.phase
-        found = phase.part(self.hop, self.part)
+        part = phase.part(self.hop, self.part)
         if self.is_test and self.part == "target":
-            found = phase.test
-        if found is None:
+            part = phase.test
+        if part is None:
             method = self.task.method
             raise WireError(
                 f"{method} asks no {self.part[:40]} for '{self.hop[:40]}' in its phase "
                 f"'{phase.name}'; server and site need the same version of fedda."
             )
-        return found
+        return part
 
     @property
     def layouts(self) -> Any:
-        """From the settings and the run's model, the layouts of what crosses beside the model."""
+        """Makes, from settings and model layout, the layouts of arrays sent besides the model."""
         phase = self.stage.phase
         return (phase.test_layouts if self.is_test else None) or phase.layouts
 
@@ -156,12 +156,12 @@ class Request:
 
     @property
     def steps(self) -> int:
-        """Steps of this round, where the server counts them so that all take equally many.
+        """Steps of this round, if the server sets them so that all sites take equally many.
 
         Raises:
             WireError: the request has no such number.
         """
-        found = self.numbers.get("steps")
-        if type(found) is not int or found < 1:
-            raise WireError("The request says no whole number of steps to take, 1 or more.")
-        return found
+        steps = self.numbers.get("steps")
+        if type(steps) is not int or steps < 1:
+            raise WireError("The request has no whole number of steps; it needs 1 or more.")
+        return steps

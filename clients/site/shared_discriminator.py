@@ -1,6 +1,6 @@
 """A site's part in adversarial training: its copy of a discriminator, moved by shared gradients.
 
-Copy      a network that all members of a group have alike
+Copy      a network of which all members of a group have equal copies
 Witness   a linear discriminator that is its own gradient, with the sign changed: MMD's
 """
 
@@ -24,11 +24,11 @@ from .state import Kept
 
 
 class Copy:
-    """One discriminator as one site has it; all members of its group have the same.
+    """One site's copy of a discriminator; the copies of all members of a group are equal.
 
     Args:
         DI: the discriminator.
-        network: how it learns.
+        network: its settings.
         sync: this site's part in its group.
     """
 
@@ -41,55 +41,55 @@ class Copy:
     def make(
         cls, d: int, network: Network, seed: int, sync: LazySync, device: torch.device
     ) -> "Copy":
-        """A new one over d features, the same for all who make it from the seed."""
+        """Make a new one for d features; the same seed gives the same network."""
         return cls(Discriminator(d, network.hidden, seed).to(device), network, sync)
 
     def step(self, loss: Tensor, examples: int) -> None:
-        """Move by the latest synchronised gradient, once this step's own has gone into the buffer.
+        """Put this step's gradient into the buffer, then move by the latest synchronised gradient.
 
         Args:
             loss: this site's half; its gradient never moves this copy by itself.
-            examples: it is over.
+            examples: how many examples the loss is over.
         """
         self.apply(flat_gradient(loss, self.DI), examples)
 
     def apply(self, g: Tensor, examples: int) -> None:
-        """As `step`, for a gradient (P,) that is there already."""
+        """Do the same as `step`, for a gradient (P,) that is already computed."""
         g_sync = self.sync.step(g, examples)
         if g_sync is not None:
             set_gradient(self.DI, g_sync)
             self.optimizer.step()
 
     def pick_up(self, came: Packed) -> None:
-        """Go on from a discriminator that travelled here."""
+        """Continue from a discriminator that came with the request."""
         state = {n: torch.tensor(a) for n, a in came.unpack().items()}
         device = next(self.DI.parameters()).device
         self.sync.begin(travelling.load_state(self.DI, self.optimizer, state).to(device))
 
     def packed(self) -> Packed:
-        """It, as it travels with the round; always in full precision."""
+        """Pack it for the reply; always in full precision."""
         g_sync = self.sync.latest
-        assert g_sync is not None  # a round has a window or more
+        assert g_sync is not None  # a round has at least one window
         state = travelling.state_of(self.DI, self.optimizer, g_sync)
         return wire.pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
 
     def put_down(self) -> Kept:
-        """What the next round goes on from, where it stays at its site."""
-        kept = Kept()
-        kept.put("discriminator", self.DI.state_dict())
-        kept.put_optimizer("optimizer", self.optimizer)
-        kept.put("sync", self.sync.state())
-        return kept
+        """Return the state from which the next round continues, if it stays at its site."""
+        state = Kept()
+        state.put("discriminator", self.DI.state_dict())
+        state.put_optimizer("optimizer", self.optimizer)
+        state.put("sync", self.sync.state())
+        return state
 
     def take_up(self, kept: Kept, device: torch.device) -> None:
-        """Go on from what `put_down` gave."""
+        """Continue from the state that `put_down` returned."""
         self.DI.load_state_dict(kept.get("discriminator"))
         self.optimizer.load_state_dict(kept.get_optimizer("optimizer"))
         self.sync.restore(kept.get("sync"), device)
 
 
 class Witness:
-    """The witness of MMD in one group: w (2M,), by the latest mean embeddings.
+    """The witness of MMD in one group: w (2M,), from the latest mean embeddings.
 
     Args:
         sync: this site's part in the group.
@@ -104,12 +104,12 @@ class Witness:
         return None if g_sync is None else fourier.witness(g_sync)
 
     def pick_up(self, came: Packed, device: torch.device) -> None:
-        """Go on from a witness that travelled here."""
+        """Continue from a witness that came with the request."""
         self.sync.begin(-torch.tensor(came.unpack()["w"]).to(device))
 
     def packed(self) -> Packed:
-        """It, as it travels with the round; always in full precision."""
+        """Pack it for the reply; always in full precision."""
         g_sync = self.sync.latest
-        assert g_sync is not None  # a round has a window or more
+        assert g_sync is not None  # a round has at least one window
         w = fourier.witness(g_sync).to("cpu", torch.float32)
         return wire.pack({"w": w.numpy()}, Kind.GRADIENT)

@@ -1,9 +1,9 @@
 """What a site keeps on its own disk between rounds, so that a restart loses nothing.
 
-The optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites, such as
-an encoder that never leaves or a copy of a discriminator. All else is a site's data and what the
-server sends. Kept as safetensors, in the site's state directory, never in Flower's context, which a
-busy node loses silently.
+It keeps the optimizer's momentum with `train.carry-momentum`, and what a method keeps at its sites,
+such as an encoder that never leaves or a copy of a discriminator. Everything else comes from the
+site's data or from the server. The files are safetensors in the site's state directory. Flower's
+context is not used, because a busy node loses it silently.
 """
 
 import glob
@@ -22,13 +22,13 @@ from fedda.settings import Task
 
 logger = logging.getLogger("fedda.site")
 
-FILES = 32  # of a kind: the last two rounds of 16 trainings, for a server may begin any number
-NETWORKS = 4  # files of those that come once; a model each
-OPTIMIZER, METHOD = "optimizer", "method"  # kinds, beside those that a method names
+FILES = 32  # per kind: the last two rounds of 16 trainings, as a server may begin any number
+NETWORKS = 4  # files of networks that come once; each has the size of a model
+OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
 class Place(Protocol):
-    """A site, as far as its files go: its name, and where they are if it keeps any."""
+    """The members of a site that its files need: its name, and its state directory, if any."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Place(Protocol):
 
 @dataclass
 class Kept:
-    """Tensors by name, and whatever else JSON can hold; `put` and `get` take parts of them."""
+    """A state to keep: tensors by name, and other values that JSON can hold, by name."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class Kept:
         self.tensors |= {f"{part}/{n}": t.detach().cpu().clone() for n, t in tensors.items()}
 
     def get(self, part: str) -> dict[str, Tensor]:
-        """What was put under a part."""
-        found = {n: t for n, t in self.tensors.items() if n.startswith(f"{part}/")}
-        return {n.removeprefix(f"{part}/"): t for n, t in found.items()}
+        """Return the tensors that were put under a part, by NAME."""
+        tensors = {n: t for n, t in self.tensors.items() if n.startswith(f"{part}/")}
+        return {n.removeprefix(f"{part}/"): t for n, t in tensors.items()}
 
     def put_optimizer(self, part: str, optimizer: optim.Optimizer) -> None:
         """Add an optimizer's state."""
@@ -65,18 +65,18 @@ class Kept:
         self.about[part] = {"plain": plain, "groups": state["param_groups"]}
 
     def get_optimizer(self, part: str) -> dict[str, Any]:
-        """What `load_state_dict` takes."""
+        """Return an optimizer's state as `load_state_dict` takes it."""
         state: dict[int, dict[str, Any]] = {}
         for name, value in {**self.get(part), **self.about[part]["plain"]}.items():
             index, key = name.split("/")
-            # A step would change what is kept.
+            # A copy: a step of the optimizer would change the kept tensor.
             held = value.clone() if isinstance(value, Tensor) else value
             state.setdefault(int(index), {})[key] = held
         return {"state": state, "param_groups": self.about[part]["groups"]}
 
 
 def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> None:
-    """Write what is kept after a round, whole or not at all, if the site has a place for it."""
+    """Write the state after a round, whole or not at all, if the site has a state directory."""
     if site.state_dir is None:
         return
     path = _path(site, task, server_round, what)
@@ -85,7 +85,8 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     with replacing(path) as part:
         save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
     rounds = _rounds(site, task, what)
-    # The one before serves a round that is asked for again; a site may have missed some since.
+    # The state before stays, for a round that is repeated; some rounds may lie in between, if the
+    # site missed them.
     last = max((r for r in rounds if r < server_round), default=server_round)
     for old in rounds:
         if old not in (last, server_round):
@@ -96,7 +97,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
 
 
 def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
-    """What was kept after that round, or None where there is nothing."""
+    """Read the state after that round; None if there is none."""
     path = _path(site, task, server_round, what)
     if site.state_dir is None or not path.is_file():
         return None
@@ -105,20 +106,20 @@ def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
             about = json.loads((file.metadata() or {})["fedda"])
             return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError):
-        logger.warning("what was kept at %s cannot be read", path)
+        logger.warning("the state in %s cannot be read", path)
         return None
 
 
 def load_last(site: Place, task: Task, first: int, server_round: int, what: str) -> Kept | None:
-    """What was kept after that round, or after the last one before it, from `first` on."""
+    """Read the latest state of the rounds from `first` to `server_round`; None if there is none."""
     if site.state_dir is None:
         return None
-    found = [r for r in _rounds(site, task, what) if first <= r <= server_round]
-    return load(site, task, max(found), what) if found else None
+    rounds = [r for r in _rounds(site, task, what) if first <= r <= server_round]
+    return load(site, task, max(rounds), what) if rounds else None
 
 
 def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
-    """Write a network that comes once in a training; the server then sends the rest alone."""
+    """Write a network that the server sends only once in a training."""
     if site.state_dir is None:
         return
     path = _path(site, task, "once", what)
@@ -132,7 +133,7 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
 
 
 def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
-    """Read it back into a network -> whether there was one."""
+    """Read what `save_once` wrote into a network -> whether it was there and could be read."""
     path = _path(site, task, "once", what)
     if site.state_dir is None or not path.is_file():
         return False
@@ -145,7 +146,7 @@ def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
 
 
 def model_path(site: Place, task: Task) -> Path | None:
-    """Where a site that keeps its adapted model to itself writes it, or None."""
+    """Return the file of an adapted model that stays at its site; None without state directory."""
     if site.state_dir is None:
         return None
     return site.state_dir / site.name / f"{task.training}.model.safetensors"
@@ -154,19 +155,19 @@ def model_path(site: Place, task: Task) -> Path | None:
 def _age(path: Path) -> float:
     try:
         return -path.stat().st_mtime
-    except FileNotFoundError:  # another process of this site has taken it away
+    except FileNotFoundError:  # another process of this site has deleted it
         return 0.0
 
 
 def _rounds(site: Place, task: Task, what: str) -> list[int]:
-    """After which rounds of this training something of a kind was kept."""
+    """Return the rounds of this training after which a state of this kind was kept."""
     path = _path(site, task, "*", what)
     before, after = path.name.split("*")
-    found = [
+    names = [
         p.name.removeprefix(before).removesuffix(after)
         for p in path.parent.glob(f"{glob.escape(before)}*{after}")
     ]
-    return [int(name) for name in found if name.isdigit()]  # else it is another run's name
+    return [int(name) for name in names if name.isdigit()]  # others belong to another run's name
 
 
 def _path(site: Place, task: Task, server_round: int | str, what: str) -> Path:

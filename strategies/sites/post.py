@@ -1,4 +1,4 @@
-"""Requests out and checked replies in: what a strategy says to sites, and what it hears."""
+"""Write a strategy's requests to the sites, and check the sites' replies."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .setup import Setup
 
 @dataclass(frozen=True)
 class Heading:
-    """What every request says of itself."""
+    """What every request names: its round, phase, hop and part."""
 
     round: int
     phase: str
@@ -26,11 +26,12 @@ class Heading:
 
 
 class Post:
-    """Writes requests, and remembers of whom it may expect what.
+    """Writes requests, and remembers which reply it may expect from which site.
 
     Attributes:
-        open: by the name of a site that was asked, the part it was asked for, and the layouts of
-            what that part sends beside the run's model.
+        open: the requests that have no reply yet, by the name of the site: the contract of the
+            part that it was asked to do, and the layouts of the arrays that this part sends
+            besides the run's model.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -48,16 +49,16 @@ class Post:
         numbers: Mapping[str, float] | None = None,
         exchange: Mapping[str, Any] | None = None,
     ) -> Message:
-        """A message for one site, with records of its own, valid until the deadline.
+        """Make a request to one site, with records of its own, valid until the deadline.
 
         Args:
             node: the site.
             heading: round, phase, hop and part.
-            part: what it is asked to do, by which its reply will be checked.
-            layouts: of what crosses beside the run's model.
-            arrays: what it is sent.
-            numbers: what it is told.
-            exchange: its invitation to sum gradients.
+            part: the contract of what the site is asked to do; its reply is checked against it.
+            layouts: layouts of the arrays that are sent besides the run's model.
+            arrays: the arrays to send.
+            numbers: the numbers to send.
+            exchange: the site's invitation to sum gradients, if it has one.
         """
         self.open[node.name] = (part, layouts)
         tables = {"exchange": exchange} if exchange else {}
@@ -78,11 +79,11 @@ class Post:
         """Yield the replies that pass every check, as they arrive; report the others.
 
         Args:
-            replies: from sites, or from whoever.
-            needs: numbers that a reply is of no use without.
+            replies: messages as they came; not even their sender is checked yet.
+            needs: names of the numbers that every reply must have.
             roster: the sites of the training.
             examine: the method's own check.
-            failed: told the name of each site that reports a failure.
+            failed: called with the name of each site that reports a failure.
         """
         needs, notice = set(needs), self._setup.notice
         for message in replies:
@@ -103,7 +104,7 @@ class Post:
                 continue
             del message
             yield reply
-            del reply  # not held while the next one is fetched
+            del reply  # free it before the next one is fetched
         for name in sorted(self.open):
             notice("silent", name, "no reply in time; left out of this round")
         self.open.clear()

@@ -1,4 +1,4 @@
-"""What a reply must look like before a strategy sees it: the contract's rules and the guard's."""
+"""The checks that a reply must pass before a strategy sees it: the contract's and the guard's."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,10 +25,10 @@ class Reply:
     numbers: Mapping[str, Any]
 
     def model(self) -> Packed:
-        """The model that came.
+        """Return the model in the reply.
 
         Raises:
-            QuorumError: none did, where the contract leaves that open.
+            QuorumError: the reply has none, and the contract allows that.
         """
         if "model" not in self.arrays:
             raise QuorumError(f"{self.node.name} sent no model.")
@@ -36,11 +36,11 @@ class Reply:
 
 
 class Checks:
-    """The checks of one training's replies.
+    """Checks the replies of one training.
 
     Args:
         guard: bounds on replies.
-        layout: of the run's model.
+        layout: the layout of the run's model.
     """
 
     def __init__(self, guard: GuardConfig, layout: Manifest) -> None:
@@ -48,7 +48,7 @@ class Checks:
         self._layout = layout
 
     def begin(self, sent: Packed) -> None:
-        """Measure the replies of a round against the model with which it began."""
+        """Set the model at the start of a round, with which the round's replies are compared."""
         self._sent = sent.unpack()
         self._norm = norm(self._sent)
 
@@ -61,23 +61,25 @@ class Checks:
         needs: Iterable[str],
         roster: Roster,
     ) -> Reply:
-        """A reply's arrays and numbers.
+        """Check a reply, and return its arrays and numbers.
 
         Args:
-            node: who sent it.
+            node: the site that sent it.
             message: the reply.
-            contract: of the part that the node was asked for.
-            layouts: of arrays beside the run's model.
-            needs: numbers that a reply is of no use without.
-            roster: the sites of the training; a number may be about one of them.
+            contract: the contract of the part that the site was asked to do.
+            layouts: layouts of the arrays that are sent besides the run's model.
+            needs: names of the numbers that the reply must have.
+            roster: the sites of the training; a number called `NAME/SITE` is about one of them.
 
         Raises:
-            WireError: something is there that must not be, or missing.
+            WireError: something is missing, not allowed or out of bounds.
             NotFiniteError: a value is not finite.
         """
         arrays, tables = records.read(message.content)
         if set(tables) != {"metrics"}:
-            raise WireError(f"{node.name} sent tables {sorted(tables)}, the contract has metrics.")
+            raise WireError(
+                f"{node.name} sent tables {sorted(tables)}; the contract allows only 'metrics'."
+            )
         numbers, rule = tables["metrics"], contract.leaves
         missing = {*(n for n in rule.arrays if "*" not in n), *needs} - {*arrays, *numbers}
         if missing:
@@ -112,7 +114,7 @@ class Checks:
                 bound = self._guard.max_statistics * largest
                 if np.abs(values).max() > bound:
                     raise WireError(
-                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, what "
+                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, the most that "
                         "guard.max-statistics allows."
                     )
         if not most:
@@ -120,13 +122,13 @@ class Checks:
         change = norm(model, self._sent) / max(self._norm, 1e-12)
         if change > most:
             raise WireError(
-                f"'{name}' from {node.name} is {change:.1f} norms away from the model it was sent; "
-                f"guard.max-change allows {most:g}."
+                f"'{name}' from {node.name} is {change:.1f} norms away from the model that was "
+                f"sent; guard.max-change allows {most:g}."
             )
 
 
 def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
-    """Euclidean norm of a model's weights, or of its difference from another's.
+    """Return the Euclidean norm of a model's weights, or of their difference from another's.
 
     BatchNorm's running statistics are left out: they follow the data, not the training.
     """

@@ -1,4 +1,4 @@
-"""Who takes part: every site's offer, and whether the offers make a run."""
+"""The sites of a run: read their offers, and check that the offers fit together."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version"}
 
 @dataclass(frozen=True)
 class Node:
-    """One site's offer, with the id Flower gave it."""
+    """One site's offer, with the node id that Flower gave the site."""
 
     id: int
     role: Role
@@ -29,15 +29,16 @@ class Node:
 
     @classmethod
     def read(cls, node_id: int, offer: Mapping[str, Any]) -> "Node":
-        """From the reply to a query.
+        """Read an offer from a site's reply to a query.
 
         Raises:
-            RosterError: the reply is not an offer.
+            RosterError: the reply is not a valid offer.
         """
         if set(offer) != OFFER or offer["role"] not in ("source", "target"):
             raise RosterError(
-                f"Node {node_id} answered the roster's question with {sorted(offer)}, not with an "
-                f"offer of {sorted(OFFER)}; is its fedda of version {__version__}?"
+                f"Node {node_id} sent an offer with the fields {sorted(offer)}; needed are "
+                f"{sorted(OFFER)}, with a role of source or target. Check that it runs fedda "
+                f"{__version__}, as this server does."
             )
         try:
             node = cls(
@@ -57,7 +58,7 @@ class Node:
             raise RosterError(f"Node {node_id} sent an offer that cannot be read.") from None
         if not is_site_name(node.name):
             raise RosterError(  # names are parts of array names, and of keys in checkpoints
-                f"Node {node_id} calls itself {node.name[:64]!r}; a site's --name has 1 to 64 "
+                f"Node {node_id} has the name {node.name[:64]!r}; a site's --name needs 1 to 64 "
                 "printable characters and no slash."
             )
         if not all(c.isprintable() for c in node.classes):
@@ -70,7 +71,7 @@ class Node:
         return node
 
     def same_offer(self, other: "Node") -> bool:
-        """Whether two offers differ in the node id at most."""
+        """Whether two offers are the same, apart from the node id."""
         return self == Node(self.id, *(v for k, v in vars(other).items() if k != "id"))
 
     def __str__(self) -> str:
@@ -84,17 +85,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Roster:
-    """The sites of a run or of one training, sources by name and then targets.
+    """The sites of a run or of one training: sources first, then targets, each sorted by name.
 
-    `counts` are the examples by which sites weigh in averages. They are fixed here, once; no later
-    message can change them.
+    `counts` are the sites' numbers of examples, the weights in averages. They are fixed when the
+    roster is made; no later message can change them.
     """
 
     nodes: tuple[Node, ...]
     shape: tuple[int, ...]
     counts: Mapping[str, int]
     class_names: tuple[str, ...] = ()  # of the model that a run without sources starts from
-    several: bool = False  # whether the run has other targets beside
+    several: bool = False  # whether the run has further targets
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -106,7 +107,7 @@ class Roster:
 
     @property
     def target(self) -> Node:
-        """The one that adapts."""
+        """The target that the training adapts to; if there are several, the first."""
         return self.targets[0]
 
     @property
@@ -114,12 +115,12 @@ class Roster:
         return self.sources[0].classes if self.sources else self.class_names
 
     def facing(self, target: Node) -> "Roster":
-        """Those who take part in a training that adapts one of the targets."""
+        """Return the roster of one training: all sources, and this target."""
         several = len(self.targets) > 1
         return replace(self, nodes=(*self.sources, target), several=several)
 
     def aims(self, name: str = "") -> "tuple[Roster, ...]":
-        """A roster per target that a run adapts to: the one of a name, or each in turn.
+        """Return a roster for the target of this name, or for every target if the name is empty.
 
         Raises:
             RosterError: there is no target of that name.
@@ -131,19 +132,19 @@ class Roster:
         return tuple(self.facing(node) for node in chosen)
 
     def taking(self, other: "Roster") -> "Roster":
-        """The roster with the node ids of another one, whose sites may have come back since."""
-        ids = {node.name: node for node in other.nodes}
-        return replace(self, nodes=tuple(ids.get(node.name, node) for node in self.nodes))
+        """Return this roster with another one's nodes, whose ids may be newer."""
+        newer = {node.name: node for node in other.nodes}
+        return replace(self, nodes=tuple(newer.get(node.name, node) for node in self.nodes))
 
     def by_id(self, node_id: int) -> Node | None:
-        """The node with this id, if it takes part."""
+        """Return the node with this id, or None if it takes no part."""
         return next((n for n in self.nodes if n.id == node_id), None)
 
     def updated(self, joined: Iterable[Node]) -> "Roster":
-        """The roster with sites that came back under another node id.
+        """Return the roster with the new node ids of sites that came back.
 
         Raises:
-            RosterError: a site came back with another offer than it was counted with.
+            RosterError: a site came back with another offer than before.
         """
         known = {n.name: n for n in self.nodes}
         for node in self._returned(joined):
@@ -154,44 +155,50 @@ class Roster:
         return replace(self, nodes=tuple(known[n.name] for n in self.nodes))
 
     def changed(self, joined: Iterable[Node]) -> list[Node]:
-        """The sites that came back with another offer than they were counted with."""
+        """Return the sites that came back with another offer than before."""
         known = {n.name: n for n in self.nodes}
         return [n for n in self._returned(joined) if not known[n.name].same_offer(n)]
 
     def _returned(self, joined: Iterable[Node]) -> list[Node]:
-        """Those who are in the roster by name, and do not take the name of one still there."""
+        """Return the joined nodes that are sites of this roster.
+
+        A node that uses the name of a site that is still connected itself is left out.
+        """
         joined = list(joined)
-        there = {(n.id, n.name) for n in joined}
+        connected = {(n.id, n.name) for n in joined}
         known = {n.name: n for n in self.nodes}
-        found = [n for n in joined if n.name in known]
+        named = [n for n in joined if n.name in known]
         return [
-            n for n in found if known[n.name].id == n.id or (known[n.name].id, n.name) not in there
+            n
+            for n in named
+            if known[n.name].id == n.id or (known[n.name].id, n.name) not in connected
         ]
 
     def text(self) -> str:
-        """JSON, for a run's folder."""
+        """Write the roster as JSON, for a run's folder."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def parse(cls, text: str) -> "Roster":
-        """Read what `text` wrote.
+        """Read a roster from the JSON that `text` wrote.
 
         Raises:
-            RosterError: it is something else.
+            RosterError: the text is not such JSON.
         """
         try:
-            found = json.loads(text)
-            nodes = tuple(Node.read(n.pop("id"), n) for n in found["nodes"])
-            names = tuple(found.get("class_names", ()))
-            return cls(nodes, tuple(found["shape"]), found["counts"], names)
+            table = json.loads(text)
+            nodes = tuple(Node.read(n.pop("id"), n) for n in table["nodes"])
+            names = tuple(table.get("class_names", ()))
+            return cls(nodes, tuple(table["shape"]), table["counts"], names)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RosterError(f"The roster of the run cannot be read ({error}).") from None
 
     def bounded(self, most: float) -> "Roster":
-        """The roster in which no site counts more than `most` times the sources' median.
+        """Return the roster with no count above `most` times the sources' median.
 
-        Of two sources the smaller is the median, so that the larger cannot raise its own bound.
-        Nobody can verify what a site claims, but the harm of a false claim can be limited.
+        Of two sources the smaller count is the median, so that the larger source cannot raise its
+        own bound. Nobody can verify the count that a site claims, but the bound limits the harm of
+        a false claim.
         """
         if not most or not self.sources:
             return self
@@ -205,15 +212,15 @@ def form(
     unified: InputConfig | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Roster:
-    """Make a roster of offers.
+    """Make a roster from offers.
 
     Args:
         offers: one per node.
-        unified: the shape that images are brought to, if the run sets one.
-        class_names: of the model that the run starts from, if it can do without sources.
+        unified: the shape to which images are converted, if the run sets one.
+        class_names: the classes of the model that the run starts from, if it needs no sources.
 
     Raises:
-        RosterError: listing every offer, and what keeps them from making a run.
+        RosterError: no run is possible with these offers; the message lists them and says why.
     """
     unified = unified or InputConfig()
     nodes = sorted(offers, key=lambda n: (n.role, n.name))
@@ -237,13 +244,13 @@ def form(
 
 
 def _odd_classes(sources: list[Node]) -> str:
-    """Which classes only some of the sources have."""
+    """Say which classes only some of the sources have."""
     everywhere = set.intersection(*(set(n.classes) for n in sources))
     odd = {n.name: [c for c in n.classes if c not in everywhere] for n in sources}
-    told = [f"{name} has {', '.join(c[:5])}" for name, c in odd.items() if c]
-    if not told:
+    lists = [f"{name} has {', '.join(c[:5])}" for name, c in odd.items() if c]
+    if not lists:
         return "they are the same in another order"
-    return f"{' and '.join(told)}, which the others have not; all need the same class names"
+    return f"{' and '.join(lists)}, which others lack; all sources need the same class names"
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
@@ -257,7 +264,7 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
     sizes = {(unified.size,) * 2} if unified.size else {s[1:] for s in shapes}
     if len(channels) != 1:
         _refuse(nodes, "some images are grayscale and some RGB; set input.channels to 1 or 3")
-    if len(sizes) != 1 or sizes == {(0, 0)}:  # (0, 0): they differ within one site already
+    if len(sizes) != 1 or sizes == {(0, 0)}:  # (0, 0): they differ even within one site
         _refuse(nodes, "the images have different sizes; set input.size")
     height, width = next(iter(sizes))
     if height != width:
@@ -267,4 +274,4 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
 
 def _refuse(nodes: list[Node], why: str) -> None:
     offers = "".join(f"\n  {n}" for n in nodes) or "\n  (no site has joined)"
-    raise RosterError(f"These sites make no run: {why}.{offers}")
+    raise RosterError(f"No run is possible with these sites: {why}.{offers}")

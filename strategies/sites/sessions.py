@@ -1,4 +1,4 @@
-"""Opening a session of the exchange, in which sites sum gradients in mid-round."""
+"""Open a session of the exchange, in which sites sum gradients in mid-round."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,14 +18,14 @@ def convene(
     """Open a session.
 
     Args:
-        setup: of the training; it knows who hosts the exchange, and for how long to wait.
-        layouts: of what the gradients are of, by name.
-        members: names of the sites by group; a group is named after a layout, with `/SITE` behind
-            it if there are several.
-        syncs: sums per group.
+        setup: the training's setup, with the host of the exchange and the waiting times.
+        layouts: the layouts of the gradients, by name.
+        members: names of the sites in each group, by the group's name. The name is that of the
+            layout of the group's gradients; if several groups share a layout, `/SITE` follows it.
+        syncs: number of sums per group.
 
     Raises:
-        ConfigError: not one exchange fits into the round, or nobody hosts it.
+        ConfigError: the round is too short for one sum, or there is no host for the exchange.
     """
     lazy = setup.summing
     if setup.exchange is None:

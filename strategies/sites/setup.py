@@ -1,4 +1,4 @@
-"""What a strategy is given for one training, and what it remembers of it."""
+"""What the server gives a strategy for one training, and what the strategy remembers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .mail import Mail
 if TYPE_CHECKING:
     from fedda.exchange import Host, LocalHost
 
-Notice = Callable[[str, str, str], None]  # what happened, to which site, in words
+Notice = Callable[[str, str, str], None]  # kind of event, name of the site, sentence
 
 
 @dataclass
@@ -24,15 +24,15 @@ class Memory:
     """What a strategy remembers from round to round; a checkpoint holds it.
 
     Attributes:
-        numbers: whatever JSON can hold.
-        arrays: packed arrays by name, each of a kind of its own.
+        numbers: values that JSON can hold, by name.
+        arrays: packed arrays by name; their kinds may differ.
     """
 
     numbers: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Packed] = field(default_factory=dict)
 
     def copy(self) -> "Memory":
-        """As it is now, for a round that may have to be repeated."""
+        """Copy it, for a round that may have to be repeated."""
         return Memory(dict(self.numbers), dict(self.arrays))
 
 
@@ -41,17 +41,17 @@ class Setup:
     """What the server gives a strategy for one training.
 
     Attributes:
-        task: what the sites are told of it.
+        task: the training's settings that the sites receive.
         model: the layout of the run's model.
         wait: deadlines and the quorum.
         guard: bounds on replies.
         summing: how gradients are summed.
-        sources_per_round: so many sources, drawn anew each round from the seed; 0: all.
-        mail: how messages travel; by default Flower's grid, polled quickly.
-        notice: told of every site that failed or was refused.
-        online: the ids of the nodes worth asking; by default those that Flower calls online.
-        exchange: where sessions for gradients are opened, for the methods that sum any.
-        account: told of every such session when it has ended.
+        sources_per_round: how many sources a round has, drawn each round from the seed; 0: all.
+        mail: sends requests and fetches replies; by default a new `Mail` on Flower's grid.
+        notice: called for every site that is absent, fails, is refused or sends no reply.
+        online: returns the ids of nodes that are online; by default those that Flower lists.
+        exchange: opens the sessions in which sites sum gradients, for methods that sum any.
+        account: called with every such session when it has ended.
     """
 
     task: Task
