@@ -1,15 +1,15 @@
-"""AdaBN: FedAvg whose BatchNorm statistics are the target's own, estimated without labels.
+"""AdaBN: FedAvg with BatchNorm statistics estimated on the target's images, without labels.
 
 Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779
 
-    x               (N, d, ...)  what enters a BatchNorm layer in one batch, d its channels
+    x               (N, d, ...)  input of a BatchNorm layer for one batch, with d channels
     n               int          values per channel
     mean, variance  (d,)         mu and sigma^2 of algorithm 1, over all of the target's images
     spread          (d,)         sum of squared distances from the mean, float64
 
-Parameters are never touched. As training normalises with each batch's own statistics, they are
-FedAvg's to the last bit in every round: what AdaBN gains over FedAvg it gains by statistics alone,
-which makes it the control for every other method's gain.
+AdaBN changes no parameter. Training normalises by each batch's own statistics, so in every round
+the parameters are FedAvg's to the last bit. AdaBN's gain over FedAvg thus comes from the statistics
+alone, which makes AdaBN the control for the gain of every other method.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ from fedda.wire import MODEL, Part, Rule
 
 
 class Config(fedavg.Config):
-    """FedAvg's choice; the estimate itself has none."""
+    """FedAvg's setting; the estimate has no settings."""
 
 
 class Moments(NamedTuple):
-    """What is known of a layer's inputs so far."""
+    """Count, mean and spread of a layer's inputs so far."""
 
     n: int
     mean: Tensor  # (d,) float64
@@ -50,10 +50,11 @@ def moments(x: Tensor) -> Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """Moments of two sets of values as if they had been one (Chan et al., 1979) -> Moments.
+    """Moments of the union of two sets of values (Chan et al., 1979) -> Moments.
 
-    A cumulative average of the batches' variances would leave out how far the batches' means lie
-    apart, and depend on the batch size; this is the variance of all that entered the layer.
+    The result is the variance of all values that entered the layer. A cumulative average of the
+    batches' variances would ignore the distances between the batches' means, and so depend on the
+    batch size.
     """
     n = a.n + b.n
     apart = b.mean - a.mean
@@ -62,14 +63,14 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def check_batchnorm(entries: Iterable[str], model: str) -> None:
-    """See that a model has statistics to adapt.
+    """Check that a model has BatchNorm statistics to adapt.
 
     Args:
-        entries: names of its state.
-        model: what `model.name` says.
+        entries: names in the model's state.
+        model: the value of `model.name`.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the model has no BatchNorm layer.
     """
     if not any(name.endswith("running_mean") for name in entries):
         raise ConfigError(
@@ -78,7 +79,7 @@ def check_batchnorm(entries: Iterable[str], model: str) -> None:
         )
 
 
-# After every mean of the sources' models.
+# The second hop of each round, under the mean of the sources' models.
 ESTIMATE: Hop = {"target": Part(Rule(MODEL), Rule(MODEL, frozenset({"steps", "seconds"})))}
 
 METHOD = Method(

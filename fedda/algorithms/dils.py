@@ -4,15 +4,16 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1; the losses are
 `fedda.adversarial.discriminators`, the lazy synchronisation in `fedda.adversarial.lazy`.
 
     E_opt, E_T   encoders     the collaborator's, trained on its labels, and the target's, which
-                              starts as a copy of it
-    DI           network      discriminator, a copy at each of the two, always alike
+                              starts as a copy of E_opt
+    DI           network      discriminator, with identical copies at both sites
     p            int          steps between two exchanges (`exchange.p`)
 
-The first rounds train the collaborator's model on its labels. In all others no model moves between
-the sites: E_T stays at the target, as do the optimizers and what the exchange has gathered. CADA
-moves E_opt too and goes on training the collaborator's classifier on what E_opt gives (see
-`fedda.adversarial.discriminators.HALVES`), so there the target is sent the collaborator's model, to
-take its classifier.
+The first rounds train the collaborator's model on its labels. In all later rounds no model is sent
+between the sites: E_T stays at the target, and each site keeps its optimizers and the gradients
+that it has gathered for the next exchange. With the loss `cada`, E_opt adapts as well, and the
+collaborator's classifier is trained on the features that E_opt gives (see
+`fedda.adversarial.discriminators.HALVES`). So with `cada` the collaborator's model is sent to the
+target, which takes over its classifier.
 """
 
 from collections.abc import Mapping
@@ -28,23 +29,25 @@ from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 
 class Config(Section):
-    """DILS's choices."""
+    """DILS's settings."""
 
     loss: Loss = Field(
         default="adda",
         description="adda, grl (gradient reversal), wassda (Wasserstein) or cada (both encoders)",
     )
     pretrain: int = Field(
-        default=10, ge=0, description="first rounds, which train the collaborator on its labels"
+        default=10,
+        ge=0,
+        description="rounds at the beginning that train the collaborator on labels",
     )
     discriminator: Network = Network()
     lr: float = Field(
         default=0.00001,
         gt=0,
-        description="learning rate of an encoder that adapts, by Adam; too high, it collapses",
+        description="learning rate of an adapting encoder, by Adam; if too high, it collapses",
     )
     penalty: float = Field(
-        default=10.0, ge=0, description="gamma of wassda, on each side's own samples"
+        default=10.0, ge=0, description="gamma, the gradient penalty of wassda on each side"
     )
     share: bool = Field(
         default=False, description="let the target's model go to the server after each round"
@@ -54,8 +57,8 @@ class Config(Section):
     )
 
 
-# FRUDA, appendix F.0.2: learning rates of the target's encoder and the discriminators. It gives no
-# optimizer for either, and no discriminator's layers.
+# FRUDA, appendix F.0.2: learning rates of the target's encoder and of the discriminators. FRUDA
+# does not say which optimizers it uses for them, nor what layers its discriminators have.
 PRESETS: dict[str, dict[str, Scalar]] = {
     # Rotated MNIST and Mic2Mic
     "paper": {"loss": "adda", "lr": 1e-3, "discriminator.lr": 1e-2},
@@ -65,15 +68,15 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 
 
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
-    """The discriminator whose gradients are summed."""
+    """The layout of the discriminator whose gradients are summed."""
     sizes = options.discriminator.hidden
     return {"discriminator": discriminators.layout(discriminators.width(model), sizes)}
 
 
 NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
 
-# The model comes in the first round. It goes back from the collaborator with CADA, and from the
-# target with `share`.
+# The model is sent to the sites in the first of these rounds. The collaborator sends it back with
+# `cada`, and the target with `share`.
 ADAPT = Part(
     Rule(numbers=frozenset({"steps"}), optional=MODEL),
     Rule(numbers=NUMBERS, optional=MODEL),
@@ -95,7 +98,7 @@ METHOD = Method(
             "adapt",
             {"adapt": {"collaborator": ADAPT, "target": ADAPT}},
             layouts=layouts,
-            # The target tests the model that it has adapted, and is sent none.
+            # The target is sent no model: it tests the one that it has adapted.
             test=Part(Rule(), TEST.leaves),
         ),
     ),

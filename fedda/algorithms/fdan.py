@@ -1,14 +1,15 @@
-"""f-DAN: as f-DANN, but sources and target are brought together in multi-kernel MMD.
+"""f-DAN: like f-DANN, but it lowers the multi-kernel MMD between sources and target.
 
 Long et al., DAN, ICML 2015, https://arxiv.org/abs/1502.02791; federated by the exchange, with
 random Fourier features of the kernels (`fedda.maths.fourier`).
 
-    w        (2M,)   the discriminator: linear in the Fourier features, mu_S - mu_T by its gradients
+    w        (2M,)   the witness, a discriminator linear in the Fourier features: w = mu_S - mu_T,
+                     the mean embeddings of sources and target, which are its gradients
     MMD^2    float   |w|^2, with mu_S the mean over the sources
-    scale    float   of the bandwidths: given, or the median distance of the target's features
+    scale    float   unit of the bandwidths: given, or the median distance of the target's features
 
-DAN penalises several layers, and chooses the kernels' weights anew in every step. Here there is one
-layer, the features that enter the classifier, and the kernels count alike.
+DAN penalises several layers and recomputes the kernels' weights in every step. Here only one layer
+counts, the features that enter the classifier, and all kernels have the same weight.
 """
 
 import re
@@ -24,24 +25,24 @@ from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
-    """f-DAN's choices beside how sites are weighed."""
+    """f-DAN's settings, and FedAvg's for the weights of sites."""
 
     frequencies: int = Field(
-        default=512, ge=1, le=65536, description="M; a gradient has twice as many values"
+        default=512, ge=1, le=65536, description="M, random frequencies; a gradient has 2M values"
     )
     multiples: str = Field(
         default="0.25,0.5,1,2,4",
-        description="bandwidths of the kernels, in units of the scale",
+        description="bandwidths of the kernels, in units of fdan.scale",
     )
     scale: float = Field(
         default=0.0,
         ge=0,
-        description="of the bandwidths; 0: the median distance of the target's features after a "
-        "first round without alignment",
+        description="unit of the bandwidths; 0: the median distance of the target's features after "
+        "a first round without alignment",
     )
     reversal: Reversal = Reversal()
     pairs: bool = Field(
-        default=False, description="an MMD per source and the target, not one of all sources' mean"
+        default=False, description="one MMD per source, instead of one for the sources' mean"
     )
 
     @field_validator("multiples")
@@ -57,19 +58,19 @@ class Config(fedavg.Config):
         return tuple(float(multiple) for multiple in self.multiples.split(","))
 
 
-# DAN's weight is chosen by cross validation and does not grow.
+# DAN chooses its weight by cross validation and keeps it constant.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {"reversal.strength": 1.0, "reversal.schedule": "constant"}
 }
 
 
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
-    """The witness, whose gradients, mean embeddings, are summed; it travels as their last sum."""
+    """The layout of the witness: its gradients are summed, and the last sum is sent."""
     entry = Entry("w", "float32", (2 * options.frequencies,))
     return {"witness": Manifest(Kind.GRADIENT, "float32", (entry,))}
 
 
-# One for all, or per pair one named after the source.
+# One witness for all sources, or with `pairs` one per source, named after it.
 WITNESSES = {"witness": Kind.GRADIENT, "witness/*": Kind.GRADIENT}
 SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
@@ -80,7 +81,7 @@ METHOD = Method(
     "f-DAN",
     Config,
     (
-        # Under the mean of the sources' models the target finds the median of its distances.
+        # The target measures the median distance of its features under the sources' mean model.
         Phase(
             "scale",
             {

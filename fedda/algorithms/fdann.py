@@ -3,16 +3,17 @@
 Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exchange.
 
     K        size    sources
-    DI       network discriminator, a copy at every site, always alike; per pair: K of them
+    DI       network discriminator, with identical copies at all sites; with `pairs` K of them
     lambda   float   weight of the reversed gradient, growing with the training
 
-Every source minimises cross entropy + lambda times minus its half of DI's loss, the target the
-latter alone, so with Adam, whose steps are as long whatever lambda is, nothing holds it: use sgd.
-DI's loss is FRUDA's eq. 8, averaged over sources, plus eq. 9 (`fedda.adversarial.discriminators`).
-After each round encoders are averaged over all sites, classifiers over the sources; so DI faces one
-encoder when a round begins, and from there on every site's own. A round is a whole number of
-windows (`fedda.adversarial.lazy`), and the next one goes on from its discriminator, which travels
-with the model (`fedda.adversarial.travelling`).
+Each source minimises its cross entropy minus lambda times its half of DI's loss. The target
+minimises only the second term. With Adam the length of a step does not depend on lambda, so nothing
+would limit the target's steps: use sgd. DI's loss is FRUDA's eq. 8, averaged over the sources, plus
+eq. 9 (`fedda.adversarial.discriminators`). After each round encoders are averaged over all sites,
+and classifiers over the sources. So when a round begins all sites have the same encoder, and during
+the round each site changes its own. A round is a whole number of windows
+(`fedda.adversarial.lazy`). The next round continues with the same discriminator, which is sent with
+the model (`fedda.adversarial.travelling`).
 """
 
 from collections.abc import Mapping
@@ -29,16 +30,16 @@ from fedda.wire import MODEL, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
-    """f-DANN's choices beside how sites are weighed."""
+    """f-DANN's settings, and FedAvg's for the weights of sites."""
 
     discriminator: Network = Network()
     reversal: Reversal = Reversal()
     pairs: bool = Field(
-        default=False, description="a discriminator per source and the target, not one for all"
+        default=False, description="one discriminator per source, instead of one for all sources"
     )
 
 
-# Ganin et al., section 5.2: its network for MNIST; for all others two layers of 1024.
+# Ganin et al., section 5.2: the network for MNIST; for other data they use two layers of 1024.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {
         "discriminator.sizes": "100",
@@ -52,7 +53,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 
 
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
-    """The discriminator as it travels beside the model, and as its gradients are summed."""
+    """Layouts of the discriminator as it is sent beside the model, and of its gradients."""
     d, network = discriminators.width(model), options.discriminator
     return {
         "discriminator": travelling_layout(d, network),
@@ -60,7 +61,7 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
     }
 
 
-# One for all, or per pair one named after the source. In the first round sites make it themselves.
+# One for all, or with `pairs` one per source, named after it. In the first round sites make them.
 DISCRIMINATORS = {"discriminator": Kind.MODEL, "discriminator/*": Kind.MODEL}
 GROUPS = frozenset({"gradient", "gradient/*"})
 NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})

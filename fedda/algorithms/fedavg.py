@@ -20,15 +20,15 @@ Weighting = Literal["examples", "uniform"]
 
 
 class Config(Section):
-    """FedAvg's one choice."""
+    """FedAvg's one setting."""
 
     weighting: Weighting = Field(
-        default="examples", description="sites count by examples, or all alike"
+        default="examples", description="weights of sites: by number of examples, or all equal"
     )
 
 
 def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
-    """Alg. 1: n_k / n, or 1 / K if uniform or if nobody has examples -> (K,) float64."""
+    """Alg. 1: n_k / n, or 1 / K if uniform or if no site has examples -> (K,) float64."""
     n = counts.double()
     if weighting == "uniform" or not n.sum() > 0:
         n = torch.ones_like(n)
@@ -37,7 +37,7 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
 
 TRAINED = Rule(MODEL, frozenset({"loss", "steps", "seconds"}))
 
-# What any method asks of sites that have labels.
+# Training on labels, which most methods request from the sources.
 TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
 
 METHOD = Method("fedavg", "FedAvg (source-only)", Config, (Phase("train", {"train": TRAIN}),))

@@ -1,17 +1,17 @@
-"""FedDaDiL: every site's data as a Wasserstein barycenter of public atoms; coordinates stay home.
+"""FedDaDiL: each site's data as a Wasserstein barycenter of shared atoms, at coordinates it keeps.
 
 Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670; equations are numbered as there. The
 transport itself is `fedda.maths.optimal_transport`.
 
     N, K, C, d      sizes      sites, atoms, classes, features
-    n, n_b          sizes      points of an atom; of a mini-batch of it
-    z, y            (K, n, d), (K, n, C)  the atoms' points and soft labels: what travels
-    v               (K, n, C)  logits of y, what a site trains
+    n, n_b          sizes      points of an atom, and of a mini-batch of an atom
+    z, y            (K, n, d), (K, n, C)  the atoms' points and soft labels; these are sent
+    v               (K, n, C)  logits of y; a site trains these
     alpha           (K,)       a site's coordinates, in the simplex; never sent
     W, b            (K, C, d), (K, C)  heads, one per atom
 
-No message holds alpha, but with SGD a reply tells it nearly: a site moves atom k in proportion to
-alpha_k (the gradient of eq. 11), so the lengths of its moves are to each other as its coordinates.
+No message holds alpha, but with SGD a reply nearly reveals it: a site moves atom k in proportion to
+alpha_k (the gradient of eq. 11), so the lengths of these moves have the ratios of its coordinates.
 """
 
 import math
@@ -34,21 +34,21 @@ from fedda.wire import MODEL, TEST, Arrays, Entry, Kind, Manifest, Part, Rule
 
 Head = Literal["reconstruction", "ensemble"]
 
-MISSED = 0.01  # that a label's parts may miss 1 by: float16 rounds
-CERTAIN = 1e-6  # the least a label gives to any class, so that its logits are finite
-BETWEEN = 0.3  # part of the first atoms' variance that lies between classes
-DRAWN = 0.3  # part of the first coordinates that is drawn, evenly from the simplex
-APART = 0.1  # part of it that one atom's point has for itself, unlike the others' of its index
+MISSED = 0.01  # allowed difference of a label's sum from 1: float16 rounds
+CERTAIN = 1e-6  # least probability of a class in a label, so that logits are finite
+BETWEEN = 0.3  # share of the initial atoms' variance that lies between classes
+DRAWN = 0.3  # share of the initial coordinates that is drawn uniformly from the simplex
+APART = 0.1  # share of the initial atoms' variance in which points of one index differ
 
 
 class Config(fedavg.Config):
-    """FedDaDiL's choices, and FedAvg's for the encoder."""
+    """FedDaDiL's settings, and FedAvg's for the encoder."""
 
     encoder_share: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="part of the rounds, the first ones, that train the encoder by FedAvg",
+        description="share of the rounds, at the beginning, that train the encoder by FedAvg",
     )
     atoms: int = Field(default=3, ge=1, le=64, description="K, atoms of the dictionary")
     samples: int = Field(default=500, ge=2, description="n, points of each atom")
@@ -56,20 +56,20 @@ class Config(fedavg.Config):
         default=100, ge=0, description="n_b, points of each atom in a step; 0: all of them"
     )
     travel: Literal["dictionary", "batch"] = Field(
-        default="dictionary", description="what a round sends: all points, or n_b drawn anew"
+        default="dictionary", description="what a round sends: all points, or n_b points drawn anew"
     )
     mean: Literal["uniform", "examples"] = Field(
-        default="uniform", description="sites' atoms count alike (eq. 12), or by examples"
+        default="uniform", description="weights of sites' atoms: all equal (eq. 12), or by examples"
     )
     epochs: int = Field(default=1, ge=1, description="E, passes over the atoms in a round")
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="sgd: steps along transport, without a unit; or adam"
+        default="sgd", description="sgd: steps along the transport, as fractions of it; or adam"
     )
     lr: float = Field(default=0.5, gt=0, description="learning rate of points and labels")
     target_pace: float = Field(
         default=0.2,
         ge=0,
-        description="the target's learning rate in units of lr: its transport knows no classes",
+        description="the target's learning rate in units of lr, lower as it has no labels",
     )
     lr_coordinates: float = Field(default=0.02, ge=0, description="learning rate of alpha")
     scaling: Literal["scalar", "dimension", "none"] = Field(
@@ -77,24 +77,27 @@ class Config(fedavg.Config):
         description="a site divides its features by one number, standardises each, or neither",
     )
     balanced: bool = Field(
-        default=True, description="sources draw as many examples of each class for a step"
+        default=True, description="sources draw equally many examples of each class for a step"
     )
     entropy: float = Field(
-        default=0.0, ge=0, description="Sinkhorn's, in units of the mean cost; 0: exact plans"
+        default=0.0,
+        ge=0,
+        description="Sinkhorn's entropy, in units of the mean cost; 0: exact plans",
     )
-    fixed_points: int = Field(
-        default=10, ge=1, description="rounds of plans for a barycenter at most"
+    fixed_points: int = Field(default=10, ge=1, description="most iterations for a barycenter")
+    predict: Head = Field(
+        default="reconstruction",
+        description="the head that predicts: reconstruction (-R) or ensemble (-E)",
     )
-    predict: Head = Field(default="reconstruction", description="the head that counts: -R, or -E")
     head_decay: float = Field(
         default=1e-3, ge=0, description="weight decay of heads fitted on atoms"
     )
     distil: int = Field(
-        default=10, ge=1, description="samples per class of the distilled set that a target notes"
+        default=10, ge=1, description="samples per class of the distilled set that a target stores"
     )
 
     def encoder_rounds(self, rounds: int) -> int:
-        """How many rounds of the run belong to the encoder."""
+        """How many rounds of the run train the encoder."""
         return math.floor(self.encoder_share * rounds)
 
     @property
@@ -109,7 +112,7 @@ class Config(fedavg.Config):
 
 
 class Scaling(NamedTuple):
-    """How a site's features become points: (x - shift) / scale."""
+    """How a site turns its features into points: (x - shift) / scale."""
 
     shift: Tensor  # (d,)
     scale: Tensor  # (d,)
@@ -119,12 +122,12 @@ class Scaling(NamedTuple):
 
 
 def scaling(x: Tensor, form: Literal["scalar", "dimension", "none"]) -> Scaling:
-    """Bring a site's features to the size at which all sites' points meet, a mean |z|^2 of 1.
+    """Compute the scaling that gives a site's points a mean |z|^2 of 1, as at all sites.
 
     Args:
         x: (n, d) the site's features.
-        form: one scale for all, or a shift and a scale for each; a feature that never changes
-            gets the scale of the average one.
+        form: `scalar`: one scale for all features; `dimension`: a shift and a scale for each, where
+            a feature that never changes gets the scale of the average one; `none`: no scaling.
     """
     zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
     if form == "none":
@@ -140,20 +143,21 @@ def scaling(x: Tensor, form: Literal["scalar", "dimension", "none"]) -> Scaling:
 def initial_atoms(
     model: Mapping[str, np.ndarray], options: Config, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Line 1 of Alg. 1: atoms near where features lie, as far as a model tells -> z, y.
+    """Line 1 of Alg. 1: atoms near the features that a model probably gives -> z, y.
 
-    A class's features lie where its row of the head points to; how large each feature is, and how
-    much it varies, is known where they come out of a BatchNorm and a ReLU, and guessed to be alike
-    elsewhere. Point i of every atom belongs to class i mod C and begins at nearly the same place,
-    so that atoms are aligned from the start. The mean |z|^2 is 1, as sites scale their features.
+    The features of a class are assumed to lie in the direction of its row of the head. Mean and
+    deviation of each feature are known if it comes out of a BatchNorm and a ReLU; otherwise all
+    features are assumed to have the same. Point i of every atom belongs to class i mod C and begins
+    at nearly the same place, so that the atoms are aligned from the start. The mean |z|^2 is 1, as
+    sites scale their features.
     """
     w = model["head.weight"].astype(np.float64)
     C, d = w.shape
     K, n = options.atoms, options.samples
     if n < C:
         raise ConfigError(
-            f"feddadil.samples is {n}, but there are {C} classes; give atoms a point of each class "
-            "at least."
+            f"feddadil.samples is {n}, but there are {C} classes; set it to {C} or more, so "
+            "that atoms have a point of each class."
         )
     rng = np.random.default_rng(seed)
     mean, std = _feature_moments(model, d)
@@ -172,8 +176,9 @@ def initial_atoms(
 def _feature_moments(model: Mapping[str, np.ndarray], d: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of max(0, gamma u + delta) with normal u, of the last BatchNorm -> (d,).
 
-    The shape in which features leave that layer is not known: it is taken if each of its channels
-    makes up the same number of features, one after the other.
+    The order of features after that layer is not known. Each of its channels is assumed to give the
+    same number of consecutive features. Without such a layer, or if d is not a multiple of its
+    channels, the means are 0 and the deviations 1.
     """
     names = [name for name in model if name.endswith("running_mean")]
     layer = names[-1].removesuffix("running_mean") if names else ""
@@ -192,11 +197,11 @@ def _feature_moments(model: Mapping[str, np.ndarray], d: int) -> tuple[np.ndarra
 
 
 def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
-    """Eq. 12: the sites' versions averaged index by index -> z, y.
+    """Eq. 12: the mean of the sites' versions of the atoms, index by index -> z, y.
 
     Args:
         versions: z and y of each site.
-        weights: of the sites; 1 / N each in the paper.
+        weights: weights of the sites; 1 / N each in the paper.
     """
     mean = {name: np.zeros(a.shape) for name, a in versions[0].items()}
     for version, weight in zip(versions, weights, strict=True):
@@ -206,43 +211,43 @@ def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
 
 
 def check_labels(y: np.ndarray, where: str) -> None:
-    """Refuse labels of atoms (K, n, C) that are no probabilities.
+    """Refuse labels of atoms (K, n, C) that are not probabilities.
 
     Raises:
-        WireError: naming who sent them.
+        WireError: a label is negative or does not sum to 1; the error names the sender.
     """
     if (y < 0).any() or (np.abs(y.sum(axis=2) - 1) > MISSED).any():
-        raise WireError(f"The labels of the atoms from {where} are no probabilities.")
+        raise WireError(f"The labels of the atoms from {where} are not probabilities.")
 
 
 def logits_of(y: Tensor) -> Tensor:
-    """V with softmax(v) = y, up to labels that are as good as certain -> like y."""
+    """Logits v with softmax(v) = y, except for probabilities below CERTAIN -> shape of y."""
     return y.clamp(min=CERTAIN).log()
 
 
 def logit_gradient(y: Tensor, g: Tensor) -> Tensor:
-    """What a gradient for y is for its logits: y (g - <g, y>) -> like y."""
+    """Turn a gradient g for y into the gradient for its logits: y (g - <g, y>) -> shape of y."""
     return y * (g - (g * y).sum(dim=-1, keepdim=True))
 
 
 def first_coordinates(K: int, generator: torch.Generator) -> Tensor:
     """Line 2 of Alg. 1: alpha drawn around the middle of the simplex -> (K,).
 
-    Sites that began alike would pull every atom the same way, and no atom would learn to differ;
-    a site that began at a vertex would hear of no atom but its own.
+    If all sites began with the same alpha, they would move all atoms in the same way, and the atoms
+    would not learn to differ. A site that began at a vertex would train a single atom.
     """
     e = -torch.rand(K, generator=generator).clamp(min=1e-12).log()
     return DRAWN * e / e.sum() + (1 - DRAWN) / K
 
 
 def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tensor, Tensor]:
-    """Cross entropy of one linear head per set of points, all at once -> W (K, C, d), b (K, C).
+    """Fit one linear head per set of points by cross entropy -> W (K, C, d), b (K, C).
 
     Args:
         z: (K, n, d).
         y: (K, n, C) soft labels.
-        decay: L2 penalty of W, times the points' mean squared length.
-        steps: of L-BFGS.
+        decay: L2 penalty of W, in units of the points' mean squared length.
+        steps: most iterations of L-BFGS.
     """
     K, _, d = z.shape
     size = z.square().sum(dim=2).mean().sqrt().clamp(min=1e-12)
@@ -265,7 +270,7 @@ def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tens
 
 
 def unscaled(W: Tensor, b: Tensor, scale: Scaling) -> tuple[Tensor, Tensor]:
-    """The same heads for features as the encoder gives them -> W (K, C, d), b (K, C)."""
+    """Turn heads for points into heads for the encoder's features -> W (K, C, d), b (K, C)."""
     W = W / scale.scale
     return W, b - W @ scale.shift
 
@@ -281,7 +286,8 @@ def distilled(
 ) -> tuple[Tensor, Tensor]:
     """B(alpha; atoms) on SPC points per class -> (C spc, d), soft labels (C spc, C).
 
-    It begins at those points of the index-wise mean that are surest of their class.
+    For each class the iteration begins at the points of the index-wise mean that have the highest
+    probability of the class.
     """
     start_z, start_y = (torch.einsum("k,knc->nc", alpha, a) for a in (z, y))
     chosen = torch.cat(
@@ -304,7 +310,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 
 
 def layout(options: Config, model: Manifest, whole: bool) -> Manifest:
-    """The one form that atoms have in a run: in training requests and replies, or as a whole."""
+    """The layout of the atoms: of those that training sends in a round, or of the whole atoms."""
     C, d = next(e.shape for e in model.entries if e.name == "head.weight")
     K, n = options.atoms, options.samples if whole else options.travelling
     entries = (Entry("z", "float32", (K, n, d)), Entry("y", "float32", (K, n, C)))
@@ -312,21 +318,21 @@ def layout(options: Config, model: Manifest, whole: bool) -> Manifest:
 
 
 def layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
-    """The atoms of training requests and replies: what travels of them in a round."""
+    """The layout of the atoms in training requests and replies."""
     return {"atoms": layout(options, model, whole=False)}
 
 
 def test_layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
-    """The atoms that the target tests: all of them."""
+    """The layout of the atoms that the target is sent to test: all points."""
     return {"atoms": layout(options, model, whole=True)}
 
 
 def extend(model: Any, settings: Mapping[str, Any]) -> None:
-    """Put so many heads in the place of the model's one: those that the target fits on atoms."""
+    """Replace the model's head by `heads` heads, which the target fits on the atoms."""
     model.head = Mixture(settings["heads"], model.width, model.head.out_features)
 
 
-# The encoder comes along for a site that does not have it yet; only atoms go back.
+# The encoder is sent to a site that does not have it yet; only atoms are sent back.
 LEARN = Rule(ATOMS, optional=MODEL)
 HEADS = frozenset(f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder"))
 

@@ -1,10 +1,10 @@
-"""FedProx: FedAvg whose sites are held near the model they were sent.
+"""FedProx: FedAvg with a penalty that keeps each site near the model it was sent.
 
 Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127
 
     w        the site's parameters, a list of tensors
     w^t      the parameters the server sent this round, the anchor
-    mu       strength of the pull towards w^t
+    mu       strength of the penalty that pulls w towards w^t
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from fedda.methods import Method
 
 
 class Config(fedavg.Config):
-    """FedAvg's choice, and the pull."""
+    """FedAvg's setting, and the strength of the penalty."""
 
     mu: float = Field(default=0.01, ge=0, description="strength of the proximal term")
 

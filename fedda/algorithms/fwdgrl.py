@@ -1,13 +1,13 @@
-"""f-WDGRL: as f-DANN, but sources and target are brought together in Wasserstein distance.
+"""f-WDGRL: like f-DANN, but it lowers the Wasserstein distance between sources and target.
 
 Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the exchange.
 
-    DI, f    network critic, a copy at every site, always alike; per pair: K of them
+    DI, f    network critic, with identical copies at all sites; with `pairs` K of them
     W        float   mean over the sources of E f(z_S), minus E f(z_T): eq. 14 of FRUDA
-    gamma    float   weight of the gradient penalty, taken on each side's own samples
+    gamma    float   weight of the gradient penalty, computed on each side's own samples
 
-In each step the critic first makes a few of its own, each on a batch of its own, to follow W, then
-the encoders make one to lower it (`fedda.adversarial.discriminators`).
+Each step begins with a few steps of the critic, each on a batch of its own, which raise W. Then the
+encoders make one step to lower W (`fedda.adversarial.discriminators`).
 """
 
 from pydantic import Field
@@ -18,17 +18,17 @@ from fedda.methods import Method
 
 
 class Config(fdann.Config):
-    """f-WDGRL's choices beside f-DANN's."""
+    """f-WDGRL's settings, in addition to f-DANN's."""
 
     critic_steps: int = Field(
-        default=5, ge=1, description="steps of the critic in each of the encoders'"
+        default=5, ge=1, description="steps of the critic before each step of the encoders"
     )
     penalty: float = Field(
-        default=10.0, ge=0, description="gamma, on each side's own samples; 0 turns it off"
+        default=10.0, ge=0, description="gamma, the gradient penalty on each side; 0 turns it off"
     )
 
 
-# As in the authors' code. The weight does not grow there: 1 for Amazon, .01 for digits.
+# As in the authors' code, where the weight is constant: 1 for Amazon, .01 for digits.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {
         "discriminator.sizes": "100",

@@ -4,10 +4,10 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
 
     N, K, C     sizes     target images, sources (each a teacher), classes
     p           (N, K, C) probabilities that the teachers give the images; p_i their consensus
-    gate        float     a teacher whose top probability is not above it is not heard
-    n           (N,)      weight of an image in the loss: how many teachers stand behind its p_i
+    gate        float     a teacher votes only if its top probability, the confidence, is above it
+    n           (N,)      weight of an image in the loss: how many sure teachers support its p_i
     Q           float     quality of a team's consensus, a sum over images (eq. 7)
-    CF, focus   (K,)      what each source adds to Q; a sum over images too, so chunks add up
+    CF, focus   (K,)      what each source adds to Q; also a sum over images, so chunks add up
     alpha       (K + 1,)  averaging weights, target first, summing to 1
     mu, second  (d,)      a BatchNorm layer's mean and second moment of its input
 """
@@ -30,7 +30,7 @@ from fedda.wire import MODEL, Kind, Part, Rule
 
 
 class Gate(Section):
-    """The confidence gate over the run."""
+    """The confidence gate, from the first round to the last."""
 
     low: float = Field(
         default=0.9, ge=0, lt=1, description="top probability needed in the first round"
@@ -39,12 +39,13 @@ class Gate(Section):
         default=0.95, ge=0, lt=1, description="top probability needed in the last round"
     )
     reach: bool = Field(
-        default=True, description="reach high in the last round; false (official): a round later"
+        default=True,
+        description="reach gate.high in the last round; false (official): one round later",
     )
 
 
 class Config(Section):
-    """KD3A's choices; the defaults are the paper's."""
+    """KD3A's settings; the defaults are the paper's."""
 
     gate: Gate = Gate()
     vote: Form = Field(
@@ -52,41 +53,46 @@ class Config(Section):
     )
     weighting: Literal["focus", "examples", "h-divergence", "gap"] = Field(
         default="focus",
-        description="sources count by consensus focus, examples, eq. 6 or FADA's gap gain",
+        description="weights of sources: by focus, examples, eq. 6 or FADA's gap gain",
     )
     focus: Value = Field(
-        default="marginal", description="of the focus: marginal (eq. 8) or shapley"
+        default="marginal", description="how the focus values a source: marginal (eq. 8) or shapley"
     )
     focus_by_examples: bool = Field(
         default=True, description="multiply the focus by N_k, as in eq. 9"
     )
     target_weight: Literal["examples", "kept"] = Field(
-        default="examples", description="target's share: by examples, or kept images / (K + 1)"
+        default="examples",
+        description="target's weight: by examples, or its share of kept images / (K + 1)",
     )
     smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="part of last round's weights kept"
+        default=0.0, ge=0, lt=1, description="share of last round's weights in the new ones"
     )
     batchnorm: Literal["moments", "loss", "linear"] = Field(
-        default="moments", description="eq. 18, trained by eq. 12, or variances averaged linearly"
+        default="moments",
+        description="moments: eq. 18; loss: trained by eq. 12; linear: variances averaged",
     )
     teacher_batchnorm: Literal["running", "batch", "updated"] = Field(
         default="running",
         description="statistics with which teachers vote; updated (official): the batch's, which "
-        "also move the running ones, and those are what is averaged",
+        "also update the running ones, and the updated ones are averaged",
     )
     heads: Literal["average", "local"] = Field(
-        default="average", description="average the classifier heads, or keep each at its site"
+        default="average", description="average the classifier heads, or keep each one at its site"
     )
     mixup: float = Field(
-        default=0.2, ge=0, le=100, description="both parameters of Beta; 0 turns it off"
+        default=0.2,
+        ge=0,
+        le=100,
+        description="both parameters of the Beta distribution; 0 turns mixup off",
     )
     mixup_weights: bool = Field(
         default=True,
-        description="mix the images' weights n too; false (official): each keeps its n",
+        description="also mix the images' weights n; false (official): each keeps its n",
     )
 
 
-# The gate's bounds depend on the data set: they are in the benchmarks' presets.
+# The bounds of the gate depend on the data set, so the benchmarks' presets have them.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {
         "gate.reach": True,
@@ -102,8 +108,9 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "mixup": 0.2,
         "mixup-weights": True,
     },
-    # But for one thing: its code rounds weights to four digits, after which they do not sum to 1.
-    # It also trains otherwise, whatever the method: train.carry-momentum, train.weight-decay 5e-4.
+    # The authors' code also rounds weights to four digits, so they do not sum to 1; this is not
+    # offered. Besides, it keeps momentum over rounds (train.carry-momentum) and decays weights
+    # (train.weight-decay 5e-4) in all methods.
     "official": {
         "gate.reach": False,
         "vote": "hard",
@@ -127,13 +134,13 @@ class Consensus(NamedTuple):
     p: Tensor  # (N, C), rows sum to 1
     n: Tensor  # (N,), weight in the loss
     support: Tensor  # (N,), what the image adds to Q
-    kept: Tensor  # (N,) bool, a sure teacher stands behind p
+    kept: Tensor  # (N,) bool, whether a sure teacher supports p
 
 
 def gate(t: int, rounds: int, low: float, high: float, reach: bool = True) -> float:
     """g(t) of Alg. 1, linear: `low` in round 1, `high` in round `rounds` -> float.
 
-    Without `reach` only round `rounds` + 1 would have `high`, as in the official code.
+    Without `reach` only round `rounds` + 1 would reach `high`, as in the official code.
     """
     return low + (high - low) * (t - 1) / (max(rounds - 1, 1) if reach else rounds)
 
@@ -148,11 +155,11 @@ def _soft_vote(p: Tensor, gate: float) -> Consensus:
     sure = confidence > gate
     winner = torch.einsum("nk,nkc->nc", sure.to(p.dtype), p).argmax(dim=1)
     supports = sure & (label == winner[:, None])
-    # Nobody may be left: none was sure, or at a low gate a class that is nobody's first won.
+    # False if no teacher was sure, or if, at a low gate, the winner is no teacher's top class.
     kept = supports.any(dim=1)
-    heard = (supports | ~kept[:, None]).to(p.dtype)
-    count = heard.sum(dim=1)
-    consensus = torch.einsum("nk,nkc->nc", heard / count[:, None], p)
+    votes = (supports | ~kept[:, None]).to(p.dtype)
+    count = votes.sum(dim=1)
+    consensus = torch.einsum("nk,nkc->nc", votes / count[:, None], p)
     n = torch.where(kept, count, NOBODY)
     return Consensus(consensus, n, n * consensus.amax(dim=1), kept)
 
@@ -162,16 +169,16 @@ def _hard_vote(p: Tensor, gate: float) -> Consensus:
     confidence, label = p.max(dim=2)  # (N, K)
     sure = confidence > gate
     kept = sure.any(dim=1)
-    # Where nobody is sure everyone is heard: the label exists, but n gives it no weight.
-    heard = torch.where(kept[:, None], confidence * sure, confidence)
-    votes = p.new_zeros(p.shape[0], p.shape[2]).scatter_add_(1, label, heard)  # (N, C)
+    # If no teacher is sure, all of them vote: there is a label, but n gives it no weight.
+    weight = torch.where(kept[:, None], confidence * sure, confidence)
+    votes = p.new_zeros(p.shape[0], p.shape[2]).scatter_add_(1, label, weight)  # (N, C)
     most, winner = votes.max(dim=1)
     n = kept.to(p.dtype)
     return Consensus(F.one_hot(winner, p.shape[2]).to(p.dtype), n, n * most, kept)
 
 
 def mean_ensemble(p: Tensor) -> Consensus:
-    """Section 3.1, the vote's ablation: p_i = mean over teachers, n = 1 -> Consensus."""
+    """Section 3.1, ablation of the vote: p_i = mean over teachers, n = 1 -> Consensus."""
     consensus = p.mean(dim=1)
     n = p.new_ones(p.shape[0])
     return Consensus(consensus, n, consensus.amax(dim=1), torch.ones_like(n, dtype=torch.bool))
@@ -193,9 +200,9 @@ def distillation_loss(logits: Tensor, p: Tensor, n: Tensor) -> Tensor:
 def mixup(
     x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, weights: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Appendix F: lam of each image, consensus and weight, the rest of its partner's -> x, p, n.
+    """Appendix F: lam of each x, p and n, plus 1 - lam of its partner's -> x, p, n.
 
-    Without `weights` each mixed image keeps the n of its first part, as in the official code.
+    Without `weights` each mixed image keeps the n of its first image, as in the official code.
     """
     mixed_x, mixed_p, mixed_n = (lam * a + (1 - lam) * a[perm] for a in (x, p, n))
     return mixed_x, mixed_p, mixed_n if weights else n
@@ -211,7 +218,7 @@ def consensus_focus(
 ) -> Tensor:
     """Eq. 8: Q(S) - Q(S without k), or the exact Shapley value of k in the game Q -> (K,) float64.
 
-    Add up what it gives for chunks of images to get the focus over all of them.
+    The focus over all images is the sum of its values for chunks of images.
     """
     teams, share = teams_and_shares(p.shape[1], value)
     teams, share = teams.to(p.device, p.dtype), share.to(p.device)
@@ -219,7 +226,7 @@ def consensus_focus(
 
 
 def with_target(weights: Tensor, share: float) -> Tensor:
-    """Put the target, with its share, before the sources -> (K + 1,) float64, sums to 1."""
+    """Put the target's weight before those of the sources -> (K + 1,) float64, sums to 1."""
     weights = weights.double()
     alpha = torch.cat([weights.new_tensor([share]), (1 - share) * weights / weights.sum()])
     return alpha / alpha.sum()
@@ -232,15 +239,15 @@ def domain_weights(
     by_examples: bool = True,
     kept: float | None = None,
 ) -> Tensor:
-    """Eq. 9: alpha_k ~ N_k CF_k beside the target's N_T / (sum N_k + N_T) -> (K + 1,) float64.
+    """Eq. 9: N_T / (sum N_k + N_T) for the target, the rest by N_k CF_k -> (K + 1,) float64.
 
     Args:
-        focus: (K,), negative values count as 0; if none is positive they are not used at all.
+        focus: (K,), negative values count as 0; if none is positive, the focus is not used.
         examples: (K,), the N_k.
         target_examples: N_T.
         by_examples: False leaves out N_k, as the official code does.
-        kept: part of the target's images with a sure teacher; the target then weighs
-            kept / (K + 1), as in the official code.
+        kept: share of the target's images that have a sure teacher. If given, the target's weight
+            is kept / (K + 1), as in the official code.
     """
     examples = examples.double().to(focus.device)
     base = examples if by_examples else torch.ones_like(examples)
@@ -254,7 +261,7 @@ def domain_weights(
 
 
 def smooth(old: Mapping[str, float], new: dict[str, float], momentum: float) -> dict[str, float]:
-    """Moving average of alpha by site; who joined has no past, who left no weight -> sums to 1."""
+    """Moving average of alpha by site; a new site starts with its new weight -> sums to 1."""
     mixed = {k: momentum * old.get(k, w) + (1 - momentum) * w for k, w in new.items()}
     total = math.fsum(mixed.values())
     return {k: w / total for k, w in mixed.items()} if total > 0 else dict(new)
@@ -267,18 +274,18 @@ def site_weights(
     numbers: Mapping[str, Any],
     past: Mapping[str, float],
 ) -> dict[str, float]:
-    """Alg. 1, lines 10 to 12: alpha by site, from what the target found out -> sums to 1.
+    """Alg. 1, lines 10 to 12: alpha by site, from the numbers that the target sent -> sums to 1.
 
     Args:
-        options: how sources are weighed.
-        examples: N_k of the sites in this round, the target's N_T among them.
-        target: its name.
-        numbers: `kept`, and per source `focus/*`, `distance/*` or `gain/*`.
-        past: last round's alpha, for the moving average.
+        options: the settings, which say how sources are weighed.
+        examples: N_k of the sites in this round, and N_T of the target.
+        target: the target's name.
+        numbers: the target's numbers: `kept`, and per source `focus/*`, `distance/*` or `gain/*`.
+        past: alpha of the last round, for the moving average.
     """
     names = sorted(n for n in examples if n != target)
     N, N_T = torch.tensor([examples[n] for n in names]), examples[target]
-    part = min(max(float(numbers["kept"]), 0.0), 1.0)  # whatever the target claims
+    part = min(max(float(numbers["kept"]), 0.0), 1.0)  # the target may send any number
     kept = part if options.target_weight == "kept" else None
 
     def each(what: str) -> Tensor:
@@ -352,7 +359,7 @@ def mix_moments(
     mu = a @ m
     var = a @ v
     if form == "moments":
-        # sum alpha (Var + mu_k^2) - mu^2, written so that nothing cancels: it is never negative.
+        # sum alpha (Var + mu_k^2) - mu^2, written without cancellation: it is never negative.
         var = var + a @ (m - mu) ** 2
     return mu.to(means.dtype), var.to(variances.dtype)
 
@@ -369,8 +376,8 @@ METHOD = Method(
             {
                 "train": fedavg.TRAIN,
                 "distil": {
-                    # With `updated` teachers the target weighs too, so it needs N_k and last
-                    # round's alpha.
+                    # With `teacher-batchnorm=updated` the target computes alpha as well, so it
+                    # needs N_k and the last round's alpha.
                     "target": Part(
                         Rule(
                             MODEL | {"teacher/*": Kind.MODEL}, frozenset({"examples/*", "past/*"})
@@ -378,7 +385,7 @@ METHOD = Method(
                         Rule(MODEL, fedavg.TRAINED.numbers | {"kept"} | OF_SOURCES),
                     )
                 },
-                # With `batchnorm=loss`: eq. 12, on the mean.
+                # With `batchnorm=loss`: the target trains the mean model by eq. 12.
                 "match_moments": {"target": Part(Rule(MODEL), fedavg.TRAINED)},
             },
         ),
