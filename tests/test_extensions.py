@@ -223,7 +223,7 @@ def test_of_a_pretrained_model_only_what_it_came_with_learns_slowly(
 
 
 def test_settings_that_no_file_can_hold_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"bottleneck extends a model are .*; use plain"):
+    with pytest.raises(ModelError, match=r"bottleneck extends a model with .*; use plain"):
         Extension("bottleneck", {"width": {1, 2}})
     with pytest.raises(ModelError, match="plain numbers"):
         Extension("bottleneck", {"width": float("nan")})

@@ -63,7 +63,7 @@ class Config(fedavg.Config):
     )
     epochs: int = Field(default=1, ge=1, description="E, passes over the atoms in a round")
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="sgd: steps along the transport, as fractions of it; or adam"
+        default="sgd", description="sgd: steps along the transport; or adam"
     )
     lr: float = Field(default=0.5, gt=0, description="learning rate of points and labels")
     target_pace: float = Field(
