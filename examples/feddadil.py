@@ -2,11 +2,11 @@
 
     python examples/feddadil.py [--out FOLDER] [--rounds N]
 
-Draws the domains out of what is installed, lets FedAvg train an encoder and the sites learn three
-atoms, all in this process, and prints what the target's heads are worth beside the FedAvg head.
-FOLDER is runs/feddadil-example in the current folder unless given. It then holds the domains in
-digits/, and in feddadil/ results, the page, whose path is printed, and the target's own models for
-`fedda predict`. An earlier run is replaced in the default folder, and in no other.
+Draws the domains from installed packages. Then FedAvg trains an encoder and the sites learn three
+atoms, all in this process. Prints the accuracies of the target's heads and of the FedAvg head.
+FOLDER is runs/feddadil-example in the current folder unless given. Afterwards FOLDER/digits holds
+the domains, and FOLDER/feddadil the results, the page, whose path is printed, and the target's own
+models for `fedda predict`. Only in the default folder an earlier run is replaced.
 """
 
 import argparse
@@ -41,20 +41,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=OUT, help=f"where everything is kept; default: {OUT}"
+        "--out", type=Path, default=OUT, help=f"folder for all files; default: {OUT}"
     )
     parser.add_argument(
         "--rounds",
         type=int,
         default=SETTINGS["rounds"],
-        help=f"of the encoder and the atoms together; default: {SETTINGS['rounds']}",
+        help=f"for the encoder and the atoms together; default: {SETTINGS['rounds']}",
     )
     args = parser.parse_args()
     out = args.out.absolute()
     run = out / "feddadil"
     if begun(run):
         if args.out != OUT:
-            parser.error(f"{run} holds a run already; give another --out, or remove it")
+            parser.error(f"{run} already holds a run; give another --out, or remove it")
         shutil.rmtree(run)
     digits.build(out / "digits", seed=0)
     own = {"rounds": args.rounds, "run.name": run.name, "run.dir": str(out)}
@@ -62,14 +62,14 @@ def main() -> None:
     local, journal = load("server", "simulation"), load("server", "journal")
     sites = local.folders(out / "digits", TARGET, {})
     results = local.simulate(config, sites, journal.Journal(), "process")
-    shown = page.write(results, run / "report.html", run)
+    report = page.write(results, run / "report.html", run)
     last = results["trainings"]["feddadil"][0]["rounds"][-1]
-    found = {k.removeprefix("accuracy-"): v for k, v in last.items() if k[:9] == "accuracy-"}
-    for head, accuracy in found.items():
+    heads = {k.removeprefix("accuracy-"): v for k, v in last.items() if k[:9] == "accuracy-"}
+    for head, accuracy in heads.items():
         print(f"{head:15} {100 * accuracy:5.1f} % of {last['tested']} tests at {TARGET}")
     model = next((run / "sites" / TARGET / "models").rglob("reconstruction.safetensors"))
     print(f"predict: fedda predict {model} DIR")
-    print(f"page: {shown}")
+    print(f"page: {report}")
 
 
 if __name__ == "__main__":

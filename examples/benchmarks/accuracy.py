@@ -3,17 +3,17 @@
     python examples/benchmarks/accuracy.py --data DATA --set digits --table main
 
 DATA holds the domains as `.npz` files in `digits/`, `amazon_review/` and
-`office_caltech10_images64/`; they are not part of fedda. Every number is the last round's, or the
-round's with the highest infomax, which takes no labels. Trainings are kept in --out, so the same
-command goes on where it was stopped; `--table` can be given more than once. The last line is one
-JSON object: set -> table -> variant -> target -> [mean, standard deviation].
+`office_caltech10_images64/`; they are not part of fedda. Every accuracy is that of the last round,
+or of the round with the highest infomax, which needs no labels. Trainings are kept in --out, so the
+same command continues where it was stopped; `--table` can be given more than once. The last line is
+one JSON object: set -> table -> variant -> target -> [mean, standard deviation].
 
 Tables:
     main        FedAvg (source-only), AdaBN, FedProx, KD3A `paper` and `official`
-    control     FedAvg, AdaBN and KD3A `paper` alone, for larger sizes (--images)
-    ablation    KD3A without its parts, one by one: vote, focus, BatchNorm MMD, mixup
-    rounds      communication rounds per epoch r = 0.2 to 10, the same training for all
-    malicious   wrong labels at one source: four weightings, and the source left out
+    control     FedAvg, AdaBN and KD3A `paper` only, for larger sizes (--images)
+    ablation    KD3A without one of its parts: vote, focus, BatchNorm MMD, mixup
+    rounds      r = 0.2 to 10 communication rounds per epoch, with the same number of epochs
+    malicious   wrong labels at one source: four weightings, and training without that source
 """
 
 import argparse
@@ -43,7 +43,7 @@ BASELINE = Variant("fedavg", label="FedAvg (source-only)")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One data set: what is trained on it, reduced for a CPU, and at full size."""
+    """One data set: its trainings, reduced for a CPU and at full size."""
 
     folder: str
     domains: tuple[str, ...]
@@ -51,13 +51,13 @@ class Benchmark:
     settings: Flat
     images: int  # per domain, drawn once; 0: all
     tests: int
-    bad: str  # the source whose labels `malicious` flips
+    bad: str  # the source that gets wrong labels in `malicious`
     studied: tuple[str, ...]  # targets of all tables but `main`
-    full: Flat  # what --full changes; it also takes all images
-    kd3a: Flat = field(default_factory=dict)  # where the paper's table 5 differs from its default
+    full: Flat  # settings that --full changes; it also takes all images
+    kd3a: Flat = field(default_factory=dict)  # where the paper's table 5 differs from the preset
 
     def variant(self, label: str, preset: str = "paper", **more: Any) -> Variant:
-        """KD3A as this data set's column of table 5 has it, with changes."""
+        """KD3A with the settings of this data set in the paper's table 5, with changes."""
         settings = {**self.kd3a, **more.pop("settings", {})}
         return Variant("kd3a", preset, settings, label=label, **more)
 
@@ -154,14 +154,14 @@ def ablation_table(b: Benchmark) -> list[Variant]:
 
 
 def rounds_table(b: Benchmark) -> list[Variant]:
-    """As many epochs for all, in more or fewer rounds."""
-    found = []
+    """The same number of epochs for all variants, in more or fewer rounds."""
+    variants = []
     for r in (0.2, 0.5, 1, 2, 10):
         own: Flat = {"train.rounds-per-epoch": float(r), "rounds": max(round(b.epochs * r), 1)}
         own = {} if r == 1 else own  # the same training as in `main`
-        found.append(Variant("fedavg", settings=own, label=f"FedAvg, r = {r:g}"))
-        found.append(b.variant(f"KD3A, r = {r:g}", settings=own))
-    return found
+        variants.append(Variant("fedavg", settings=own, label=f"FedAvg, r = {r:g}"))
+        variants.append(b.variant(f"KD3A, r = {r:g}", settings=own))
+    return variants
 
 
 def malicious_table(b: Benchmark) -> list[Variant]:
@@ -171,18 +171,18 @@ def malicious_table(b: Benchmark) -> list[Variant]:
         "h-divergence": "H-divergence",
         "gap": "gap",
     }
-    found = [BASELINE]
+    variants = [BASELINE]
     for percent in (15, 30, 50):
         poison = {b.bad: float(percent)}
-        found.append(Variant("fedavg", label=f"FedAvg, {percent} %", poison=poison))
+        variants.append(Variant("fedavg", label=f"FedAvg, {percent} %", poison=poison))
         for weighting, name in weightings.items():
             own: Flat = {} if weighting == "focus" else {"kd3a.weighting": weighting}
             label = f"KD3A {name}, {percent} %"
-            found.append(b.variant(label, settings=own, poison=poison))
+            variants.append(b.variant(label, settings=own, poison=poison))
     without = (b.bad,)
-    found.append(Variant("fedavg", label=f"FedAvg without {b.bad}", without=without))
-    found.append(b.variant(f"KD3A without {b.bad}", without=without))
-    return found
+    variants.append(Variant("fedavg", label=f"FedAvg without {b.bad}", without=without))
+    variants.append(b.variant(f"KD3A without {b.bad}", without=without))
+    return variants
 
 
 TABLES = {
@@ -198,15 +198,15 @@ def prepare(source: Path, out: Path, images: int, tests: int) -> None:
     """Draw each domain's images once and write them where the trainings read them.
 
     Domains without a split are used as in the literature: the target trains on all its images
-    without labels, and is tested on the same.
+    without labels, and is tested on the same images.
 
     Raises:
-        DataError: there are none.
-        RunError: what was drawn before is not what would be drawn now.
+        DataError: the folder holds no domains.
+        RunError: the images drawn before differ from those that would be drawn now.
     """
-    found = domains(source)
+    files = domains(source)
     out.mkdir(parents=True, exist_ok=True)
-    for path in found:
+    for path in files:
         made = out / path.name
         if made.is_file():
             _same_draw(path, made, images, tests)
@@ -217,24 +217,24 @@ def prepare(source: Path, out: Path, images: int, tests: int) -> None:
 
 
 def domains(folder: Path) -> list[Path]:
-    """The files of a folder.
+    """The .npz files of a folder, one per domain.
 
     Raises:
-        DataError: it has none.
+        DataError: the folder has none.
     """
-    found = sorted(folder.glob("*.npz"))
-    if not found:
+    files = sorted(folder.glob("*.npz"))
+    if not files:
         raise DataError(
             f"{folder} holds no .npz files; give their folder, or the one above it, as --data."
         )
-    return found
+    return files
 
 
 def _draw(path: Path, images: int, tests: int, only: str = "") -> dict[str, Any]:
-    """What is drawn of a domain, by the arrays' names; `only` those that begin so."""
-    with np.load(path) as found:
-        names = set(found.files)
-        arrays = {k: found[k] for k in found if k.startswith(only) and not k.startswith("id_")}
+    """Draw a domain's arrays, by name; only those whose names begin with `only`."""
+    with np.load(path) as file:
+        names = set(file.files)
+        arrays = {k: file[k] for k in file if k.startswith(only) and not k.startswith("id_")}
     for letter in {"x", "y"} & set(arrays):
         both = arrays.pop(letter)
         arrays |= {f"{letter}_train": both, f"{letter}_test": both}
@@ -248,9 +248,9 @@ def _draw(path: Path, images: int, tests: int, only: str = "") -> dict[str, Any]
 
 
 def _same_draw(path: Path, made: Path, images: int, tests: int) -> None:
-    mine = _draw(path, images, tests, only="y")
-    with np.load(made) as theirs:
-        if not all(k in theirs and np.array_equal(theirs[k], y) for k, y in mine.items()):
+    labels = _draw(path, images, tests, only="y")
+    with np.load(made) as before:
+        if not all(k in before and np.array_equal(before[k], y) for k, y in labels.items()):
             raise RunError(
                 f"{made} was drawn from other data than {path}, or other images of it; choose "
                 "another --out, or remove it."
@@ -276,14 +276,14 @@ def plan(args: argparse.Namespace, name: str, table: str) -> Plan:
 
 
 def size(args: argparse.Namespace, name: str) -> str:
-    """The data set's name, and what is not its reduced size."""
+    """The data set's name, and its size if that is not the reduced one."""
     return f"{name}{'-full' if args.full else f'-{args.images}' if args.images else ''}"
 
 
 def against_fedavg(scores: Sequence[Score]) -> str:
-    """KD3A minus FedAvg with the same rounds, wrong labels and sources, where a table has both.
+    """KD3A minus FedAvg with the same rounds, wrong labels and sources, if a table has both.
 
-    Their labels end alike: `KD3A focus, 30 %` and `FedAvg, 30 %`.
+    The two labels end in the same words: `KD3A focus, 30 %` and `FedAvg, 30 %`.
     """
     table = by_target(scores)
     own = {name.partition(" ")[2]: name for name in table if name.startswith("FedAvg without")}
@@ -292,8 +292,8 @@ def against_fedavg(scores: Sequence[Score]) -> str:
     for name, row in table.items():
         same = own.get(name.partition(" ")[2]) or own.get(name.partition(", ")[2])
         if same and same != name:
-            found = [difference(row.get(h, {}), table[same].get(h, {})) for h in heads]
-            rows.append([f"{name} − {same}", *(difference_text(d) if d else "–" for d in found)])
+            pairs = [difference(row.get(h, {}), table[same].get(h, {})) for h in heads]
+            rows.append([f"{name} − {same}", *(difference_text(d) if d else "–" for d in pairs)])
     if not rows:
         return ""
     lines = ["", "### Minus FedAvg under the same conditions, paired by seed", ""]
@@ -306,14 +306,14 @@ def note(what: str, cell: Cell, value: Any) -> None:
         print(f"{where}: {value or 'done'}", flush=True)
 
 
-def figures(found: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[str, Any]:
+def figures(table: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[str, Any]:
     """Means and standard deviations, rounded, as the JSON object holds them."""
     return {
         variant: {
             target: [round(s.mean, 4), None if s.std is None else round(s.std, 4)]
             for target, s in ((t, spread(v)) for t, v in row.items())
         }
-        for variant, row in found.items()
+        for variant, row in table.items()
     }
 
 
@@ -322,7 +322,7 @@ def seeds(text: str) -> list[int]:
 
 
 def typed(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> str:
-    """Those options that are not as they would be by themselves, as one types them."""
+    """The options that differ from their defaults, as they are typed in a shell."""
     words = []
     for name in names:
         value, flag = getattr(args, name), "-c" if name == "changes" else f"--{name}"
@@ -338,7 +338,7 @@ def typed(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """What a user can mend ends in one sentence."""
+    """Print an error that the user can correct as one sentence, without a traceback."""
     try:
         yield
     except FeddaError as error:
@@ -354,15 +354,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--set", choices=BENCHMARKS, action="append", help="default: all")
     parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
-    parser.add_argument("--target", action="append", help="default: the set's")
+    parser.add_argument("--target", action="append", help="default: the table's targets")
     parser.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="default: 0,1,2")
-    parser.add_argument("--epochs", type=int, default=0, help="default: the set's")
+    parser.add_argument("--epochs", type=int, default=0, help="default: the data set's")
     parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
     parser.add_argument("--full", action="store_true", help="all images, at the papers' size")
-    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="kept here")
-    parser.add_argument("--results", type=Path, help="also write the Markdown tables here")
-    one = torch.cuda.is_available()
-    parser.add_argument("--jobs", type=int, default=1 if one else os.cpu_count() or 1)
+    out = Path("runs/accuracy")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the tables and CSV files here")
+    jobs = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
     parser.add_argument("--threads", type=int, default=1, help="of each training")
     args = parser.parse_args(arguments)
 

@@ -1,18 +1,18 @@
-"""Adversarial methods on rotated and real digits, and what exchanging less often saves.
+"""Adversarial methods on rotated and real digits; what less frequent exchange of gradients saves.
 
     python examples/benchmarks/adversarial.py --table rotations
     python examples/benchmarks/adversarial.py --table digits --data DATA/digits
     python examples/benchmarks/adversarial.py --table lazy
 
 DATA/digits holds mnist, mnistm, svhn and usps as `.npz`; it is not part of fedda. Trainings are
-kept in --out, so the same command goes on where it was stopped, and other options never show what
-these have made; `--table` can be given repeatedly.
+kept in --out, so the same command continues where it was stopped. With other options the command
+never shows results of earlier ones. `--table` can be given more than once.
 The last line is one JSON object: for accuracies table -> part -> variant -> target -> [mean,
 standard deviation] of the last round, for `lazy` one object per row.
 
 Tables:
     rotations         pen digits that scikit-learn ships, from 0 degrees to 30 and to 60
-    mnist-rotations   the same of mnist; needs --data
+    mnist-rotations   the same with digits of mnist; needs --data
     digits            from mnist to usps and to mnistm, then from all others to each; needs --data
     lazy              DILS with p = 4 and p = 1 over real processes, on loopback and with a delay
 
@@ -56,7 +56,7 @@ ANGLES = (0, 30, 60)
 
 @dataclass(frozen=True)
 class Part(Plan):
-    """A plan in which only these domains are sources; all others if none is named."""
+    """A plan in which only the named domains are sources, or all others if none is named."""
 
     sources: Sequence[str] = ()
 
@@ -66,12 +66,12 @@ class Part(Plan):
 
 
 def of(images: int) -> str:
-    """What the folders of so many images have behind their names."""
+    """The suffix of a folder's name: the number of images, if it is not the default."""
     return f"-{images}" * (images != IMAGES)
 
 
 def pens(out: Path, images: int) -> Path:
-    """Pen digits by angle: no image is in two domains, though the pen digit it shows can be."""
+    """Pen digits by angle: no image is in two domains, but two images can show one pen digit."""
     made, rotated = out / f"digits{of(images)}", out / f"rotated{of(images)}"
     if not rotated.is_dir():
         sizes = {name: 10 for name in digits.DOMAINS}
@@ -82,7 +82,7 @@ def pens(out: Path, images: int) -> Path:
 
 
 def mnist(data: Path, out: Path, images: int) -> Path:
-    """Images of mnist by angle: none is in two domains."""
+    """Images of mnist by angle: no image is in two domains."""
     made, rotated = out / f"drawn{of(images)}", out / f"rotated{of(images)}"
     count = len(ANGLES)
     accuracy.prepare(data, made, images * count, TESTS * count)
@@ -92,21 +92,21 @@ def mnist(data: Path, out: Path, images: int) -> Path:
 
 
 def drawn(data: Path, out: Path, images: int) -> Path:
-    """Some images of every domain."""
+    """Draw `images` training images of every domain -> the folder that holds them."""
     made = out / f"drawn{of(images)}"
     accuracy.prepare(data, made, images, TESTS)
     return made
 
 
 def changed_by(variant: Variant, changes: Flat) -> Variant:
-    """With the command's settings, which win over its own."""
+    """The variant with the settings of the command line, which win over its own settings."""
     others = tuple(f"{method}." for method in plugins.methods() if method != variant.method)
-    mine = {k: v for k, v in changes.items() if not k.startswith(others)}
-    return replace(variant, settings={**variant.settings, **mine})
+    apply = {k: v for k, v in changes.items() if not k.startswith(others)}
+    return replace(variant, settings={**variant.settings, **apply})
 
 
 def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
-    """The plans of one table, by what stands above them."""
+    """The plans of one table, by heading."""
     out = args.out / table
 
     def part(
@@ -132,43 +132,43 @@ def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
 
 
 def against_begin(scores: Sequence[Score]) -> str:
-    """DILS minus the model that it begins with, where a part has both."""
+    """DILS minus the model with which it begins, if a part of the table has both."""
     table = by_target([s for s in scores if s.variant.startswith((BEGIN.name, "DILS"))])
     if BEGIN.name not in table or len(table) < 2:
         return ""
-    found, heads = differences(table, BEGIN.name), columns(table)
+    paired, heads = differences(table, BEGIN.name), columns(table)
     rows = [
         [name, *(difference_text(row[h]) if h in row else "–" for h in heads)]
-        for name, row in found.items()
+        for name, row in paired.items()
     ]
     lines = ["", f"### Minus {BEGIN.name}, paired by seed", "", *markdown(["", *heads], rows)]
     return "\n".join(lines) + "\n"
 
 
 def discriminators(plan: Plan) -> str:
-    """How well discriminators told the sides apart, over the rounds; means over the seeds."""
-    seen: dict[str, dict[str, list[list[float]]]] = {}
+    """How well discriminators separated the two sides, over the rounds; means over the seeds."""
+    curves: dict[str, dict[str, list[list[float]]]] = {}
     for cell in plan.cells():
-        found = plan.results(cell)
-        if found is None:
+        results = plan.results(cell)
+        if results is None:
             continue
-        rounds = found["trainings"][cell.variant.method][0]["rounds"]
-        told = [r["discriminator-accuracy"] for r in rounds if "discriminator-accuracy" in r]
-        if told:
-            seen.setdefault(cell.variant.name, {}).setdefault(cell.target, []).append(told)
-    if not seen:
+        rounds = results["trainings"][cell.variant.method][0]["rounds"]
+        curve = [r["discriminator-accuracy"] for r in rounds if "discriminator-accuracy" in r]
+        if curve:
+            curves.setdefault(cell.variant.name, {}).setdefault(cell.target, []).append(curve)
+    if not curves:
         return ""
     rows = [
         [name, *(_course(row.get(target, [])) for target in plan.targets)]
-        for name, row in seen.items()
+        for name, row in curves.items()
     ]
     lines = ["", "### Discriminator accuracy", "", COURSE, ""]
     return "\n".join([*lines, *markdown(["", *plan.targets], rows)]) + "\n"
 
 
 COURSE = (
-    "In the first, the middle and the last round that has one, in %, mean over the seeds; 50 is "
-    "chance. It is measured before each step's own gradient, on that step's batch."
+    "In the first, the middle and the last round that has a discriminator, in %, mean over the "
+    "seeds; 50 is chance. It is measured on each step's batch, before that step's own gradient."
 )
 
 
@@ -180,7 +180,7 @@ def _course(runs: Sequence[Sequence[float]]) -> str:
 
 
 def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
-    """Train what is missing of a table, write it -> its figures."""
+    """Run the missing trainings of a table and write the table -> its figures."""
     command = f"python examples/benchmarks/adversarial.py --table {table}"
     command += " --data DATA/digits" * (table != "rotations")
     command += args.typed("target", "seeds", "images", "changes")
@@ -215,20 +215,20 @@ def real(args: argparse.Namespace) -> list[dict[str, Any]]:
     settings = {**LIVE, **args.settings}
     if not path.is_file():
         files = {name: data / name / "data.npz" for name in ("0", "30")}
-        found = lazy.measure(out, files, settings, args.delay / 1000, args.repeats)
-        path.write_text(json.dumps(found, indent=1))
-    found = json.loads(path.read_text())
+        measured = lazy.measure(out, files, settings, args.delay / 1000, args.repeats)
+        path.write_text(json.dumps(measured, indent=1))
+    measured = json.loads(path.read_text())
     command = f"python examples/benchmarks/adversarial.py --table lazy{options}"
-    text = lazy.report(found, settings, f"## {stem}", command)
+    text = lazy.report(measured, settings, f"## {stem}", command)
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{stem}.md").write_text(text)
     print(text)
-    return found
+    return measured
 
 
 def plain(options: str) -> str:
-    """Options as a part of a file's name."""
+    """The options, in a form that fits into a file's name."""
     return re.sub(r"[^\w.]+", "-", options).rstrip("-")
 
 
@@ -239,22 +239,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--table", choices=TABLES, action="append", help="default: all possible")
-    parser.add_argument("--data", type=Path, help="folder of mnist.npz and the like")
-    parser.add_argument("--target", action="append", help="default: the table's")
+    usual = "default: all, without --data those that need none"
+    parser.add_argument("--table", choices=TABLES, action="append", help=usual)
+    parser.add_argument("--data", type=Path, help="folder of mnist.npz and the other domains")
+    parser.add_argument("--target", action="append", help="default: the table's targets")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
     parser.add_argument("--delay", type=float, default=10.0, help="of `lazy`, ms one way")
-    parser.add_argument("--repeats", type=int, default=3, help="of `lazy`")
+    parser.add_argument("--repeats", type=int, default=3, help="of each row of `lazy`")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
-    parser.add_argument("--out", type=Path, default=Path("runs/adversarial"), help="kept here")
-    parser.add_argument("--results", type=Path, help="also write the Markdown tables here")
+    out = Path("runs/adversarial")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the tables and CSV files here")
     args = parser.parse_args(arguments)
     args.typed = partial(accuracy.typed, parser, args)
     args.settings = overrides("dils", args.changes)
     tables = args.table or [t for t in TABLES if args.data or t in ("rotations", "lazy")]
     if not args.data and {"digits", "mnist-rotations"} & set(tables):
-        parser.error("the tables digits and mnist-rotations need --data")
+        parser.error("the tables digits and mnist-rotations need a folder of data: give --data")
     answer = {t: real(args) if t == "lazy" else measure(args, t) for t in tables}
     print(json.dumps(answer))
 

@@ -2,23 +2,24 @@
 
     python examples/benchmarks/breakdown.py
 
-Trains KD3A on the embedded domains of digits, three sources and a target: as real processes over
-TLS, for what Flower costs, and in this process with a clock on every part, for the rest.
+Trains KD3A on the embedded domains of digits, three sources and a target, twice: as real processes
+over TLS, to measure what Flower costs, and in this process with a clock on every other part.
 Prints a table; the last line of the output is one JSON object with seconds per round:
 
     training_s    the sources' steps and the target's distillation steps
     teaching_s    the target's predictions with every source's model
     voting_s      knowledge vote and consensus focus
-    loading_s     models copied from the arrays that came into the network
-    packing_s     models written to and read from the form in which they travel, and checked
+    loading_s     copying the received arrays into the network
+    packing_s     converting models to and from the form in which they are sent, and checking them
     averaging_s   the server's weighted mean
     testing_s     the target's test of the new model
-    checkpoint_s  the state of the run on disk
+    checkpoint_s  writing the run's state to disk
     other_s       the rest of the round in this process
-    flower_s      of real processes: the waves' time less the slowest site's own work in each
+    flower_s      with real processes: the time of all waves of messages, less the slowest site's
+                  own work in each wave
 
-In this process the sites work one after the other, so the first nine are sums over the sites;
-flower is time on the clock.
+In this process the sites work one after the other, so the first nine figures are sums over the
+sites; flower_s is wall-clock time.
 """
 
 import argparse
@@ -46,7 +47,7 @@ TARGET = "fonts"
 
 
 class Clock:
-    """Seconds spent in each part, without what other parts inside it took."""
+    """Seconds spent in each part, without the time of other parts that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -73,7 +74,7 @@ class Clock:
 
 
 def clocked() -> Clock:
-    """A clock on fedda's parts, for the rest of this process."""
+    """Put a clock on fedda's parts; it stays until this process ends."""
     clock = Clock()
     fedavg, target = load("clients", "fedavg"), load("clients", "kd3a").Target
     strategy, base = load("strategies", "kd3a"), load("strategies", "base")
@@ -111,14 +112,14 @@ def in_process(folder: Path, config: RunConfig) -> dict[str, float]:
 
 
 def flower(folder: Path, config: RunConfig) -> float:
-    """Seconds per round that the waves take beyond the slowest site's own work, median."""
+    """Median seconds per round that the waves of messages take beyond the slowest site's work."""
     roles = {name: "target" if name == TARGET else "source" for name in digits.DOMAINS}
     sites = {name: (role, folder / "digits" / name) for name, role in roles.items()}
     app = live.stage(folder / "app")
     more = {"rounds": config.rounds + live.WARM_UP}
     with Deployment(folder / "server", sites) as deployment:
-        found = live.run(deployment, app, "breakdown", config.flat() | more)
-    rounds = found.rounds[live.WARM_UP :]
+        measured = live.run(deployment, app, "breakdown", config.flat() | more)
+    rounds = measured.rounds[live.WARM_UP :]
     return statistics.median(sum(wave.overhead for wave in waves) for waves in rounds)
 
 
@@ -128,8 +129,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=500, help="training images of each site")
-    parser.add_argument("--batch", type=int, default=25)
-    parser.add_argument("--no-live", action="store_true", help="leave out the real processes")
+    parser.add_argument("--batch", type=int, default=25, help="images in a mini-batch")
+    parser.add_argument("--no-live", action="store_true", help="skip the real processes")
     args = parser.parse_args()
 
     torch.set_num_threads(1)

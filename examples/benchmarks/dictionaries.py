@@ -1,4 +1,4 @@
-"""The data sets and trainings that dictionary.py makes tables of, and what trainings leave."""
+"""Data sets and trainings for the tables of dictionary.py, and the results of a training."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from fedda.halves import load
 from fedda.maths import optimal_transport
 from fedda.settings import RunConfig, defaults, lasting
 
-# A single layer of small first weights: what KD3A makes of it is many norms away.
+# A single layer with small first weights: KD3A moves it by many norms, so the guard is off.
 IDENTITY: Flat = {"model.name": "identity", "train.lr": 0.05, "guard.max-change": 0.0}
 CNN: Flat = {
     "model.name": "digit-cnn",
@@ -47,9 +47,9 @@ class Set:
 
 
 def histograms(x: np.ndarray) -> np.ndarray:
-    """Counts as shares of each image, then every one standardised within its domain.
+    """Counts as shares of each image, then every feature standardised within its domain.
 
-    What is usual for these features; it takes no label.
+    This is usual for these features, and it needs no labels.
     """
     x = x.astype(np.float32)
     x = x / np.maximum(x.sum(axis=1, keepdims=True), 1)
@@ -92,17 +92,17 @@ class Cell:
 
 
 class Bench:
-    """Trainings in a folder, and what they left."""
+    """Trainings in a folder, and their results."""
 
     def __init__(self, data: Path | None, out: Path) -> None:
         self.data = data
         self.out = out
 
     def run(self, cell: Cell) -> tuple[dict[str, Any], Path]:
-        """Train, unless it was done before -> results.json's content, the run's folder.
+        """Train, unless this training is finished -> the content of results.json, the run's folder.
 
         Raises:
-            RunError: it was done with other settings.
+            RunError: the training was done with other settings.
         """
         place = self.out / cell.set / ("half" if cell.split else "all")
         source = self._prepared(cell)
@@ -126,21 +126,21 @@ class Bench:
             seconds = time.perf_counter() - start
             print(f"{cell.set}: {folder.name} took {seconds:.0f} s", flush=True)
         results = json.loads((folder / "results.json").read_text())
-        usual = defaults()  # an older version's results lack what has come since
-        theirs = usual | results["config"]
-        for key, mine in lasting(config.flat(), [config.method]).items():
-            if theirs[key] != mine:
+        # Results of an older version lack the settings that were added since: take the defaults.
+        recorded = defaults() | results["config"]
+        for key, value in lasting(config.flat(), [config.method]).items():
+            if recorded[key] != value:
                 raise RunError(
-                    f"{folder} was run with {key} {theirs[key]!r}, not {mine!r}; choose another "
+                    f"{folder} was run with {key} {recorded[key]!r}, not {value!r}; choose another "
                     "--out, or remove that folder."
                 )
         return results, folder
 
     def _prepared(self, cell: Cell) -> Path:
-        """The domains as the trainings read them.
+        """The folder of domains that the trainings read; made if it is missing.
 
-        Where nothing is split, the target trains on all examples without labels, and is tested on
-        the same; in `half` every domain is split by a draw that is the same for all trainings.
+        Without a split the target trains on all examples without labels, and is tested on the
+        same examples. In `half` every domain is split in two, in the same way for all trainings.
         """
         chosen, out = SETS[cell.set], self.out / cell.set / ("half" if cell.split else "all")
         if (out / "data").is_dir():
@@ -155,10 +155,10 @@ class Bench:
         files = accuracy.domains(self.data / chosen.folder)
         part.mkdir(parents=True)
         for path in files:
-            with np.load(path) as found:
-                both = "x_train" in found
-                x, y = (found[k + "_train"] if both else found[k] for k in "xy")
-                test = (found["x_test"], found["y_test"]) if both else None
+            with np.load(path) as file:
+                both = "x_train" in file
+                x, y = (file[k + "_train"] if both else file[k] for k in "xy")
+                test = (file["x_test"], file["y_test"]) if both else None
             order = np.random.default_rng(0).permutation(len(y))
             x = chosen.settle(x)
             most = order[: chosen.images or None]
@@ -174,12 +174,12 @@ class Bench:
         return out / "data"
 
     def after(self, folder: Path, cell: Cell) -> "After":
-        """What a finished training left at the server and its sites."""
+        """The results of a finished training at the server and its sites."""
         return After(folder, self._prepared(cell), cell)
 
 
 class After:
-    """A finished training: atoms, and the sites' points as they saw them."""
+    """A finished training: its atoms, and each site's points in the site's own scaling."""
 
     def __init__(self, folder: Path, data: Path, cell: Cell) -> None:
         state = load("server", "checkpoint").read(folder / f"feddadil-{cell.seed}")
@@ -217,7 +217,7 @@ class After:
         return {row: float((q.argmax(dim=1) == labels).float().mean()) for row, q in p.items()}
 
     def tests(self, name: str) -> Tensor:
-        """A domain's test inputs, as they are kept."""
+        """A domain's test inputs, as they are in its file."""
         test = self._load(name)[1]
         return test.x
 

@@ -3,20 +3,20 @@
     python examples/benchmarks/dictionary.py --data DATA --table heads --set surf --set googlenet
 
 DATA holds the domains as `.npz` files in folders (see `dictionaries.py`); they are not part of
-fedda, and `embedded` needs none. Every accuracy is the last round's. Trainings are kept in --out,
-so the same command goes on where it was stopped. With --results each table is written there, and a
-`.csv` with a line per row, column and seed. The last line is one JSON object: table -> set -> row
--> column -> [mean, standard deviation].
+fedda, and `embedded` needs none. Every accuracy is that of the last round. Trainings are kept in
+--out, so the same command continues where it was stopped. With --results each table is written
+there, and a `.csv` with one line per row, column and seed. The last line is one JSON object:
+table -> set -> row -> column -> [mean, standard deviation].
 
 Tables:
-    heads      -R, -E and the FedAvg head of the same run, controls that pool the sources' points,
-               and how near coordinates are to a vertex
-    parallel   E local epochs in a round and as many rounds fewer, KD3A beside it, bytes of a
-               round's training: what goes to the target for a test is in neither
+    heads      -R, -E and the FedAvg head of the same run, two controls that pool the sources'
+               points, and the largest coordinate (1 is a vertex of the simplex)
+    parallel   FedDaDiL and KD3A with E local epochs in a round and 1/E as many rounds; bytes of a
+               round's training, without the bytes sent to the target for its test
     distil     heads fitted on SPC samples per class: distilled, or drawn from the sources in turn;
-               and the better control of `heads`, which has all of them
+               and the better control of `heads`, fitted on all samples of the sources
     memory     distances of training and of held-out features to the nearest point of the atoms,
-               and the AUC of an attack that tells them apart by it
+               and the AUC of an attack that tells the two apart by this distance
 """
 
 import argparse
@@ -45,13 +45,13 @@ from fedda.config import Flat
 from fedda.errors import ConfigError
 from fedda.settings import overrides
 
-ROUNDS = 20  # of the dictionary, after as many epochs of the encoder as the set says
+ROUNDS = 20  # of the dictionary; the rounds of the encoder come before (Set.encoder)
 SPC = (1, 5, 10, 20)
 LOCAL = (1, 2, 4, 5, 10)  # E
 
 
 def settings(chosen: Set, epochs: int = 1) -> Flat:
-    """FedDaDiL's on a set; E epochs a round in as many rounds fewer."""
+    """FedDaDiL's settings on a data set, with E epochs a round and 1/E as many rounds."""
     rounds = chosen.encoder + ROUNDS // epochs
     return {
         "method": "feddadil",
@@ -63,10 +63,10 @@ def settings(chosen: Set, epochs: int = 1) -> Flat:
 
 
 def cells(args: argparse.Namespace, name: str) -> list[tuple[str, int]]:
-    """Targets and seeds.
+    """Targets and seeds of the trainings.
 
     Raises:
-        ConfigError: the set has none of the targets asked for.
+        ConfigError: the set has none of the targets given as --target.
     """
     known = SETS[name].targets
     targets = [t for t in known if t in (args.target or known)]
@@ -76,7 +76,7 @@ def cells(args: argparse.Namespace, name: str) -> list[tuple[str, int]]:
 
 
 def one_target(args: argparse.Namespace, name: str) -> list[tuple[str, int]]:
-    """All seeds of the first."""
+    """All seeds of the first target."""
     return cells(args, name)[: len(args.seeds)]
 
 
@@ -87,19 +87,22 @@ class Rows(dict[str, dict[str, Values]]):
         self.setdefault(row, {}).setdefault(column, {})[seed] = value
 
 
-POOLED_DECAY = 1e-4  # of many points
+POOLED_DECAY = 1e-4  # weight decay of a head on many points
 POOLED = "control: a head on all points of the sources, pooled"
 ALIKE_TOO = "each source weighing the same"
 ALIKE = f"control: the same, {ALIKE_TOO}"
 
 
 def pooled(after: After, target: str, alike: bool = False) -> float:
-    """What points of every site in its own scaling are worth without any dictionary."""
+    """Accuracy of a head on all sources' points, without a dictionary.
+
+    Each site's points are in its own scaling. With `alike` every source weighs the same.
+    """
     sources = [after.points(site)[:2] for site in after.sites() if site != target]
     z, known = (torch.cat(part) for part in zip(*sources, strict=True))
     _, _, tests, labels = after.points(target)
     y = F.one_hot(known, after.task.classes).float()
-    if alike:  # cross entropy is linear in labels, so that they can carry weights
+    if alike:  # cross entropy is linear in the labels, so labels can carry weights
         weights = [torch.full((len(x), 1), len(z) / len(sources) / len(x)) for x, _ in sources]
         y = y * torch.cat(weights)
     return right(z, y, tests, labels, POOLED_DECAY)
@@ -131,7 +134,7 @@ def parallel(bench: Bench, args: argparse.Namespace, name: str) -> Rows:
             results, folder = bench.run(cell)
             for row, value in bench.after(folder, cell).scores(target).items():
                 rows.add(row, column, seed, value)
-            last = results["trainings"]["feddadil"][0]["rounds"][-1]  # nothing is tested in it
+            last = results["trainings"]["feddadil"][0]["rounds"][-1]  # this run tests nothing
             sent = sum(n for k, n in last["bytes"].items() if k.endswith(("atoms", "model")))
             rows.add("bytes of a round, FedDaDiL", column, seed, sent)
             other: Flat = {
@@ -148,7 +151,7 @@ def parallel(bench: Bench, args: argparse.Namespace, name: str) -> Rows:
 
 
 def tested_model(results: dict[str, Any], of_round: dict[str, Any]) -> int:
-    """The bytes of the model that the target is sent to test it: as many as any source's."""
+    """Bytes of the model that is sent to the target for its test: as many as to one source."""
     sources = sum(site["role"] == "source" for site in results["sites"])
     return of_round["bytes"]["to source model"] // sources
 
@@ -162,13 +165,13 @@ def right(z: Tensor, y: Tensor, points: Tensor, labels: Tensor, decay: float) ->
 def some(
     sources: Sequence[tuple[Tensor, Tensor]], C: int, spc: int, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """So many points of every class, drawn from the sources in turn -> (M, d), (M, C)."""
+    """Draw `spc` points of every class from the sources in turn -> (M, d), (M, C)."""
     z, y = [], []
     for c in range(C):
         heaps = [points[known == c] for points, known in sources]
         heaps = [heap[torch.randperm(len(heap), generator=draws)] for heap in heaps]
         order = torch.randperm(len(heaps), generator=draws).tolist()
-        # Who has none left is passed over.
+        # A source without further points of the class is skipped.
         z.append(torch.cat([heaps[s][i : i + 1] for i in range(spc) for s in order])[:spc])
         y.append(torch.full((len(z[-1]),), c))
     return torch.cat(z), F.one_hot(torch.cat(y), C).float()
@@ -208,8 +211,8 @@ def memory(bench: Bench, args: argparse.Namespace, name: str) -> Rows:
             rows.add(site, "AUC", seed, float(roc_auc_score(truth, -np.concatenate(near))))
             for what, distances in zip(("training", "held out"), near, strict=True):
                 for share in (10, 50, 90):
-                    found = float(np.percentile(distances, share))
-                    rows.add(site, f"{what}, {share} %", seed, found)
+                    distance = float(np.percentile(distances, share))
+                    rows.add(site, f"{what}, {share} %", seed, distance)
     return rows
 
 
@@ -227,19 +230,19 @@ def text_of(table: str, row: str, mean: float, std: float | None) -> str:
 def as_markdown(table: str, figures: dict[str, dict[str, list[Any]]]) -> str:
     heads = columns(figures)
     body = [
-        [row, *(text_of(table, row, *found[h]) if h in found else "–" for h in heads)]
-        for row, found in figures.items()
+        [row, *(text_of(table, row, *values[h]) if h in values else "–" for h in heads)]
+        for row, values in figures.items()
     ]
     return "\n".join(markdown(["", *heads], body)) + "\n"
 
 
 def as_csv(rows: Rows) -> str:
-    """Every seed's value on a line of its own, accuracies between 0 and 1."""
+    """One line per row, column and seed; accuracies between 0 and 1."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "column", "seed", "value"])
-    for row, found in rows.items():
-        for column, values in found.items():
+    for row, by_column in rows.items():
+        for column, values in by_column.items():
             writer.writerows([row, column, seed, value] for seed, value in values.items())
     return text.getvalue()
 
@@ -249,12 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument("--set", choices=SETS, action="append", help="default: all possible")
+    usual = "default: all with this --data and --target"
+    parser.add_argument("--set", choices=SETS, action="append", help=usual)
     parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
-    parser.add_argument("--target", action="append", help="default: the set's")
+    parser.add_argument("--target", action="append", help="default: the set's targets")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
-    parser.add_argument("--out", type=Path, default=Path("runs/dictionary"), help="kept here")
-    parser.add_argument("--results", type=Path, help="also write the tables here")
+    out = Path("runs/dictionary")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the tables and CSV files here")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     args = parser.parse_args(arguments)
     args.more = overrides("feddadil", args.changes)
@@ -269,9 +274,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells(args, name)
     known = {target for name in sets for target in SETS[name].targets}
     if odd := sorted(asked - known):
-        parser.error(f"no target {odd[0]}: {', '.join(sets)} can have {', '.join(sorted(known))}")
+        possible = ", ".join(sorted(known))
+        parser.error(f"no target {odd[0]}; the targets of {', '.join(sets)} are {possible}")
     if not args.data and any(SETS[name].folder for name in sets):
-        parser.error(f"{' and '.join(n for n in sets if SETS[n].folder)} needs --data")
+        missing = " and ".join(n for n in sets if SETS[n].folder)
+        parser.error(f"no data for {missing}; give the folder of the data sets as --data")
     torch.set_num_threads(1)
 
     bench = Bench(args.data, args.out.absolute())
@@ -285,11 +292,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             command += f" --set {name} --table {table}"
             command += accuracy.typed(parser, args, "target", "seeds", "changes")
             stem = f"{name}-{table}{args.label.removeprefix('feddadil')}"
-            said = f"Seeds {', '.join(map(str, args.seeds))}; mean ± standard deviation over them."
-            if table != "heads":  # where the columns are the targets
-                said = f"Target {one_target(args, name)[0][0]}. {said}"
-            said += f" Put together on {time.strftime('%Y-%m-%d')}."
-            text = f"## {stem}\n\n    {command}\n\n{said}\n\n{as_markdown(table, figures)}"
+            about = f"Seeds {', '.join(map(str, args.seeds))}; mean ± standard deviation over them."
+            if table != "heads":  # the columns of `heads` are the targets
+                about = f"Target {one_target(args, name)[0][0]}. {about}"
+            about += f" Put together on {time.strftime('%Y-%m-%d')}."
+            text = f"## {stem}\n\n    {command}\n\n{about}\n\n{as_markdown(table, figures)}"
             print(text, flush=True)
             if args.results:
                 args.results.mkdir(parents=True, exist_ok=True)

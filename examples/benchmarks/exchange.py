@@ -2,31 +2,31 @@
 
     python examples/benchmarks/exchange.py
 
-Every participant is a process of its own; the exchange runs in this one; TLS, loopback. A sync is
-a gradient from each participant and their sum to each. The echo is one client with one stream of
-the same library and TLS that sends as many bytes as a gradient has, waits until they are back, and
-sends again: with nothing read, checked or added.
+Every participant is a separate process, the exchange runs in this one; they use TLS on loopback. In
+one sync each participant sends a gradient and receives the sum of all. The echo is one client with
+one stream of the same library and TLS. It sends as many bytes as a gradient has, waits until they
+come back, and sends again; nothing is read, checked or added.
 
-    syncs_per_s_1kb          two participants, gradients of 250 float32 values
-    syncs_per_s_1mb          and of 250,000
-    echoes_per_s_1kb         as many bytes as the small gradient has, one client
-    echoes_per_s_1mb         as the large one has
-    share_of_echo_1kb        syncs for each echo of the same size
-    share_of_echo_1mb        the same of the large gradient
-    share_of_two_echoes_1kb  syncs for each echo that either of two clients gets, the slower one,
-                             when both send at once, as two participants do
-    share_of_two_echoes_1mb  the same of the large gradient
-    slowdown_8_over_2        1 kB syncs per second with two participants, over those with eight
-    memory_growth_mb         resident memory of this process, the server, after --memory-syncs above
-                             that after the first tenth of them
+    syncs_per_s_1kb          syncs of two participants, gradients of 250 float32 values
+    syncs_per_s_1mb          the same with gradients of 250,000 values
+    echoes_per_s_1kb         echoes of one client, with the bytes of the small gradient
+    echoes_per_s_1mb         the same with the bytes of the large gradient
+    share_of_echo_1kb        syncs per second / echoes per second, for the small gradient
+    share_of_echo_1mb        the same for the large gradient
+    share_of_two_echoes_1kb  the same when two clients send echoes at once, as two participants do;
+                             the rate of the slower client counts
+    share_of_two_echoes_1mb  the same for the large gradient
+    slowdown_8_over_2        1 kB syncs per second: with two participants / with eight
+    memory_growth_mb         growth of this process, the server, in resident memory: from the first
+                             tenth of --memory-syncs to the last of them
     resident_per_s           the same sync of two sites by Flower messages, with fedda-client: one
                              wave of training messages, less the sites' own work
     stock_per_s              the same with Flower's own SuperNode
-    load_before              the machine's load average when it began
+    load_before              the machine's load average when the benchmark began
 
-All but the last four are medians of --repeats, exchange and echoes measured in turns; a share is
-the median of the repeats' own shares. The last line of the output is one JSON object with these
-keys.
+All figures but the last four are medians of --repeats, with exchange and echoes measured in turn; a
+share is the median of the repeats' shares. The last line of the output is one JSON object with
+these keys.
 """
 
 import argparse
@@ -79,16 +79,16 @@ def echo_client(flat: dict[str, Any]) -> float:
             sent.put(payload)
             next(back)
 
-        found = rate(once, flat["count"])
+        echoes_per_second = rate(once, flat["count"])
         sent.put(None)
-    return found
+    return echoes_per_second
 
 
 ROLES = {"participant": participant, "echo": echo_client}
 
 
 def rate(work: Callable[[], object], count: int) -> float:
-    """Do it so often, a few times without the clock -> times per second."""
+    """Do it `count` times, the first few of them without the clock -> times per second."""
     for _ in range(WARM_UP):
         work()
     began = time.perf_counter()
@@ -98,7 +98,7 @@ def rate(work: Callable[[], object], count: int) -> float:
 
 
 def processes(role: str, inputs: Sequence[dict[str, Any]]) -> list[float]:
-    """One process for each input, all at the same time -> what each measured."""
+    """Run one process for each input, all at the same time -> the rate that each measured."""
     command = [sys.executable, __file__, "--role", role]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -108,25 +108,25 @@ def processes(role: str, inputs: Sequence[dict[str, Any]]) -> list[float]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(given))
         process.stdin.close()
-    found = []
+    rates = []
     for process in started:
         assert process.stdout is not None
         with process:
-            found.append(float(process.stdout.read()))
-    return found
+            rates.append(float(process.stdout.read()))
+    return rates
 
 
 def syncs(size: int, participants: int, count: int) -> float:
-    """Syncs per second of so many participants."""
+    """Syncs per second with this number of participants."""
     members = tuple(f"site-{number}" for number in range(participants))
     group = exchange.Group(GROUP, size, count + WARM_UP, members)
     with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
-        asked = [invitation.flat() for invitation in session.invitations.values()]
-        return min(processes("participant", asked))
+        invitations = [invitation.flat() for invitation in session.invitations.values()]
+        return min(processes("participant", invitations))
 
 
 def echoes(size: int, clients: int, count: int) -> float:
-    """Echoes per second that each of so many clients gets."""
+    """Echoes per second of the slowest of this number of clients, which send at the same time."""
 
     def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
         yield from incoming
@@ -142,23 +142,26 @@ def echoes(size: int, clients: int, count: int) -> float:
         port = server.add_secure_port("127.0.0.1:0", credentials)
         server.start()
         given = {"port": port, "certificate": certificate.decode(), "size": size}
-        found = processes("echo", [given | {"count": count + WARM_UP}] * clients)
+        rates = processes("echo", [given | {"count": count + WARM_UP}] * clients)
         server.stop(None).wait()
-    return min(found)
+    return min(rates)
 
 
 def compare(name: str, count: int, repeats: int) -> dict[str, Any]:
-    """Exchange and echo in turns -> the figures of one size."""
-    size, found = SIZES[name], []
+    """Measure exchange and echo in turn -> the figures of one size."""
+    size, rates = SIZES[name], []
     for _ in range(repeats):
         ours, one, two = syncs(size, 2, count), echoes(size, 1, count), echoes(size, 2, count)
-        live.say(f"{name}: {ours:.0f} syncs a second, {one:.0f} echoes; {two:.0f} each of two")
-        found.append((ours, one, two))
+        live.say(
+            f"{name}: {ours:.0f} syncs a second; {one:.0f} echoes of one client, {two:.0f} of each "
+            "of two"
+        )
+        rates.append((ours, one, two))
     return {
-        f"syncs_per_s_{name}": round(statistics.median(ours for ours, _, _ in found), 1),
-        f"echoes_per_s_{name}": round(statistics.median(one for _, one, _ in found), 1),
-        f"share_of_echo_{name}": round(statistics.median(a / b for a, b, _ in found), 3),
-        f"share_of_two_echoes_{name}": round(statistics.median(a / c for a, _, c in found), 3),
+        f"syncs_per_s_{name}": round(statistics.median(ours for ours, _, _ in rates), 1),
+        f"echoes_per_s_{name}": round(statistics.median(one for _, one, _ in rates), 1),
+        f"share_of_echo_{name}": round(statistics.median(a / b for a, b, _ in rates), 3),
+        f"share_of_two_echoes_{name}": round(statistics.median(a / c for a, _, c in rates), 3),
     }
 
 
@@ -169,13 +172,13 @@ def resident() -> float:
 
 
 def growth(count: int) -> float:
-    """Megabytes that this process takes up after so many syncs, above those after a tenth."""
+    """Growth of this process's resident memory over the last nine tenths of the syncs, in MB."""
     size = SIZES["1kb"]
     group = exchange.Group(GROUP, size, count + WARM_UP, ("site-0", "site-1"))
     with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
-        asked = [invitation.flat() for invitation in session.invitations.values()]
+        invitations = [invitation.flat() for invitation in session.invitations.values()]
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(processes, "participant", asked)
+            done = pool.submit(processes, "participant", invitations)
             while session.traffic()["site-0"][1] < 4 * size * count / 10 and not done.done():
                 time.sleep(0.02)
             first = resident()
@@ -189,8 +192,8 @@ def by_flower(folder: Path, app: Path, rounds: int, *, stock: bool) -> float:
     options = {name: ["--stock"] for name in sites} if stock else None
     with Deployment(folder / "server", sites, client_options=options) as deployment:
         settings = {"method": "fedavg", "rounds": rounds + live.WARM_UP + 1} | live.mlp(0.01)
-        found = live.run(deployment, app, "waves", settings)
-    return 1 / statistics.median(wave.overhead for wave in found.per_wave("train"))
+        measured = live.run(deployment, app, "waves", settings)
+    return 1 / statistics.median(wave.overhead for wave in measured.per_wave("train"))
 
 
 def main() -> None:
@@ -201,9 +204,9 @@ def main() -> None:
     parser.add_argument("--large-syncs", type=int, default=300, help="of 1 MB, per measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--memory-syncs", type=int, default=100_000, help="over which memory must be flat; 0: none"
+        "--memory-syncs", type=int, default=100_000, help="to measure memory growth; 0: skip it"
     )
-    parser.add_argument("--skip-flower", action="store_true", help="leave Flower's messages out")
+    parser.add_argument("--skip-flower", action="store_true", help="skip Flower's messages")
     parser.add_argument("--flower-rounds", type=int, default=10, help="with fedda-client")
     parser.add_argument("--stock-rounds", type=int, default=3, help="with Flower's SuperNode")
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
@@ -229,8 +232,8 @@ def main() -> None:
             app = live.stage(Path(scratch) / "app")
             for name, rounds in (("resident", args.flower_rounds), ("stock", args.stock_rounds)):
                 live.say(f"the same by Flower messages, {name}")
-                found = by_flower(Path(scratch) / name, app, rounds, stock=name == "stock")
-                figures[f"{name}_per_s"] = round(found, 3)
+                waves = by_flower(Path(scratch) / name, app, rounds, stock=name == "stock")
+                figures[f"{name}_per_s"] = round(waves, 3)
     print(json.dumps(figures))
 
 

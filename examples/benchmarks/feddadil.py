@@ -2,27 +2,28 @@
 
     python examples/benchmarks/feddadil.py --batch 100 --batch 200 --batch 300 --batch 500
 
-A step is a barycenter of K atoms, the transport between it and a mini-batch, and the gradients for
-points, labels and coordinates. The transcription is the tests' naive twin: every cost anew by
-`ot.dist`, every plan by `ot.emd`, gradients by autograd. Both begin at the same support and stop
-when no plan changes, so they solve the same problems and find the same gradients.
+A step computes a barycenter of K atoms, the transport between it and a mini-batch, and the
+gradients for points, labels and coordinates. The transcription is the tests' naive twin. It
+computes every cost anew with `ot.dist`, every plan with `ot.emd`, and gradients with autograd. Both
+begin at the same support and stop when no plan changes, so they solve the same problems and find
+the same gradients.
 
-The atoms are as unlike one another as those of a dictionary that has learnt (`aligned`: points of
-one index belong together, as training leaves them) or in an order of their own (`shuffled`: more
-rounds of plans).
+The atoms differ from one another as much as those of a trained dictionary. They are of two kinds:
+`aligned`, where points of one index belong together, as after training, or `shuffled`, where each
+atom has its points in another order, which takes more rounds of plans.
 
 The last line is one JSON object:
 
-    speedup                  the least over all batch sizes and both kinds
-    max_abs_difference       the largest between the two results
-    steps                    one object for each batch size and kind, with
-    batch                    its size
-    atoms                    its kind
-    ours_ms                  processor milliseconds, the least of --repeats
+    speedup                  twin_ms / ours_ms, the least over all batch sizes and both kinds
+    max_abs_difference       the largest difference between the two results
+    steps                    one object for each batch size and kind of atoms, with these keys
+    batch                    the batch size
+    atoms                    the kind of atoms
+    ours_ms                  processor milliseconds of fedda, the least of --repeats
     twin_ms                  the same of the transcription
-    plans                    how many were made
-    ms                       where ours goes: inner products, plans, and the rest
-    ours_with_pots_plans_ms  ours with POT's network simplex in the place of the assignment solver
+    plans                    the number of plans that were made
+    ms                       parts of fedda's time: inner products, plans, and the rest
+    ours_with_pots_plans_ms  ours_ms with POT's network simplex instead of the assignment solver
 """
 
 import argparse
@@ -47,10 +48,10 @@ Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def problem(n: int, d: int, C: int, K: int, shuffled: bool, seed: int) -> Problem:
-    """Atoms z (K, n, d) with labels and coordinates, a site's mini-batch x (n, d) with labels.
+    """Draw atoms z (K, n, d) with labels and coordinates, and a mini-batch x (n, d) with labels.
 
-    Classes have places, domains shift and stretch them, and each atom is a domain. The mean
-    |z|^2 is about 1, as sites scale their features.
+    Each class has a centre, each domain shifts and stretches the centres, and each atom is a
+    domain. The mean |z|^2 is about 1, because sites scale their features so.
     """
     g = torch.Generator().manual_seed(seed)
     label = torch.arange(n) % C
@@ -76,7 +77,7 @@ def problem(n: int, d: int, C: int, K: int, shuffled: bool, seed: int) -> Proble
 
 
 def timed(work: Callable[[], T], repeats: int) -> tuple[float, T]:
-    """The least of several times, and the result."""
+    """Do the work several times -> the least processor seconds of one time, the result."""
     best, result = float("inf"), work()
     for _ in range(repeats):
         start = time.process_time()
@@ -87,15 +88,15 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[float, T]:
 
 @contextmanager
 def watched(*names: str) -> Any:
-    """Seconds spent in functions of `transport`, by name."""
+    """Processor seconds spent in the named functions of `optimal_transport`, by name."""
     spent = dict.fromkeys(names, 0.0)
-    kept = {name: getattr(optimal_transport, name) for name in names}
+    originals = {name: getattr(optimal_transport, name) for name in names}
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
             start = time.process_time()
             try:
-                return kept[name](*args, **more)
+                return originals[name](*args, **more)
             finally:
                 spent[name] += time.process_time() - start
 
@@ -106,7 +107,7 @@ def watched(*names: str) -> Any:
     try:
         yield spent
     finally:
-        for name, function in kept.items():
+        for name, function in originals.items():
             setattr(optimal_transport, name, function)
 
 
@@ -114,7 +115,7 @@ SOLVE = optimal_transport.solve
 
 
 def with_pot(simplex: bool) -> None:
-    """Have plans made by POT's network simplex, as the twin's are, or as fedda makes them."""
+    """Make plans with POT's network simplex, as the twin does, or with fedda's own solver."""
 
     def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
         return twin.plan(cost).argmax(dim=1)
@@ -123,19 +124,21 @@ def with_pot(simplex: bool) -> None:
 
 
 def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
-    """Both on the same problem."""
+    """Run fedda and the twin on the same problem -> one object of `steps`."""
     z, y, alpha, x, labels = problem(n, args.width, args.classes, args.atoms, shuffled, args.seed)
-    ours, (found, b, _) = timed(
+    ours, (step, b, _) = timed(
         lambda: optimal_transport.reconstruction(z, y, alpha, x, labels), args.repeats
     )
-    # The twin is given beta, which it would compute from distances between all points of all atoms.
+    # The twin gets beta as an input: it would compute it from distances between all points of all
+    # atoms.
     beta = twin.label_weight(z)
     theirs, (loss, *gradients) = timed(
         lambda: twin.reconstruction(z, y, alpha, x, labels, beta=beta), max(args.repeats // 2, 1)
     )
-    apart = [abs(found.loss - loss)]
-    mine = (found.z * n, found.y * n, found.alpha)  # per mass of a point, as steps take them
-    for a, b_, scale in zip(mine, gradients, (n, n, 1), strict=True):
+    apart = [abs(step.loss - loss)]
+    # Gradients per mass of a point, as steps use them.
+    scaled = (step.z * n, step.y * n, step.alpha)
+    for a, b_, scale in zip(scaled, gradients, (n, n, 1), strict=True):
         apart.append(float((a - b_ * scale).abs().max()))
     least, spent = float("inf"), {}
     for _ in range(args.repeats):

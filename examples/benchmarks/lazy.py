@@ -1,10 +1,10 @@
-"""DILS over real processes: what exchanging every 4 steps saves against every step.
+"""DILS over real processes: what an exchange every 4 steps saves against one at every step.
 
-`adversarial.py --table lazy` runs this. A collaborator and a target, each a process of its own, the
-server another; TLS and node keys. The delay is that of a relay between the sites and the exchange:
-Linux answers on all of 127.0.0.0/8, so the exchange listens on one address and is announced at
-another, where the relay holds everything back for as long in either direction. Flower's messages
-do not pass it, and neither do TLS's checks notice it.
+`adversarial.py --table lazy` runs this. The collaborator, the target and the server are separate
+processes, with TLS and node keys. A relay between the sites and the exchange makes the delay. Linux
+answers on all of 127.0.0.0/8, so the exchange listens on one address and is announced at another;
+the relay listens there, and delays everything by the same time in both directions. Flower's
+messages do not go through the relay, and TLS's checks do not notice it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ CHUNK = 1 << 16
 
 
 class Delay:
-    """Passes bytes between sites and a server on this machine, each after the same time."""
+    """A relay between sites and a server on this machine that delays every byte equally."""
 
     def __init__(self, server: int, seconds: float) -> None:
         self._server, self._seconds = server, seconds
@@ -63,7 +63,7 @@ class Delay:
                 self._pass_on(far, near)
 
     def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        """Two threads, so that what follows is read while what came waits."""
+        """Read and write in two threads, so that it reads on while earlier bytes wait."""
         waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:
@@ -87,7 +87,7 @@ class Delay:
 
 
 class Row(NamedTuple):
-    """One setting of DILS, and the delay it is run at."""
+    """One setting of DILS, and the delay with which it is run."""
 
     p: int
     batch: int
@@ -102,17 +102,17 @@ class Row(NamedTuple):
         return f"p = {self.p}, batches of {self.batch}"
 
     def flat(self, port: int) -> Flat:
-        """Its settings; below 256 examples a gradient leaves only with the explicit switch."""
-        found: Flat = {"exchange.p": self.p, "train.batch-size": self.batch}
+        """The row's settings; under 256 examples a gradient leaves only with an explicit switch."""
+        flat: Flat = {"exchange.p": self.p, "train.batch-size": self.batch}
         if self.examples < 256:
-            found |= {"exchange.min-examples": self.examples, "exchange.expose-features": True}
+            flat |= {"exchange.min-examples": self.examples, "exchange.expose-features": True}
         if self.delay:
-            found |= {"exchange.host": ANNOUNCED, "exchange.bind": LOOPBACK, "exchange.port": port}
-        return found
+            flat |= {"exchange.host": ANNOUNCED, "exchange.bind": LOOPBACK, "exchange.port": port}
+        return flat
 
 
 def rows(delay: float) -> list[Row]:
-    """On loopback, and beside it with a delay, if there is one."""
+    """All rows on loopback without a delay, then, if there is a delay, all rows with it."""
     settings = [(4, 64), (1, 64), (1, 256)]
     return [Row(p, b, seconds) for seconds in sorted({0.0, delay}) for p, b in settings]
 
@@ -120,21 +120,21 @@ def rows(delay: float) -> list[Row]:
 def measure(
     folder: Path, files: Mapping[str, Path], settings: Flat, delay: float, repeats: int
 ) -> list[dict[str, Any]]:
-    """Run all rows on one deployment, in turns -> what each took, sent and reached.
+    """Run all rows on one deployment, in turn -> time, bytes and accuracy of each.
 
     Args:
-        folder: keys, logs and results go here.
-        files: the collaborator's, then the target's, by name.
-        settings: all rows share these.
+        folder: for keys, logs and results.
+        files: the data of the collaborator, then of the target, by site name.
+        settings: the settings that all rows share.
         delay: seconds one way.
-        repeats: of every row. All come to the same model, so they are about time alone.
+        repeats: of every row. All repeats end with the same model; only their times differ.
     """
     roles = ("source", "target")
     sites = {name: (role, path) for role, (name, path) in zip(roles, files.items(), strict=True)}
-    app, port, found = live.stage(folder / "app"), free_port(), []
+    app, port, measured = live.stage(folder / "app"), free_port(), []
     live.say("starting a server, a collaborator and a target")
-    few = ["--min-examples", str(min(row.examples for row in rows(delay)))]
-    options = dict.fromkeys(sites, few)
+    least = ["--min-examples", str(min(row.examples for row in rows(delay)))]
+    options = dict.fromkeys(sites, least)
     deployed = Deployment(folder / "server", sites, client_options=options)
     with deployed as deployment, Delay(port, delay):
         for repeat in range(repeats):
@@ -143,26 +143,26 @@ def measure(
                 flat = {"method": "dils", **settings, **row.flat(port)}
                 waves = live.run(deployment, app, name, flat)
                 results = load(deployment.directory / "runs" / name)
-                told = figures(row, waves, results, settings) | {
+                of_row = figures(row, waves, results, settings) | {
                     "date": f"{datetime.now(UTC):%Y-%m-%d}",
                     "load": round(os.getloadavg()[0], 1),
                 }
                 if repeat:
-                    told["rounds_s"] = [*found[number]["rounds_s"], *told["rounds_s"]]
-                    found[number] = told
+                    of_row["rounds_s"] = [*measured[number]["rounds_s"], *of_row["rounds_s"]]
+                    measured[number] = of_row
                 else:
-                    found.append(told)
-                live.say(f"{row.name}, delay {row.delay:g} s: {told}")
-    for told in found:
-        told["round_s"] = round(statistics.median(told["rounds_s"]), 2)
-        told["fastest_s"] = min(told["rounds_s"])
-    return found
+                    measured.append(of_row)
+                live.say(f"{row.name}, delay {row.delay:g} s: {of_row}")
+    for of_row in measured:
+        of_row["round_s"] = round(statistics.median(of_row["rounds_s"]), 2)
+        of_row["fastest_s"] = min(of_row["rounds_s"])
+    return measured
 
 
 def figures(
     row: Row, measured: live.Measured, results: Mapping[str, Any], settings: Flat
 ) -> dict[str, Any]:
-    """Sums over the rounds that adapt."""
+    """The figures of one row, over the rounds that adapt (all after the pretraining)."""
     pretrain, training = int(settings["dils.pretrain"]), results["trainings"]["dils"][0]
     adapting = training["rounds"][pretrain:]
     waves = [w for w in measured.waves if w.kind == "train"][pretrain:]
@@ -183,13 +183,13 @@ def figures(
     }
 
 
-def _share(mine: float, base: float) -> str:
-    return "" if mine == base else f"{mine / base:.2f}"
+def _share(seconds: float, base: float) -> str:
+    return "" if seconds == base else f"{seconds / base:.2f}"
 
 
-def report(found: list[dict[str, Any]], settings: Flat, heading: str, command: str) -> str:
-    """Markdown: how it was run, and a line per row with its share of p = 1's time."""
-    base = {(f["batch"], f["delay_ms"]): f for f in found if f["p"] == 1}
+def report(measured: list[dict[str, Any]], settings: Flat, heading: str, command: str) -> str:
+    """Markdown: how it was run, and a line per row with its time as a share of that with p = 1."""
+    base = {(f["batch"], f["delay_ms"]): f for f in measured if f["p"] == 1}
     heads = ["", "examples a sum", "one way, ms", "steps", "before", "last", "selected"]
     heads += ["median round, s", "of p = 1", "fastest, s", "of p = 1", "gradients, MB"]
     lines = [
@@ -206,12 +206,12 @@ def report(found: list[dict[str, Any]], settings: Flat, heading: str, command: s
             ),
             f"{f['gradient_mb']:.2f}",
         ]
-        for f in found
+        for f in measured
     ]
     own = ", ".join(f"`{k}={str(v).lower()}`" for k, v in settings.items())
-    loads = [f["load"] for f in found if f["load"]]
-    rounds = len(found[0]["rounds_s"])
-    when = f"- measured: {found[0]['date']} (UTC), {rounds} rounds of every row"
+    loads = [f["load"] for f in measured if f["load"]]
+    rounds = len(measured[0]["rounds_s"])
+    when = f"- measured: {measured[0]['date']} (UTC), {rounds} rounds of every row"
     when += f", while the load average was {min(loads)} to {max(loads)}"
     text = [heading, "", f"    {command}", "", f"- settings: {own}", when, *NOTES]
     return "\n".join([*text, "", *markdown(heads, lines)]) + "\n"
@@ -221,10 +221,10 @@ NOTES = (
     "- pen digits, 0 to 30 degrees, seed 0; real processes on loopback with TLS, two shared cores",
     "- `before`, `last`, `selected`: accuracy in % after the pretraining, after the last round, "
     "and of the round with the highest infomax",
-    "- `round`: one training wave after the pretraining, Flower's own messages included; the "
-    "gradients are the bytes of that kind over all of them, both ways and of both sites",
-    "- every row sees the same images as often; batches of 256 make a quarter of the steps, and "
-    "the pretraining's too",
-    "- rows below 256 examples a sum need `exchange.expose-features=true` and both sites' "
-    "`--min-examples`, and give features away",
+    "- `round`: one training wave after the pretraining, Flower's own messages included; "
+    "`gradients`: all gradient bytes of these rounds, both ways and of both sites",
+    "- every row sees each image equally often; with batches of 256 there are a quarter of the "
+    "steps, in the pretraining as well",
+    "- rows with fewer than 256 examples a sum need `exchange.expose-features=true` and "
+    "`--min-examples` at both sites, and give features away",
 )

@@ -1,7 +1,7 @@
 """A real federation on this machine for the benchmarks: processes, TLS and node keys.
 
-Its sites hold a handful of random vectors, so that training costs next to nothing and what is left
-is the cost of federating. Run the benchmarks, not this module.
+Its sites hold a few random vectors, so that training costs almost nothing and the measured time is
+the cost of federating. Run the benchmarks, not this module.
 """
 
 import json
@@ -27,12 +27,12 @@ WARM_UP = 1  # rounds not counted: the first one makes models and opens connecti
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress on stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def domains(folder: Path, sources: int, examples: int = 16) -> dict[str, tuple[str, Path]]:
-    """Files of random vectors for so many sources and a target -> role and data by site."""
+    """Write random vectors for the sources and one target -> role and file of each site."""
     folder.mkdir(parents=True, exist_ok=True)
     sites = {}
     for number in range(sources + 1):
@@ -49,15 +49,15 @@ def domains(folder: Path, sources: int, examples: int = 16) -> dict[str, tuple[s
 
 
 def mlp(megabytes: float) -> dict[str, Any]:
-    """Settings of a network of about so many MB in float32: two equal hidden layers."""
+    """Settings of a network with about this size in float32: two equal hidden layers."""
     numbers = megabytes * 1e6 / 4
-    linear = FEATURES + CLASSES + 10  # weights of the ends, and BatchNorm, per unit
+    linear = FEATURES + CLASSES + 10  # per hidden unit: first and last layer, biases and BatchNorm
     width = (-linear + math.sqrt(linear**2 + 4 * numbers)) / 2
     return {"model.name": "mlp", "model.sizes": ",".join([str(max(4, round(width)))] * 2)}
 
 
 def stage(folder: Path) -> Path:
-    """The Flower app with `measured.py` as its server program."""
+    """Write the Flower app with `measured.py` as its server program -> its folder."""
     app = bundle.stage(folder)
     shutil.copy(Path(__file__).with_name("measured.py"), app / "server" / "measured.py")
     project = app / "pyproject.toml"
@@ -69,7 +69,7 @@ def stage(folder: Path) -> Path:
 
 @dataclass
 class Wave:
-    """One wave of messages: seconds it took, and of them the slowest site's own work."""
+    """One wave of messages: its seconds, and the seconds of the slowest site's own work."""
 
     kind: str
     began: float
@@ -84,7 +84,7 @@ class Wave:
 
 @dataclass
 class Measured:
-    """What a run left in measured.json, without its warm-up."""
+    """The content of a run's measured.json; `WARM_UP` rounds are left out of the figures."""
 
     start: int
     waves: list[Wave]
@@ -103,9 +103,9 @@ class Measured:
         return rounds
 
     def overhead(self) -> float:
-        """Median seconds from one round's begin to the next one's, less the sites' own work.
+        """Median seconds from the start of a round to the start of the next, less the sites' work.
 
-        Everything is in it: Flower, packing, checking, averaging, the checkpoint, the journal.
+        Includes Flower, packing, checking, averaging, the checkpoint and the journal.
         """
         counted = list(zip(self.rounds, self.rounds[1:], strict=False))[WARM_UP:]
         return statistics.median(
@@ -119,21 +119,21 @@ class Measured:
 
     @property
     def idle(self) -> int:
-        """Resident memory between rounds, before the first: the model is there, and packed."""
+        """Resident memory in bytes before the first round, after the model is made and packed."""
         return next(p["before"] for p in self.phases if p["phase"] == "train_round")
 
     def peak(self, above: int) -> float:
-        """The highest resident memory of the training above that much, in models."""
+        """The highest resident memory of the training above `above` bytes, in models."""
         return (max(phase["peak"] for phase in self.phases) - above) / self.model
 
 
 def run(
     deployment: Deployment, app: Path, name: str, settings: Mapping[str, Any], seconds: float = 600
 ) -> Measured:
-    """Run once over the sites of a deployment and read what was measured.
+    """Run once over the sites of a deployment and read the measurements.
 
     Raises:
-        RunError: the run failed; with what its journal says.
+        RunError: the run failed, or had events; the message quotes its journal or the events.
     """
     runs = deployment.directory / "runs"
     flat = {"train.lr": 1e-4, "train.lr-end": 1e-4, **settings}
@@ -141,20 +141,20 @@ def run(
     state = deployment.wait(deployment.submit(app, flat), seconds)
     if not state.succeeded:
         journal = runs / name / "journal.jsonl"
-        said = journal.read_text().splitlines()[-1:] if journal.exists() else []
-        raise RunError(f"the run {name} ended as {state}; {' '.join(said)}")
-    found = json.loads((runs / name / "measured.json").read_text())
+        last = journal.read_text().splitlines()[-1:] if journal.exists() else []
+        raise RunError(f"the run {name} ended as {state}; the end of its journal: {' '.join(last)}")
+    measured = json.loads((runs / name / "measured.json").read_text())
     results = json.loads((runs / name / "results.json").read_text())
     if results["events"]:
         raise RunError(
-            f"the run {name} had trouble, so its figures mean little: {results['events']}"
+            f"the run {name} had events that spoil its figures; run it again: {results['events']}"
         )
     waves = [
         Wave(w["kind"], w["began"], w["seconds"], w["waited"], max(w["worked"], default=0.0))
-        for w in found["waves"]
+        for w in measured["waves"]
         if w["kind"] != "query"
     ]
     training = next(iter(results["trainings"].values()))[0]
     to_source = training["rounds"][0]["bytes"]["to source model"]
     sources = sum(role == "source" for role, _ in deployment.sites.values())
-    return Measured(found["start"], waves, found["phases"], to_source // sources)
+    return Measured(measured["start"], waves, measured["phases"], to_source // sources)

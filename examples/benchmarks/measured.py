@@ -1,7 +1,7 @@
-"""The ServerApp with clocks on it: what each wave of messages took, and how much memory.
+"""The ServerApp with clocks on it: it records the time of each wave of messages, and the memory.
 
 `live.stage` puts this module into the Flower app that a benchmark submits. It runs the same server
-program and leaves `measured.json` in the run's folder. Nothing here is needed to run fedda.
+program and writes `measured.json` into the run's folder. Nothing here is needed to run fedda.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ app = ServerApp()
 
 
 class Meter:
-    """Notes waves of messages, and the peak of resident memory in each phase of a training."""
+    """Records waves of messages, and the peak of resident memory in each phase of a training."""
 
     def __init__(self) -> None:
         self.waves: list[dict[str, Any]] = []
@@ -34,9 +34,10 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase and have the kernel note the highest resident memory in it."""
+        """Time a phase and record the highest resident memory in it, as the kernel counts it."""
         began, before = time.perf_counter(), memory("VmRSS")
-        with contextlib.suppress(OSError):  # where refused, the peak is that since the start
+        # Reset the kernel's peak. Where that is refused, the peak is that since the process began.
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         yield
         self.phases.append(
@@ -50,7 +51,7 @@ class Meter:
         )
 
     def phased(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, as a phase."""
+        """Wrap a function so that each call is measured as a phase."""
 
         def wrapped(*args: Any, **more: Any) -> Any:
             with self.phase(name):
@@ -59,7 +60,7 @@ class Meter:
         return wrapped
 
     def deliver(self, mail: Mail, requests: Iterable[Message], wait: float) -> Iterator[Message]:
-        """`Mail.deliver`, noting how long the wave took and how long its sites worked."""
+        """Do as `Mail.deliver`, and record how long the wave took and how long its sites worked."""
         requests = list(requests)
         wave: dict[str, Any] = {
             "kind": requests[0].metadata.message_type if requests else "",
@@ -80,8 +81,8 @@ class Meter:
                 if reply.has_content() and "metrics" in reply.content:
                     wave["worked"].append(dict(reply.content["metrics"]).get("seconds", 0.0))
                 yield reply
-                del reply  # as in the original: not held while the next one is fetched
-        finally:  # whoever waits for one reply closes this instead of asking for more
+                del reply  # as in the original, which holds no reply while it waits for the next
+        finally:  # a caller that needs one reply closes this generator instead of exhausting it
             wave["seconds"] = time.perf_counter() - wave["began"]
             self.waves.append(wave)
 
@@ -90,7 +91,7 @@ DELIVER = Mail.deliver
 
 
 def memory(what: str) -> int:
-    """A line of the kernel's report on this process, in bytes; 0 where there is none."""
+    """A line of the kernel's report on this process, in bytes; 0 if it has no such line."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
@@ -110,13 +111,13 @@ def main(grid: Grid, context: Context) -> None:
     run = training.Training.run
 
     def note_then_run(self: training.Training) -> dict[str, Any]:
-        plugins.strategy(self.method)  # what it imports is no model
+        plugins.strategy(self.method)  # import it now: its memory is not that of a model
         start.append(memory("VmRSS"))
         return run(self)
 
     training.Training.run = note_then_run
     served.main(grid, context)
     config = RunConfig.parse(context.run_config)
-    found = {"start": start[0], "waves": meter.waves, "phases": meter.phases}
+    content = {"start": start[0], "waves": meter.waves, "phases": meter.phases}
     path = Path(config.run.dir) / config.run.name / FILE
-    path.write_text(json.dumps(found, indent=1))
+    path.write_text(json.dumps(content, indent=1))

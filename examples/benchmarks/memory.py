@@ -2,19 +2,23 @@
 
     python examples/benchmarks/memory.py
 
-Starts a real server and a real client per site, each its own process, and trains a network of --mb
-megabytes. The server's program notes its own resident memory as the kernel counts it. Idle is VmRSS
-when the first round begins: everything is imported, all sites have joined, and the run's model is
-there and packed, as it is whenever the server waits. Start is VmRSS just before that
-model is made, so a figure above start is higher by about one. The peak is VmHWM, reset at the start
-of every phase, so that no sampling can miss it. A model is the bytes that one takes on the wire.
+Starts a real server and a real client per site, each a separate process, and trains a network of
+--mb megabytes. The server's program records its own resident memory as the kernel counts it.
 
-    models_above_idle_N        FedAvg with N sources: training waves, evaluation and checkpoints
+- Idle is VmRSS when the first round begins: everything is imported, all sites have joined, and the
+  run's model is made and packed, as it is whenever the server waits.
+- Start is VmRSS just before that model is made, so a figure above start is higher by about one.
+- The peak is VmHWM. It is reset at the start of every phase and needs no sampling.
+- A model is a unit: the bytes that one model takes on the wire.
+
+    models_above_idle_N        peak above idle of FedAvg with N sources, in models: training waves,
+                               evaluation and checkpoints
     models_above_start_N       the same peak above start
-    kd3a_models_above_idle_N   KD3A with N sources, whose models the target needs together
+    kd3a_models_above_idle_N   peak above idle of KD3A with N sources, whose models the target needs
+                               together
     kd3a_models_above_start_N  the same peak above start
-    phases                     peaks above idle by phase of the training
-    model_mb                   a model, in megabytes
+    phases                     peaks above idle, by phase of the training
+    model_mb                   the size of a model, in megabytes
     idle_mb                    idle, in megabytes
 
 The last line of the output is one JSON object with these keys.
@@ -34,15 +38,15 @@ from fedda.ops.federation import Deployment
 
 def by_phase(measured: live.Measured) -> dict[str, float]:
     """The highest peak of each phase above idle, in models."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for phase in measured.phases:
         peak = round((phase["peak"] - measured.idle) / measured.model, 2)
-        found[phase["phase"]] = max(peak, found.get(phase["phase"], peak))
-    return found
+        peaks[phase["phase"]] = max(peak, peaks.get(phase["phase"], peak))
+    return peaks
 
 
 def measure(folder: Path, app: Path, method: str, sources: int, settings: Any) -> live.Measured:
-    """One run with so many sources."""
+    """Run once with this number of sources and read the measurements."""
     live.say(f"{method} with {sources} sources")
     sites = live.domains(folder / "data", sources)
     with Deployment(folder / "server", sites, patience=300) as deployment:
@@ -67,12 +71,12 @@ def main() -> None:
         app = live.stage(Path(scratch) / "app")
         for method, prefix, sources in cases:
             folder = Path(scratch) / f"{method}-{sources}"
-            found = measure(folder, app, method, sources, settings)
+            run = measure(folder, app, method, sources, settings)
             key = f"{prefix}models_above_idle_{sources}"
-            figures[key] = round(found.peak(found.idle), 2)
-            figures[f"{prefix}models_above_start_{sources}"] = round(found.peak(found.start), 2)
-            figures["phases"][key] = by_phase(found)
-            figures |= {"model_mb": found.model / 1e6, "idle_mb": round(found.idle / 1e6)}
+            figures[key] = round(run.peak(run.idle), 2)
+            figures[f"{prefix}models_above_start_{sources}"] = round(run.peak(run.start), 2)
+            figures["phases"][key] = by_phase(run)
+            figures |= {"model_mb": run.model / 1e6, "idle_mb": round(run.idle / 1e6)}
             live.say(f"{key}: {figures[key]}  {figures['phases'][key]}")
     print(json.dumps(figures))
 

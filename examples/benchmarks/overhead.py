@@ -4,17 +4,17 @@
 
 Both train the same digit-cnn on the same synthetic 28 x 28 images, with the same batches,
 optimizer and learning rates, one thread, in this process. The plain loop trains one source's model,
-round after round. The federated run is fedda's own, FedAvg with one source and no evaluation:
-the server's run loop, the strategy, packing, the wire contract, checks, averaging, checkpoint and
-journal are in its time; Flower's transport is not (--live measures that at the clients).
+round after round. The federated run is a run of fedda: FedAvg with one source and no evaluation.
+Its time includes the server's run loop, the strategy, packing, the wire contract, checks,
+averaging, checkpoint and journal, but not Flower's transport (--live measures that at the clients).
 
-    cpu_ratio              federated / plain, median of --repeats pairs taken alternately
-    cpu_ratios             of each pair
-    federated_cpu_ms       processor milliseconds per training image
-    plain_cpu_ms           the same of the plain loop
-    live_client_cpu_ratio  with --live: processor time of a real fedda-client process, from the
-                           kernel's account, against the plain loop; Flower, TLS and polling are in
-    load_before            the machine's load average when it began
+    cpu_ratio              federated / plain, median of --repeats pairs measured alternately
+    cpu_ratios             the ratio of each pair
+    federated_cpu_ms       processor milliseconds per training image in the federated run
+    plain_cpu_ms           the same in the plain loop
+    live_client_cpu_ratio  with --live: processor time of a real fedda-client process, as the kernel
+                           counts it, / the plain loop; it includes Flower, TLS and polling
+    load_before            the machine's load average when the benchmark began
 
 The last line of the output is one JSON object with these keys.
 """
@@ -44,7 +44,7 @@ SOURCE, TARGET = "source", "target"
 
 
 def make_data(folder: Path, images: int) -> tuple[Path, Path]:
-    """Files of noise with labels, and of a little noise without."""
+    """Write the source's file, noise with labels, and the target's, a little noise without."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (images, SIDE, SIDE), dtype=np.uint8)
     y = np.arange(images) % CLASSES
@@ -72,7 +72,7 @@ def federated(config: RunConfig, source: Path, target: Path) -> None:
 
 
 def plain(config: RunConfig, source: Path) -> None:
-    """What anybody would write who had the source's data on their own machine."""
+    """A training loop on the source's data as it is usually written, without a federation."""
     with np.load(source) as file:
         x, y = torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
     model = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0)
@@ -119,7 +119,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3, help="of one pass over the images each")
+    parser.add_argument("--rounds", type=int, default=3, help="each is one pass over the images")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--live", action="store_true", help="measure real processes as well")
     args = parser.parse_args()
@@ -132,7 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source, target = make_data(folder, args.images)
-        first = configure(1, folder, "warm-up")  # imports, and the site's data, once per process
+        first = configure(1, folder, "warm-up")  # imports and loads the site's data, not timed
         federated(first, source, target)
         plain(first, source)
         for number in range(args.repeats):

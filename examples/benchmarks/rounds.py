@@ -1,23 +1,23 @@
-"""Seconds a round costs beside training, over real processes on loopback with TLS and node keys.
+"""Seconds of a round apart from training, over real processes on loopback with TLS and node keys.
 
     python examples/benchmarks/rounds.py
 
-Starts a server and a client per site, each its own process. The sites hold a handful of random
+Starts a server and a client per site, each a separate process. The sites hold a few random
 vectors, so that a round is nearly all overhead: FedAvg's training wave to every source, the
-evaluation wave to the target, and what the server does between them.
+evaluation wave to the target, and the server's work between them. All figures are medians, less the
+sites' own work.
 
-    resident_tiny_s        a round with a tiny model, less the sites' own work, median
-    resident_tiny_wave_s   of it each wave: train, evaluate
-    resident_45mb_s        a wave with a model of --mb megabytes, less the sites' own work: the
-                           slower of the two kinds, each a median
-    resident_45mb_wave_s   train, evaluate
-    resident_45mb_round_s  a whole round, less the sites' own work
-    stock_tiny_s           a round with Flower's own SuperNode (`fedda-client --stock`) for a client
-    stock_tiny_wave_s      train, evaluate
-    model_mb               the large model, in megabytes
+    resident_tiny_s        a round with a tiny model
+    resident_tiny_wave_s   each wave of such a round: train, evaluate
+    resident_45mb_s        a wave with a model of --mb megabytes, the slower of the two kinds
+    resident_45mb_wave_s   each wave with that model: train, evaluate
+    resident_45mb_round_s  a whole round with that model
+    stock_tiny_s           a round with Flower's own SuperNodes (`fedda-client --stock`)
+    stock_tiny_wave_s      each wave of such a round: train, evaluate
+    model_mb               the size of the large model, in megabytes
 
-The sites' own work is what they report as `seconds`: loading the model that came, training or
-testing. The last line of the output is one JSON object with these keys.
+The sites' own work is the time that they report as `seconds`: loading the received model, training
+or testing. The last line of the output is one JSON object with these keys.
 """
 
 import argparse
@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--sources", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20, help="with the tiny model")
     parser.add_argument(
-        "--mb", type=float, default=45.0, help="of the large model; 0: leave it out"
+        "--mb", type=float, default=45.0, help="size of the large model; 0: skip it"
     )
     parser.add_argument("--mb-rounds", type=int, default=8, help="with the large model")
     parser.add_argument(
-        "--stock-rounds", type=int, default=3, help="with Flower's SuperNode; 0: leave it out"
+        "--stock-rounds", type=int, default=3, help="with Flower's SuperNode; 0: skip it"
     )
     args = parser.parse_args()
 
@@ -65,32 +65,32 @@ def main() -> None:
         sites = live.domains(folder / "data", args.sources)
         live.say(f"starting a server and {len(sites)} resident clients")
         with Deployment(folder / "resident", sites) as deployment:
-            found = live.run(deployment, app, "tiny", tiny(args.rounds))
-            figures["resident_tiny_s"] = round(found.overhead(), 3)
-            figures["resident_tiny_wave_s"] = waves(found)
+            measured = live.run(deployment, app, "tiny", tiny(args.rounds))
+            figures["resident_tiny_s"] = round(measured.overhead(), 3)
+            figures["resident_tiny_wave_s"] = waves(measured)
             live.say(f"tiny model: {figures['resident_tiny_s']} s a round")
             if args.mb:
                 large = tiny(args.mb_rounds) | live.mlp(args.mb)
-                found = live.run(deployment, app, "large", large)
-                figures["resident_45mb_s"] = max(waves(found).values())
-                figures["resident_45mb_wave_s"] = waves(found)
-                figures["resident_45mb_round_s"] = round(found.overhead(), 3)
-                figures["model_mb"] = round(found.model / 1e6, 2)
+                measured = live.run(deployment, app, "large", large)
+                figures["resident_45mb_s"] = max(waves(measured).values())
+                figures["resident_45mb_wave_s"] = waves(measured)
+                figures["resident_45mb_round_s"] = round(measured.overhead(), 3)
+                figures["model_mb"] = round(measured.model / 1e6, 2)
                 live.say(f"{args.mb:g} MB: {figures['resident_45mb_s']} s a wave")
         if args.stock_rounds:
             live.say("starting a server and Flower's own SuperNodes")
             stock = {name: ["--stock"] for name in sites}
             with Deployment(folder / "stock", sites, client_options=stock) as deployment:
-                found = live.run(deployment, app, "stock", tiny(args.stock_rounds))
-                figures["stock_tiny_s"] = round(found.overhead(), 3)
-                figures["stock_tiny_wave_s"] = waves(found)
+                measured = live.run(deployment, app, "stock", tiny(args.stock_rounds))
+                figures["stock_tiny_s"] = round(measured.overhead(), 3)
+                figures["stock_tiny_wave_s"] = waves(measured)
     figures["load_before"] = round(load, 2)
     print(json.dumps(figures))
 
 
 def tiny(rounds: int) -> dict[str, object]:
     """Settings of a FedAvg run with the tiny model."""
-    # One more for the warm-up, one more because a round is timed to the beginning of the next.
+    # One more round for the warm-up, and one because a round is timed until the next one begins.
     return {"method": "fedavg", "rounds": rounds + live.WARM_UP + 1} | live.mlp(TINY)
 
 

@@ -4,17 +4,17 @@
 
 The last line is one JSON object:
 
-    seconds            vote + focus + weights for the teachers asked for
-    vote_seconds       of it the vote
-    focus_seconds      and the focus, by marginal values
+    seconds            vote, focus and weights together, with --teachers teachers
+    vote_seconds       the vote alone
+    focus_seconds      the focus alone, by marginal values
     shapley_seconds    the focus by Shapley values
     official_seconds   vote and focus as in the authors' code
-    kept               part of the images that some teacher is sure of
+    kept               share of the images of which at least one teacher is sure
     alpha              the weights
-    focus_N_seconds    the focus again with --many teachers
+    focus_N_seconds    the focus again, with N (--many) teachers
     shapley_N_seconds  the same by Shapley values
-    probabilities_mb   what the probabilities of these take
-    peak_mb            the most memory that this process had
+    probabilities_mb   memory of the probabilities of N teachers
+    peak_mb            peak memory of this process
 """
 
 import argparse
@@ -29,16 +29,17 @@ from torch import Tensor
 
 from fedda.algorithms import kd3a
 
-CHUNK = 5_000  # images voted on at a time: bounds what is held beside the probabilities
+CHUNK = 5_000  # images in one vote: bounds the memory used in addition to the probabilities
 T = TypeVar("T")
 
 
 def probabilities(
     images: int, teachers: int, classes: int, generator: torch.Generator, skill: float = 14.0
 ) -> Tensor:
-    """Softmax of a true class, look-alikes that all teachers see, and noise of each -> (N, K, C).
+    """Draw the teachers' class probabilities -> (N, K, C).
 
-    Teachers tend to be sure, and to agree, on the same images: what is easy for one is for others.
+    Softmax of a true class, of similar classes that are the same for all teachers, and of each
+    teacher's own noise. Teachers tend to be sure, and to agree, on the same images.
     """
     p = torch.empty(images, teachers, classes)
     for part in p.split(CHUNK):
@@ -57,7 +58,7 @@ def probabilities(
 
 
 def vote(p: Tensor, gate: float, form: kd3a.Form = "soft") -> float:
-    """Vote chunk by chunk, as a target does while it trains -> part of images kept."""
+    """Vote chunk by chunk, as a target does while it trains -> share of images kept."""
     return sum(int(kd3a.knowledge_vote(x, gate, form).kept.sum()) for x in p.split(CHUNK)) / len(p)
 
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--teachers", type=int, default=5)
     parser.add_argument("--classes", type=int, default=345)
-    parser.add_argument("--many", type=int, default=12, help="teachers of the second part; 0: none")
+    parser.add_argument("--many", type=int, default=12, help="teachers of the second part; 0: skip")
     parser.add_argument("--gate", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """SHOT-IM: the sources' model adapts at the target alone, by information maximisation.
 
-Liang et al., ICML 2020, https://arxiv.org/abs/2002.08546, section 3.2. Without its bottleneck,
-weight normalisation and label smoothing, which are the network's and the sources' affair.
+Liang et al., ICML 2020, https://arxiv.org/abs/2002.08546, section 3.2. Bottleneck, weight
+normalisation and label smoothing are left out: they belong to the network and the sources.
 
     logits  (N, C)  of a batch of the target's images
     p       (N, C)  softmax(logits), the predictions
@@ -16,7 +16,7 @@ from fedda.wire import MODEL, Part, Rule
 
 
 class Config(fedavg.Config):
-    """FedAvg's choice for the sources, and two for the target."""
+    """FedAvg's setting for the sources, and two settings of SHOT-IM."""
 
     source_rounds: int = Field(default=10, ge=0, description="first rounds: FedAvg of the sources")
     diversity: float = Field(default=1.0, ge=0, description="weight of the mean's entropy")
@@ -28,7 +28,7 @@ def entropy(p: Tensor) -> Tensor:
 
 
 def information_loss(logits: Tensor, diversity: float = 1.0) -> Tensor:
-    """L_IM: sure of each image, and not of one class for all -> scalar."""
+    """L_IM: low if the model is sure of each image but not of one class for all -> scalar."""
     p = logits.softmax(dim=1)
     return entropy(p).mean() - diversity * entropy(p.mean(dim=0))
 

@@ -10,7 +10,7 @@ __all__ = ["Source", "Target"]
 
 
 class Target(Client):
-    """Has no labels, and needs no source."""
+    """The target: it has no labels, and needs no source in the phase `adapt`."""
 
     def adapt(self) -> Numbers:
         """Minimise L_IM over the encoder's parameters, batch by batch."""

@@ -1,4 +1,4 @@
-"""small-cnn: convolutions of the widths in `model.sizes`, each halving the image."""
+"""small-cnn: one convolution per width in `model.sizes`; each halves the image."""
 
 from torch import nn
 

@@ -11,15 +11,15 @@ from fedda.wire import Arrays
 
 
 class SHOT(FedAvg):
-    """In the phase `adapt` the target is all that takes part."""
+    """FedAvg in the phase `source`; in the phase `adapt` only the target takes part."""
 
     def requests(self) -> list[Message]:
-        """The model, to those whose phase it is."""
-        nodes = self.present() or [self.roster.target]  # of a phase without sources none
+        """The model, to the sites that have a part in this phase."""
+        nodes = self.present() or [self.roster.target]  # a phase without sources: none is present
         return [self.request(node, {"model": self.model}) for node in nodes]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """The sources' mean, or what the target has made of it."""
+        """The sources' mean, or the model that the target has adapted."""
         if self.phase.name == "source":
             return super().combine(replies)
         for reply in self.accept(replies, needs={"loss"}):
