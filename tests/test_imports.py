@@ -186,7 +186,7 @@ READERS = {
 # What reads like a label and is one of an atom or a barycenter, which no site's image has.
 OF_ATOMS = {
     "clients/feddadil.py": {"came['y']"},
-    "clients/site/dictionary.py": {"b.y", "found.y"},
+    "clients/site/dictionary.py": {"b.y", "gradients.y"},
 }
 
 

@@ -43,8 +43,8 @@ class Summing(Client):
         most = 1 if self.side == "source" else max(1, self.task.sites - 1)
         if asked > most:
             raise WireError(
-                f"The request asks this {self.side} for gradients in {asked} groups, but {most} is "
-                "the most that it takes part in."
+                f"The request asks this {self.side} for gradients in {asked} groups, but it may "
+                f"take part in {most} at most."
             )
         stream = exchange.connect(invitation, self.site.server)
         try:
