@@ -1,15 +1,14 @@
-"""What a method is: its settings, its phases, and what may cross the wire in each of them.
+"""Describe a method: its settings, its phases, and what may cross the wire in each of them.
 
     Method   a name, settings and phases; `METHOD` of the method's module in fedda/algorithms
-    Phase    consecutive rounds that are alike, such as `pretrain`, then `adapt`
-    hop      one question of the server to some sites and their answers; a round has one or more
+    Phase    consecutive rounds with the same hops, such as `pretrain`, then `adapt`
+    hop      a request of the server to some sites and their replies; a round has one or more
     Part     what a site does in a hop (`fedda.wire`): `source`, `target` or `collaborator`
-    Stage    a phase as it falls on the rounds of one training
+    Stage    a phase with its first and last round in one training
 
-The server asks in the order of `Phase.hops`. The hop's name is the name of the function that
-answers, and the part's name that of its class: `adapt` asked of a `collaborator` is
-`Collaborator.adapt` in the method's clients. A site that has no part in a phase is a bystander: it
-gets no message.
+The server sends requests in the order of `Phase.hops`. In the method's client module, the class is
+named after the part and its function after the hop: a request `adapt` to a `collaborator` calls
+`Collaborator.adapt`. A site that has no part in a phase is a bystander: it gets no message.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,26 +26,26 @@ Presets = Mapping[str, Mapping[str, Scalar]]
 
 
 def no_layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
-    """Of a phase in which only models of the run's own layout cross."""
+    """No layouts: in the phase only models with the layout of the run's model cross."""
     return {}
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Rounds that are alike.
+    """Consecutive rounds with the same hops.
 
     Attributes:
         name: unique in the method.
-        hops: what the server asks for in a round, by name and in order, and of whom.
-        rounds: from the method's settings and the run's rounds, how many of these the phase has;
-            None in a method's last phase: all that are left.
-        layouts: from the method's settings and the run's model, the layouts of what crosses or is
-            summed beside the run's model; arrays are named after one, with `/SITE` behind it if
-            there are several.
-        test: what the target is sent to test, and the numbers it reports.
-        test_layouts: those of the test's arrays, where they differ from `layouts`.
+        hops: the requests of a round, by name and in order; each says which parts receive it.
+        rounds: a function of the method's settings and the run's rounds; it returns how many rounds
+            the phase has. None in a method's last phase, which has all remaining rounds.
+        layouts: a function of the method's settings and the run's model; it returns the layouts of
+            all other arrays that cross or are summed, by name. An array is named after its layout;
+            if several have the same one, each is named `LAYOUT/SITE`.
+        test: the arrays that the target is sent to test, and the numbers it reports.
+        test_layouts: like `layouts`, for the arrays of the test; None if they are the same.
         prepares: whether the phase only makes the model that later phases adapt; a run that starts
-            from a finished model leaves it out.
+            from a finished model skips it.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Phase:
 
     @property
     def first_hop(self) -> str:
-        """The hop that a round begins with."""
+        """The first hop of a round."""
         return next(iter(self.hops))
 
     @property
     def parts(self) -> frozenset[str]:
-        """Every part that is given to a site in one hop or another."""
+        """All parts of the phase, over its hops."""
         return frozenset(part for hop in self.hops.values() for part in hop)
 
     @property
@@ -73,7 +72,7 @@ class Phase:
         return any(part.gradients for hop in self.hops.values() for part in hop.values())
 
     def part(self, hop: str, part: str) -> Part | None:
-        """What a site does that is given a part in a hop; None if there is no such part."""
+        """The rules of a part in a hop; None if the hop does not have this part."""
         return self.hops.get(hop, {}).get(part)  # type: ignore[call-overload]
 
 
@@ -86,25 +85,26 @@ class Stage:
     last: int
 
     def rounds_before(self, server_round: int) -> int:
-        """How many rounds of this phase are over when a round begins."""
+        """How many rounds of this phase are finished when a round begins."""
         return server_round - self.first
 
 
 @dataclass(frozen=True)
 class Method:
-    """Everything about a method that is not a formula.
+    """Everything about a method except its formulas and its code on server and sites.
 
     Attributes:
-        name: as `fedda run` takes it; the same in fedda/algorithms, strategies and clients.
-        title: as reports show it.
-        config: its own settings, under `NAME.` in the run's.
-        phases: in the order in which they come.
-        presets: settings by the name that `--preset` takes.
-        stays: from the settings, whether the adapted model stays at the target.
-        extend: adds the method's own layers to a model, from settings that JSON can hold; what it
-            adds is built, sent, saved, loaded and exported like the rest.
-        extension: from the method's settings, those that `extend` gets for the training's model;
-            None leaves that model as it is.
+        name: the name that `fedda run` takes, and the name of its files in fedda/algorithms,
+            strategies and clients.
+        title: the name that reports show.
+        config: the class of its settings, which have keys `NAME.*` in the run's settings.
+        phases: its phases, in order.
+        presets: its presets, by the name that `--preset` takes.
+        stays: a function of the settings: whether the adapted model stays at the target.
+        extend: adds the method's layers to a model, given settings that JSON can hold. The added
+            layers are sent, saved, loaded and exported like all others.
+        extension: a function of the method's settings; it returns the settings that `extend` gets
+            for the training's model, or None to leave that model as it is.
     """
 
     name: str
@@ -127,10 +127,10 @@ class Method:
         return any(phase.gradients for phase in self.phases)
 
     def phase(self, name: str) -> Phase:
-        """The phase of a name.
+        """Return the phase with a name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the method has no phase with this name.
         """
         for phase in self.phases:
             if phase.name == name:
@@ -139,12 +139,12 @@ class Method:
         raise ConfigError(f"{self.name} has no phase '{name[:40]}'; it has {known}.")
 
     def schedule(self, options: Any, rounds: int, prepared: bool = False) -> tuple[Stage, ...]:
-        """How the phases fall on the rounds of a training; phases without a round are left out.
+        """Give each phase its rounds of a training; phases without rounds are left out.
 
         Args:
             options: the method's settings.
-            rounds: of the training.
-            prepared: the training starts from a finished model.
+            rounds: number of rounds of the training.
+            prepared: whether the training starts from a finished model.
         """
         stages, first = [], 1
         for phase in self.phases:
@@ -158,15 +158,16 @@ class Method:
 
 
 def write_schedule(stages: Sequence[Stage]) -> str:
-    """A schedule as text, `pretrain 10, adapt 30`; the form that travels."""
+    """Write a schedule as the text that is sent to sites, such as `pretrain 10, adapt 30`."""
     return ", ".join(f"{s.phase.name} {s.last - s.first + 1}" for s in stages)
 
 
 def read_schedule(method: Method, text: str) -> tuple[Stage, ...]:
-    """What `write_schedule` wrote.
+    """Read what `write_schedule` wrote.
 
     Raises:
-        ConfigError: it names a phase that the method does not have, or counts no rounds.
+        ConfigError: the text names a phase that the method does not have, or lacks a number of
+            rounds.
     """
     stages, first = [], 1
     for item in text.split(", ") if text else []:

@@ -445,7 +445,7 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 
     bench = Bench(domains, "feddadil", {"bert": forge})
     bench.round()
-    words = {"far": "max-change", "labels": "no probabilities", "shape": "not this run's atoms"}
+    words = {"far": "max-change", "labels": "not probabilities", "shape": "not this run's atoms"}
     assert [words[case] in text for what, _, text in bench.notices if what == "refused"] == [True]
     assert set(bench.strategy.weights) == {"anna", "carl", "town"}
 

@@ -1,4 +1,4 @@
-"""A finished model on disk: safetensors for the weights, JSON inside it for what they are."""
+"""A finished model on disk: the weights as safetensors, with a description as JSON inside."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ _KEY = "fedda"
 
 @dataclass(frozen=True)
 class Meta:
-    """What a model file says about its weights."""
+    """The description of a model that its file holds."""
 
     config: ModelConfig
     shape: tuple[int, ...]  # of one input
     classes: tuple[str, ...]  # the name of each output
     version: str  # of the fedda that wrote the file
-    extension: Extension | None = None  # what a method added
+    extension: Extension | None = None  # the layers that a method added
 
 
 def save(
@@ -42,7 +42,7 @@ def save(
     shape: Sequence[int],
     classes: Sequence[str],
 ) -> None:
-    """Write a model that `load` can use alone; a crash never leaves half a file."""
+    """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
     if len(classes) != model.head.out_features:
         raise ModelError(
@@ -64,21 +64,21 @@ def save(
             safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"Cannot write the model to '{path}' ({error}); free or choose another place."
+            f"Cannot write the model to '{path}' ({error}); make room or choose another place."
         ) from error
 
 
 def load(path: str | Path) -> tuple[Model, Meta]:
-    """A model that `save` wrote, on the CPU in evaluation mode, and what it is.
+    """Read a model that `save` wrote, on the CPU in evaluation mode, and its description.
 
     Raises:
-        ModelError: it cannot be read, or built without what is not installed here.
+        ModelError: the file cannot be read, or needs a package that is not installed here.
     """
     meta, tensors = _read(path, weights=True)
     if meta.extension is not None and meta.extension.method not in plugins.methods():
         raise ModelError(
             f"'{path}' holds a model with layers of the method {meta.extension.method}, which is "
-            "not installed here; install the package that it comes from."
+            "not installed here; install the package that adds this method."
         )
     with _damaged(path):
         model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
@@ -87,10 +87,10 @@ def load(path: str | Path) -> tuple[Model, Meta]:
 
 
 def describe(path: str | Path) -> Meta:
-    """What a model that `save` wrote is, without reading its weights.
+    """Read the description of a model that `save` wrote, without its weights.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     return _read(path, weights=False)[0]
 
@@ -116,7 +116,7 @@ def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
 
 @contextmanager
 def _damaged(path: str | Path) -> Iterator[None]:
-    """Say what it means if a file's contents do not fit together."""
+    """Turn errors from a file's contents into a ModelError that says the file is damaged."""
     try:
         yield
     except (KeyError, TypeError, ValueError, ValidationError, RuntimeError) as error:
@@ -128,11 +128,11 @@ def _damaged(path: str | Path) -> Iterator[None]:
 
 
 def _meta(about: str) -> Meta:
-    found = json.loads(about)
+    facts = json.loads(about)
     return Meta(
-        config=ModelConfig.model_validate(found["config"]),
-        shape=tuple(found["shape"]),
-        classes=tuple(found["classes"]),
-        version=found["version"],
-        extension=Extension(**found["extension"]) if "extension" in found else None,
+        config=ModelConfig.model_validate(facts["config"]),
+        shape=tuple(facts["shape"]),
+        classes=tuple(facts["classes"]),
+        version=facts["version"],
+        extension=Extension(**facts["extension"]) if "extension" in facts else None,
     )
