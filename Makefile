@@ -1,14 +1,14 @@
 # Everything happens in a virtual environment here; nothing else on the machine is touched.
 
 VENV ?= .venv
-# The first of these that is new enough, unless PYTHON is given.
+# The first of these programs that is Python 3.11 or newer, unless PYTHON is given.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-# Slow tests at once. Many wait for processes of their own, so one more than cores; 3 GB each.
+# Slow tests that run at once: one more than 2 cores, as many only wait for processes; 3 GB each.
 SLOW ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
-# What pip would do on one core. A few files of some packages are no Python, or not this one's.
+# Compiles with all cores; pip would use one. Files that are not for this Python are passed over.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
@@ -20,16 +20,16 @@ help: ## show this list
 demo: $(VENV)/.installed ## install fedda and run a federation of four sites on this machine
 	$(BIN)/fedda demo
 
-test: $(VENV)/.installed-dev ## install what the tests need and run them, the fast ones first
+test: $(VENV)/.installed-dev ## install what the tests need and run the tests, the fast ones first
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m slow -n $(SLOW) --dist loadscope --no-loadscope-reorder
 
-lint: $(VENV)/.installed-dev ## style, format and types
+lint: $(VENV)/.installed-dev ## check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
 
-# Renews what is generated from exchange.proto; only who changes that file needs it.
+# Generates the modules of exchange.proto again; needed only after a change of that file.
 proto: $(VENV)/.installed-dev
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. fedda/exchange/exchange.proto
 

@@ -6,7 +6,7 @@ import urllib.request
 
 
 def main() -> None:
-    """Ask once; whatever goes wrong ends in an exception and so in another exit code."""
+    """Ask once; any failure raises an exception, so that the exit code is not 0."""
     address, ca = sys.argv[1:]
     context = ssl.create_default_context(cafile=ca)
     with urllib.request.urlopen(f"{address}/health", timeout=5, context=context) as reply:

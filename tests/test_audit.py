@@ -487,7 +487,7 @@ def test_noise_comes_with_its_epsilon(finished: Path, monkeypatch: pytest.Monkey
     assert "takes nothing from this attack" not in text
     # 2 * 10 * sqrt(P) by hand, P = 8 * 100 + 100 + 100 + 1
     assert found["parameters"] == 1001
-    assert "Noise on 1,001 values has a length of 633" in text
+    assert "Noise on 1,001 values has a norm of 633" in text
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.delitem(sys.modules, "dp_accounting.gaussian_mechanism", raising=False)
     shown = run(*words)

@@ -228,7 +228,7 @@ def test_runs_are_not_written_among_the_domains(
         ("kd3a --engine process", ["--engine", "give --simulate ROOT"]),
         ("kd3a --poison a=3", ["--poison", "give --simulate ROOT"]),
         ("kd3a --threads 1", ["--threads", "give --simulate ROOT"]),
-        ("kd3a --simulate R --server hub", ["--server", "leave out it or --simulate"]),
+        ("kd3a --simulate R --server hub", ["--server", "leave it out, or leave out --simulate"]),
         ("kd3a -c method=fedavg", ["use the argument METHOD"]),
         ("kd3a -c run.resume=true", ["use --resume RUN"]),
         ("kd3a -c run.dir=x", ["use --dir"]),

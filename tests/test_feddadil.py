@@ -569,4 +569,4 @@ def test_the_page_shows_errors_heads_barycenter_and_distilled_set(
     arrays["barycenter_labels"] = np.zeros(3)
     np.savez(noted, allow_pickle=False, **arrays)
     broken = page.write(results, tmp_path / "page.html", folder).read_text()
-    assert "another form" in broken and "<h3>Distilled" not in broken
+    assert "do not have the expected shapes" in broken and "<h3>Distilled" not in broken

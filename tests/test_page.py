@@ -426,8 +426,8 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     rows = shown.tables["Counts by class and prediction"]
     assert rows[:3] == [["class", "cat", "dog"], ["cat", "40.5", "5"], ["dog", "3", "42"]]
     assert "mean of seeds 0, 1" in shown.words
-    assert "91.2 % of 90.5 right" in shown.words  # 82.5 / 90.5
-    assert "cat called dog (5), dog called cat (3)" in shown.words
+    assert "91.2 % of 90.5 correct" in shown.words  # 82.5 / 90.5
+    assert "cat as dog (5), dog as cat (3)" in shown.words
     assert "FedAvg (source-only), last round, by domain" in shown.words
     titles = [t for t in shown.text if t.endswith(" images")]
     assert titles.count("tgt (target): 18 images") == 2  # before and after

@@ -1,4 +1,4 @@
-"""The command line: `fedda` for whoever runs a federation, `fedda-client` for a site."""
+"""The command line: `fedda` for the operator of a federation, `fedda-client` for a site."""
 
 import typer
 

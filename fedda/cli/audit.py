@@ -1,4 +1,4 @@
-"""`fedda audit`: what a site would give away, tried on its own data before anybody else does."""
+"""`fedda audit`: attack a site's own data, to measure what its gradients would reveal."""
 
 import json
 import math
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 
 RESULTS, CONFIG, AUDIT = "results.json", "config.json", "audit.json"
 
-app = typer.Typer(no_args_is_help=True, help="Try on a site's own data what an attacker could do.")
+app = typer.Typer(no_args_is_help=True, help="Attack a site's own data, as an attacker could.")
 
 
 @app.callback()
 def _group() -> None:
-    """Try on a site's own data what an attacker could do; nothing leaves this machine."""
+    """Attack a site's own data, as an attacker could; nothing leaves this machine."""
 
 
 @app.command()
@@ -46,8 +46,8 @@ def gradients(
         str,
         typer.Option(
             metavar="METHOD",
-            help="Whose discriminator: dils, fdann, fwdgrl or mdan. "
-            "Another than the run's is a what-if.",
+            help="Method whose discriminator is attacked: dils, fdann, fwdgrl or mdan. "
+            "With a method that is not the run's, the figures are a what-if.",
             show_default="the run's",
         ),
     ] = "",
@@ -59,7 +59,7 @@ def gradients(
         int | None,
         typer.Option(
             min=1,
-            help="Smallest window that is sent.",
+            help="Fewest examples of a window that is sent.",
             show_default="the run's exchange.min-examples",
         ),
     ] = None,
@@ -67,7 +67,7 @@ def gradients(
         float | None,
         typer.Option(
             min=0,
-            help="Longest that a window's mean gradient may be.",
+            help="Largest norm that a window's mean gradient may have.",
             show_default="the run's exchange.clip",
         ),
     ] = None,
@@ -87,35 +87,38 @@ def gradients(
             show_default="the run's METHOD.discriminator.sizes",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=100, help="Windows of each size.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = 0,
+    trials: Annotated[int, typer.Option(min=1, max=100, help="Windows to try of each size.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     windows: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="With noise: windows that a site sends, for epsilon.",
-            show_default="as many as the run's settings give",
+            help="With noise: number of windows that a site sends; epsilon depends on it.",
+            show_default="computed from the run's settings",
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="With noise: the delta of epsilon.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="With noise: the delta that belongs to epsilon.")
+    ] = 1e-5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Recover features from discriminator gradients, as whoever sees the exchange could.
+    """Recover features from discriminator gradients, as anybody who sees the exchange could.
 
-    The gradient of the first layer's weights over that of its biases is a weighted mean of
-    features, unit by unit. This takes the features that RUN's encoder makes of the training
-    examples in DIR, without their labels, and counts how many come back: from windows of 1 to 512
-    examples, bare and with what the run does to a gradient before it is sent. The figures go to
-    audit.json in the run's folder, where `fedda report` finds them.
+    For each unit of the first layer, the gradient of its weights divided by the gradient of its
+    bias is a weighted mean of features. This command computes the features that RUN's encoder
+    makes of the training examples in DIR, without their labels, and counts how many of them the
+    attack recovers: from windows of 1 to 512 examples, with the bare gradient and with the gradient
+    as the run would send it. The figures go to audit.json in the run's folder, where `fedda report`
+    finds them.
 
       fedda audit gradients runs/dils --data ./clinic-b
 
       fedda audit gradients runs/dils --data ./clinic-b --noise 0.001 --sizes 100
 
-    A run whose method has no discriminator gave nothing away like that. What its encoder would
-    lose in a run of another method, --method answers, with that method's defaults. So do other
-    settings than the run's: such figures are called a what-if.
+    A run whose method has no discriminator revealed nothing in this way. For such a run, --method
+    shows what its encoder would reveal in a run of another method, with that method's defaults.
+    Figures for another method or for other settings than the run's are called a what-if.
 
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
@@ -130,23 +133,23 @@ def gradients(
         other = settings != own or own.method != config.get("method")
         results = _read(home / RESULTS)
         sent = windows or planned(config | {"method": own.method}, results, settings.p)
-        found = _attack(file, data, settings, trials, seed, device)
-        about = found.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
+        result = _attack(file, data, settings, trials, seed, device)
+        about = result.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
         if settings.noise:
             about["privacy"] = _privacy(settings.noise, sent, delta)
         place = _write(home / AUDIT, about)
         if as_json:
             typer.echo(json.dumps(about, indent=1))
         else:
-            _print(found, about)
+            _print(result, about)
         typer.echo(f"audit: {place}; fedda report shows it", err=as_json)
 
 
 def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
-    """The most windows that a site sends in one training, no round repeated.
+    """Return the most windows that a site sends in one training, if no round is repeated.
 
-    Rounds of a whole number of windows, a critic's own steps, and a target's part in a pair with
-    every source are counted where the method has them.
+    Where the method has them, this counts rounds that are rounded up to whole windows, a critic's
+    extra steps, and a target's windows in its pair with every source.
     """
     from fedda import plugins
     from fedda.config import unflatten, validate
@@ -159,7 +162,7 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     options: Any = validate(about.config, unflatten(config).get(method, {}), method)
     stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
     summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
-    if method == "dils":  # its windows reach over rounds
+    if method == "dils":  # one window may span several rounds
         return max(1, summing * steps // p)
     sources = sum(site.get("role") == "source" for site in sites)
     pairs = max(1, sources) if getattr(options, "pairs", False) else 1
@@ -174,7 +177,7 @@ def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, devic
     network, about = models.load(file)
     network.to(load_folder("clients", "site.memory").pick_device(device))
     channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
-    examples = load_target(data, channels=channels, size=size)  # has no labels to read
+    examples = load_target(data, channels=channels, size=size)  # reads no labels
     if examples.shape != about.shape:
         raise ModelError(
             f"{data} holds examples of {'x'.join(map(str, examples.shape))} and the model takes "
@@ -185,7 +188,7 @@ def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, devic
 
 
 def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
-    """Epsilon of one window and of all, or why there is none."""
+    """Return epsilon for one window and for all windows, or why it cannot be computed."""
     from fedda.adversarial import privacy
 
     about: dict[str, Any] = {"delta": delta, "windows": windows}
@@ -197,13 +200,13 @@ def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
 
 
 def _home(run: Path) -> Path:
-    """Where the run's results are: above the folder of one of its trainings, or beside the file."""
+    """Find the folder with the run's results, given the run, one of its trainings, or a file."""
     folder = run if run.is_dir() else run.parent
     return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON table, empty where there is none: a model alone says nothing of its run."""
+    """Read a JSON table; empty if the file is missing, as beside a model without its run."""
     try:
         return dict(json.loads(file.read_text()))
     except FileNotFoundError:
@@ -218,7 +221,7 @@ def _write(path: Path, about: dict[str, Any]) -> Path:
     return path
 
 
-def _print(found: "Audit", about: dict[str, Any]) -> None:
+def _print(result: "Audit", about: dict[str, Any]) -> None:
     from fedda.page.recovered import parse, remarks
 
     def text(leak: "Leak | None") -> str:
@@ -235,7 +238,7 @@ def _print(found: "Audit", about: dict[str, Any]) -> None:
     heads = ("one batch", "fixed", "moving", "if sent" if about["what-if"] else "as sent")
     for head in (*heads, "norm"):
         shown.add_column(head, justify="right", no_wrap=True)
-    for w in found.windows:
+    for w in result.windows:
         cells = map(text, (w.bare, w.fixed, w.moving, w.sent))
         shown.add_row(str(w.examples), *cells, f"{w.norm:.3g}")
     console = Console()

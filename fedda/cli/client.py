@@ -1,4 +1,4 @@
-"""`fedda-client`: joins a site to a federation and answers for its data."""
+"""`fedda-client`: join a site to a federation and answer the server with the site's data."""
 
 import fcntl
 import json
@@ -44,7 +44,7 @@ def client(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="ca.crt, as the server's operator handed it out."),
+        typer.Option(metavar="FILE", help="The file ca.crt that the server's operator handed out."),
     ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="This site's own private key.")
@@ -68,40 +68,44 @@ def client(
     poison: Annotated[
         float,
         typer.Option(
-            min=0, max=100, metavar="PERCENT", help="Give so many labels wrongly, for experiments."
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Share of labels to replace by wrong ones, for experiments.",
         ),
     ] = 0.0,
     min_images: Annotated[
         int,
         typer.Option(
             min=2,
-            help="Train no round on fewer images: the model after a step on a few of them tells "
-            "too much about them. The server cannot change this.",
+            help="Do not train on fewer images in a round: a model trained on a few images "
+            "reveals too much about them. The server cannot change this.",
         ),
     ] = 16,
     min_examples: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Let no gradient leave that is summed over fewer examples: from one over a few, "
-            "their features can be computed (`fedda audit gradients` tries it). The server cannot "
-            "change this; a site with fewer examples takes part in no method that sums gradients.",
+            help="Send no gradient that is summed over fewer examples: from a gradient over a few "
+            "examples, their features can be computed (`fedda audit gradients` tries it). The "
+            "server cannot change this; a site with fewer examples cannot take part in methods "
+            "that sum gradients.",
         ),
     ] = FEATURES_HIDE,
     noise: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Add at least so much Gaussian noise to each gradient that leaves, in multiples "
-            "of the norm it is clipped to; the server can only ask for more (exchange.noise).",
+            help="Least Gaussian noise to add to each gradient before it is sent, in multiples of "
+            "the norm that it is clipped to; the server can only ask for more (exchange.noise).",
         ),
     ] = 0.0,
     no_notes: Annotated[
         bool,
         typer.Option(
             "--no-notes",
-            help="Keep no features and no confusion matrix of a training. They are written under "
-            "--state-dir for this site's own eyes, and never sent.",
+            help="Write no notes of a training: features and confusion matrix. They are written "
+            "under --state-dir for this site only, and are never sent.",
         ),
     ] = False,
     stock: Annotated[
@@ -122,7 +126,7 @@ def client(
     """Join a federation with this site's data, and answer until Ctrl-C.
 
     A hospital whose labelled scans lie in /data/scans/train/<diagnosis>/*.png got ca.crt and
-    hospital-a.key from the project's operator. It first looks at what would be used, then joins:
+    hospital-a.key from the project's operator. It first checks what would be used, then joins:
 
       fedda data check /data/scans
 
@@ -131,12 +135,12 @@ def client(
 
     The hospital that wants a model for its unlabelled scans joins with --role target.
 
-    The data stay in this process. It opens connections to the server only, one to --superlink and,
-    while a round sums gradients, one to the exchange there (port 8444, unless the operator chose
-    another), and runs only the program installed here; what leaves are models, atoms, gradients
-    of the method's discriminators and the numbers of its contract (`fedda methods --wire`). If the
-    server is away it waits and joins again. Exit code 3 means trouble with a key or certificate,
-    1 any other trouble, 0 that it was asked to stop.
+    The data stay in this process. It connects to the server only: to --superlink and, while a round
+    sums gradients, to the server's exchange (port 8444, unless the operator chose another). It runs
+    only the program installed here. What leaves the site are models, atoms, gradients of the
+    method's discriminators and the numbers that the method's contract lists (`fedda methods
+    --wire`). If the server cannot be reached, the client waits and joins again. Exit code 3 means
+    trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
     """
     with clear_exit():
         _parent(parent_pid, stock)
@@ -167,13 +171,12 @@ def client(
             os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ.update(OFFLINE)
         _logging(log)
-        load("clients", "site.memory").pick_device(
-            device
-        )  # refused here, not in the middle of a run
+        # A missing device is refused here, not in the middle of a run.
+        load("clients", "site.memory").pick_device(device)
         from fedda.data import describe
 
-        typer.echo(_understood(describe(data, role)))
-        # Held until the process ends: two clients of one folder would fight over one session.
+        typer.echo(_summary(describe(data, role)))
+        # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
             if stock:
                 _exec_stock(config, superlink, ca, key, state, lock)
@@ -230,7 +233,8 @@ def _check_options(superlink: str, ca: Path | None, key: Path | None, insecure: 
         )
     if insecure and (ca or key):
         raise ConfigError(
-            "--insecure contradicts --ca and --key: leave it out to speak TLS, or leave them out"
+            "--insecure contradicts --ca and --key: leave out --insecure to use TLS, or leave out "
+            "--ca and --key"
         )
     if insecure:
         return
@@ -238,7 +242,7 @@ def _check_options(superlink: str, ca: Path | None, key: Path | None, insecure: 
         keys.check_certificate(ca)
     if key is None:
         raise KeyFileError(
-            "no --key was given and the server admits registered sites only: give this site's "
+            "no --key was given, but the server admits registered sites only: give this site's "
             "private key, or --insecure to try out on one machine"
         )
     keys.load_node_key(key)
@@ -249,14 +253,15 @@ def _default_state(name: str) -> Path:
     return Path(base) / "fedda" / name
 
 
-def _understood(found: "Description") -> str:
-    shape = " x ".join(str(n) for n in found.shape)
-    parts = [f"{found.train} {found.kind}s of {shape}"]
-    if found.role == "source":
-        parts.append(f"{len(found.classes)} classes: {', '.join(found.classes[:12])}")
-    parts.append(f"{found.test} labelled test examples" if found.test else "no test set")
-    lines = [f"{found.path} as a {found.role}: {'; '.join(parts)}"]
-    return "\n".join(lines + [f"warning: {text}" for text in found.warnings])
+def _summary(description: "Description") -> str:
+    shape = " x ".join(str(n) for n in description.shape)
+    parts = [f"{description.train} {description.kind}s of {shape}"]
+    if description.role == "source":
+        parts.append(f"{len(description.classes)} classes: {', '.join(description.classes[:12])}")
+    tests = f"{description.test} labelled test examples" if description.test else "no test set"
+    parts.append(tests)
+    lines = [f"{description.path} as a {description.role}: {'; '.join(parts)}"]
+    return "\n".join(lines + [f"warning: {text}" for text in description.warnings])
 
 
 def _lock(state: Path) -> TextIO:
@@ -285,7 +290,7 @@ def _exec_stock(
     program = program or shutil.which("flower-supernode")
     if program is None:
         raise ConfigError("flwr's program flower-supernode is not installed: install flwr")
-    # A file, because flower-supernode's own quoting knows no way to write every path.
+    # A file, because the quoting of flower-supernode's command line cannot express every path.
     node = state / "node.toml"
     node.write_text(
         "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in config.items())
@@ -296,7 +301,7 @@ def _exec_stock(
     os.environ["PATH"] = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")])
     command = [program, "--superlink", superlink, "--node-config", str(node)]
     command += ["--port", str(free_port())]
-    # Without a key the connection is insecure: _check_options has seen to it.
+    # _check_options has made sure that only an insecure connection has no key.
     command += ["--auth-supernode-private-key", str(key.absolute())] if key else ["--insecure"]
     command += ["--root-certificates", str(ca.absolute())] if ca else []
     os.set_inheritable(lock.fileno(), True)

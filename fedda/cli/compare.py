@@ -1,4 +1,4 @@
-"""`fedda compare`: methods on the same domains, targets and seeds, and what each is worth."""
+"""`fedda compare`: train methods on the same domains, targets and seeds, and compare them."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 if TYPE_CHECKING:
     from fedda.compare import Cell, Plan
 
-STEM = "comparison"  # of what is written
+STEM = "comparison"  # of the files that are written
 
 
 def compare(
@@ -21,43 +21,49 @@ def compare(
         list[str],
         typer.Argument(
             metavar="METHODS...",
-            help="Such as kd3a, kd3a:official (a preset of its own) or kd3a,vote=hard,mixup=0.",
+            help="Such as kd3a, kd3a:official (one of its presets) or kd3a,vote=hard,mixup=0.",
             show_default=False,
         ),
     ],
     data: Annotated[
         Path,
-        typer.Option(metavar="ROOT", help="Holds a folder or .npz file per domain."),
+        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
     ],
     target: Annotated[
         str,
         typer.Option(
-            metavar="NAME,...", help="Domains that take a turn as the target, or all of them."
+            metavar="NAME,...",
+            help="Domains to take as the target, one after the other; all: every domain.",
         ),
     ] = "all",
     seeds: Annotated[
         str,
-        typer.Option(help="How many, 3 for 0, 1 and 2; or which: 5,6 or with a comma 7, alone."),
+        typer.Option(
+            help="How many seeds (3 means 0, 1 and 2), or a list with a comma: '5,6', or '7,' for "
+            "one seed."
+        ),
     ] = "3",
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "-c", metavar="KEY=VALUE", help="Change a setting for all; see `fedda settings`."
+            "-c",
+            metavar="KEY=VALUE",
+            help="Change a setting for all methods; see `fedda settings`.",
         ),
     ] = None,
     preset: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Settings of a benchmark for all methods, such as digit5; a method's own presets "
-            "are written kd3a:NAME and win, as does -c. More than one may be given.",
+            help="Settings of a benchmark for all methods, such as digit5. A method's own presets "
+            "are written kd3a:NAME; they and -c win over this. May be given more than once.",
         ),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
     ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Where everything is kept.")
+        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for all that is written.")
     ] = Path("comparison"),
     engine: Annotated[
         Literal["process", "ray"],
@@ -66,26 +72,28 @@ def compare(
     jobs: Annotated[
         int,
         typer.Option(
-            min=0, help="Trainings at a time. 0: cores divided by --threads; one with CUDA or ray."
+            min=0,
+            help="Trainings at a time. 0: cores divided by --threads; 1 with CUDA or ray.",
         ),
     ] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
     poison: Annotated[
         str,
         typer.Option(
-            metavar="NAME=PERCENT,...", help="Flip labels of these sources, for every method."
+            metavar="NAME=PERCENT,...",
+            help="Share of labels to flip at these sources, for every method.",
         ),
     ] = "",
     baseline: Annotated[
         str,
         typer.Option(
             metavar="METHOD",
-            help="What the others are measured against; trained too if METHODS do not name it. "
-            "none: no differences.",
+            help="Method that the others are compared with; it is trained even if METHODS does not "
+            "name it. none: show no differences.",
         ),
     ] = "fedavg",
 ) -> None:
-    """Train methods on the same domains and seeds, and say what each is worth.
+    """Train methods on the same domains and seeds, and compare their accuracy.
 
       fedda data digits ./digits
 
@@ -94,18 +102,18 @@ def compare(
 
     This trains FedAvg, the baseline, and two variants of KD3A, seeds 0, 1 and 2.
 
-    Prints the target's accuracy, mean and standard deviation over the seeds, by
-    target and over the targets; and each variant minus FedAvg, seed by seed,
-    with a 95 % confidence interval (Student's t).
+    It prints the accuracy as mean and standard deviation over the seeds, for each
+    target and over all targets. It also prints the accuracy of each variant minus
+    that of FedAvg, seed by seed, with a 95 % confidence interval (Student's t).
 
-    DIR keeps comparison.md and .png, comparison.csv with a line per training,
-    and in cells/ a folder per training with results.json, its model, and what
-    went wrong if it failed. Nothing leaves this machine.
+    DIR holds comparison.md and comparison.png, comparison.csv with one row per
+    training, and cells/ with one folder per training: results.json, the model,
+    and the error if the training failed. Nothing leaves this machine.
 
     After an interruption the same command goes on: finished trainings are not
     repeated, others go on after their last finished round. Seeds, targets and
-    methods can be added in the same DIR; a changed setting is refused, so that
-    no table mixes two.
+    methods can be added in the same DIR. A changed setting is refused, so that
+    no table mixes results of different settings.
 
     Exit code 0 means that all trainings finished; 1 that some failed (they are
     named, and the same command tries them again) or that none could be started;
@@ -123,7 +131,7 @@ def compare(
 
 
 def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
-    """Train what is missing, write and print what there is, and end with the right exit code."""
+    """Run the missing trainings, write and print the results, and set the exit code."""
     from fedda.compare.headway import Display
 
     plan.check()
@@ -146,13 +154,13 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
         typer.echo(f"\nstopped; the same command goes on, from {plan.out}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     _present(plan, baseline, command)
-    _tell(plan, failed)
+    _print_failures(plan, failed)
     if failed:
         raise typer.Exit(1)
 
 
 def _present(plan: "Plan", baseline: str, command: str) -> None:
-    """Write the tables and the picture of what has finished, and print the tables."""
+    """Write tables and picture of the finished trainings, and print the tables."""
     from fedda.compare.about import header
     from fedda.compare.figure import draw  # matplotlib takes a second to import
     from fedda.compare.tables import as_csv, as_markdown
@@ -172,8 +180,8 @@ def _present(plan: "Plan", baseline: str, command: str) -> None:
     typer.echo(f"written: {', '.join(map(str, written))}")
 
 
-def _tell(plan: "Plan", failed: dict["Cell", str]) -> None:
-    """Name what failed; cells that failed alike share a line."""
+def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
+    """Print which trainings failed; those with the same error share a line."""
     from fedda.compare.headway import title
     from fedda.compare.workers import ERROR
 
@@ -183,13 +191,13 @@ def _tell(plan: "Plan", failed: dict["Cell", str]) -> None:
     for error, cells in alike.items():
         typer.echo(f"error: {'; '.join(map(title, cells))}: {error}", err=True)
         traces = [plan.folder(c) / ERROR for c in cells]
-        there = [str(t) for t in traces if t.is_file()]
-        if there:
-            typer.echo(f"  its traceback: {there[0]}", err=True)
+        existing = [str(t) for t in traces if t.is_file()]
+        if existing:
+            typer.echo(f"  its traceback: {existing[0]}", err=True)
 
 
 def _command(context: typer.Context) -> str:
-    """The command line again, with names instead of this machine's folders."""
+    """Return the command line, with names in place of paths on this machine."""
     words = ["fedda", "compare"]
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
@@ -202,6 +210,6 @@ def _command(context: typer.Context) -> str:
 
 
 def _placeless(text: str) -> str:
-    """A value, or a setting's, without the folders it lies in."""
+    """Return a value, or a setting KEY=VALUE, with a path cut to its last name."""
     key, equals, value = text.rpartition("=")
     return f"{key}{equals}{Path(value).name}" if "/" in value else text

@@ -1,4 +1,4 @@
-"""`fedda data`: make digits, turn a domain, import a benchmark, check a folder, look at images."""
+"""`fedda data`: make digits, rotate a domain, import a benchmark, check data, show images."""
 
 import json
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ DataPath = Annotated[
 ]
 RoleOption = Annotated[
     Literal["source", "target"],
-    typer.Option(help="What the site is: a source has labels, a target's are never read."),
+    typer.Option(help="Role of the site: a source has labels; a target's labels are never read."),
 ]
-_SHEET_SIZE = 96  # pixels, where images come in several sizes
+_SHEET_SIZE = 96  # pixels per side, if the images have several sizes
 
 
 @app.command()
@@ -50,7 +50,7 @@ def digits(
 ) -> None:
     """Write the demo's digit domains, one folder with one .npz each.
 
-    They are made from what is installed anyway: no download.
+    They are made from packages that are already installed; nothing is downloaded.
 
       fedda data digits ./digits
 
@@ -76,20 +76,21 @@ def rotate(
     everywhere: Annotated[
         bool,
         typer.Option(
-            "--everywhere", help="Every domain holds all images, as in FRUDA; else each is in one."
+            "--everywhere", help="Put every image into all domains, as in FRUDA, not into one only."
         ),
     ] = False,
     role: RoleOption = "source",
     size: Annotated[
-        int, typer.Option(min=0, max=4096, help="Pixels per side to bring images to, 0 as they are")
+        int,
+        typer.Option(min=0, max=4096, help="Pixels per side to scale images to; 0: no scaling"),
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of who gets which images.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for dealing out the images.")] = 0,
 ) -> None:
-    """Turn one domain into a domain per angle: Rotated MNIST, from any images.
+    """Make one rotated domain per angle from a domain: Rotated MNIST, from any images.
 
-    Training images stay for training and test images for testing; corners that turn into view get
-    the image's own background. Any domain can be a source or the target of a run, unless --role
-    target left out the labels.
+    Training images stay training images, and test images stay test images. Corners that the
+    rotation uncovers get the image's own background. Each domain can be a source or the target of a
+    run. With --role target the training labels are left out, so the domains can be targets only.
 
       fedda data digits ./digits --train 500
 
@@ -139,7 +140,7 @@ def import_(
     domains: Annotated[
         str, typer.Option(metavar="A,B", help="Only these domains.", show_default=False)
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     test_share: Annotated[
         float | None,
         typer.Option(help="Share of every class to test on, where no split is published. [0.2]"),
@@ -147,28 +148,31 @@ def import_(
     transductive: Annotated[
         bool,
         typer.Option(
-            "--transductive", help="Train on every example (a target: unlabelled) and test on it."
+            "--transductive",
+            help="Use every example for training (without labels at a target) and for testing.",
         ),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many training examples per domain.")
+        int | None, typer.Option(min=1, help="Most training examples per domain.")
     ] = None,
     test_limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many test examples per domain.")
+        int | None, typer.Option(min=1, help="Most test examples per domain.")
     ] = None,
     files: Annotated[
         Literal["link", "symlink", "copy"] | None,
-        typer.Option(help="Images: hard links (copies on another disk), links by name, copies."),
+        typer.Option(
+            help="Images: hard links (or copies, if on another disk), symbolic links or copies."
+        ),
     ] = None,
     features: Annotated[
-        int | None, typer.Option(min=1, help="Vectors: keep the first so many columns.")
+        int | None, typer.Option(min=1, help="Vectors: number of first columns to keep.")
     ] = None,
     angles: Annotated[
         str, typer.Option(metavar="0,30,..", help="Rotated MNIST: degrees clockwise.")
     ] = "",
-    mels: Annotated[int | None, typer.Option(min=1, help="Recordings: rows. [40]")] = None,
+    mels: Annotated[int | None, typer.Option(min=1, help="Recordings: mel bands. [40]")] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, max=60, help="Recordings: length. [1.0]")
+        float | None, typer.Option(min=0.1, max=60, help="Recordings: length in seconds. [1.0]")
     ] = None,
 ) -> None:
     """Turn a benchmark's published files into one site folder per domain.
@@ -180,7 +184,7 @@ def import_(
 
       amazon-review, rotated-mnist,
 
-      mic2mic-like: spectrograms like Mic2Mic's, from your own recordings, not its own files.
+      mic2mic-like: spectrograms like Mic2Mic's, from your own recordings, not Mic2Mic's.
 
     fedda data import digit5 ./Digit-Five ./digit5 --limit 25000 --test-limit 9000
 
@@ -215,7 +219,7 @@ def check(
     role: RoleOption = "source",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Read everything in DIR once and say what was understood.
+    """Read all data in DIR once and show how a run would understand them.
 
     DIR is one of
 
@@ -225,7 +229,8 @@ def check(
 
       an .npz file with x_train, y_train, x_test, y_test, or x, y.
 
-    Images are png, jpg, bmp, webp or tif. Exit code 1, and why, if a run could not use it.
+    Images are png, jpg, bmp, webp or tif. If a run could not use the data, the command says why and
+    ends with exit code 1.
 
       fedda data check ./clinic-a
 
@@ -234,11 +239,11 @@ def check(
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        found = verify(path, role, progress)
+        description = verify(path, role, progress)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        typer.echo(json.dumps(description.to_json(), indent=2))
     else:
-        _print(found)
+        _print(description)
 
 
 @app.command()
@@ -249,7 +254,7 @@ def show(
     ] = Path("contact-sheet.png"),
     role: RoleOption = "source",
     per_class: Annotated[
-        int, typer.Option(min=1, max=50, help="Images per class; a target shows so many rows.")
+        int, typer.Option(min=1, max=50, help="Images per class; for a target, rows of images.")
     ] = 10,
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
@@ -262,8 +267,8 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        found = describe(path, role)
-        mixed = found.kind == "image" and found.shape[1] == 0
+        description = describe(path, role)
+        mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target
         with _bar() as progress:
             dataset = load(path, size=_SHEET_SIZE if mixed else 0, progress=progress)
@@ -276,46 +281,52 @@ def _degrees(angles: str) -> tuple[int, ...]:
     try:
         return tuple(int(angle) for angle in angles.split(","))
     except ValueError:
-        raise ConfigError(f"--angles is {angles!r}: give whole numbers, as 0,30,60") from None
+        raise ConfigError(f"--angles is {angles!r}: give whole numbers, such as 0,30,60") from None
 
 
 @contextmanager
 def _bar(doing: str = "reading") -> "Iterator[Progress]":
-    """A progress bar on stderr that goes away, so that stdout is the answer alone."""
+    """Show a progress bar on stderr that disappears at the end; stdout has only the answer."""
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    # Off a terminal it would leave an empty line.
+    # Disabled without a terminal, where it would leave an empty line.
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print(found: "Description") -> None:
+def _print(description: "Description") -> None:
     table = Table(show_header=False)
-    for name, value in _rows(found):
+    for name, value in _rows(description):
         table.add_row(name, escape(value))
     console = Console()
-    console.print(escape(f"{found.path} as a {found.role}"), soft_wrap=True, highlight=False)
+    heading = f"{description.path} as a {description.role}"
+    console.print(escape(heading), soft_wrap=True, highlight=False)
     console.print(table)
-    for warning in found.warnings:
+    for warning in description.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _rows(found: "Description") -> Iterator[tuple[str, str]]:
-    if found.kind == "vector":
-        yield "examples", f"vectors of {found.shape[0]} numbers"
+def _rows(description: "Description") -> Iterator[tuple[str, str]]:
+    if description.kind == "vector":
+        yield "examples", f"vectors of {description.shape[0]} numbers"
     else:
-        channels, height, width = found.shape
+        channels, height, width = description.shape
         size = f"{width} x {height} pixels" if width else "of several sizes (set input.size)"
         yield "examples", f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
-    labels = "with labels" if found.role == "source" else "labels, if any, are not read"
-    yield "training", f"{found.train} ({labels})"
-    yield "test", f"{found.test} (with labels)" if found.test else "none: no accuracy at this site"
-    if found.role == "source":
-        counts = ", ".join(f"{name}: {count}" for name, count in found.counts.items())
-        yield f"{len(found.classes)} classes", counts
-    elif found.classes:
-        yield f"{len(found.classes)} test classes", ", ".join(found.classes)
+    labels = "with labels" if description.role == "source" else "labels, if any, are not read"
+    yield "training", f"{description.train} ({labels})"
+    tests = (
+        f"{description.test} (with labels)"
+        if description.test
+        else "none: no accuracy at this site"
+    )
+    yield "test", tests
+    if description.role == "source":
+        counts = ", ".join(f"{name}: {count}" for name, count in description.counts.items())
+        yield f"{len(description.classes)} classes", counts
+    elif description.classes:
+        yield f"{len(description.classes)} test classes", ", ".join(description.classes)
 
 
 def _about(benchmark: "Benchmark") -> str:

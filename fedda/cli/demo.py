@@ -31,12 +31,15 @@ SETTINGS: dict[str, Any] = {
     "wait.min-sources": 3,
 }
 SECONDS = 1800.0
-MADE = ("journal.jsonl", "digits", "config.json")  # what tells a demo's folder from any other
+MADE = ("journal.jsonl", "digits", "config.json")  # any of these marks a demo's folder
 
 
 def demo(
     directory: Annotated[
-        Path, typer.Option("--dir", file_okay=False, help="Results go to DIR/demo, emptied before.")
+        Path,
+        typer.Option(
+            "--dir", file_okay=False, help="Results go to DIR/demo, which is emptied first."
+        ),
     ] = Path("runs"),
     seeds: Annotated[str, typer.Option(help="One training of each method per seed.")] = "0,1,2",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
@@ -45,14 +48,14 @@ def demo(
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
 ) -> None:
-    """Run KD3A over three labelled sites and an unlabelled one, each its own process.
+    """Run KD3A over three labelled sites and an unlabelled one, each in its own process.
 
     Makes four small domains of digits, a certificate authority and a key per site; starts a
     server and four clients on this machine, talking TLS; trains FedAvg and KD3A from the same
     seeds with the same steps; stops everything it started; prints the target's accuracy, the
-    sources' weights and every byte that crossed; and writes a page with all of it, which also has
-    what the sites noted for themselves, as they are all on this machine. Nothing is downloaded and
-    nothing leaves this machine. Takes a few minutes on two cores.
+    sources' weights and every byte that crossed; and writes a page with all of it. The page also
+    shows the sites' own notes, because all sites are on this machine. Nothing is downloaded and
+    nothing leaves this machine. It takes a few minutes on two cores.
     """
     from fedda.cli.launch import INTERRUPTED, on_terminate, watch
     from fedda.cli.report import present
@@ -93,7 +96,7 @@ def demo(
             typer.echo("\nstopped, with everything that was started", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if not keep:
-            present(folder)  # what the sites noted lies below the folder, too
+            present(folder)  # the sites' notes are in the folder, too
         typer.echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
 
 
@@ -101,7 +104,7 @@ def clear(folder: Path) -> None:
     """Remove an earlier demo, and nothing else.
 
     Raises:
-        RunError: the folder holds other things, or a demo that is going on.
+        RunError: the folder holds other files, or a demo that is still running.
     """
     if not folder.exists():
         return

@@ -1,4 +1,4 @@
-"""How a command ends when something a user can mend went wrong: one sentence and an exit code."""
+"""How a command ends on an error that the user can correct: one sentence and an exit code."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ KEY_TROUBLE = 3
 
 @contextmanager
 def clear_exit() -> Iterator[None]:
-    """Print what a user can mend as one sentence; exit 3 for keys and certificates, else 1."""
+    """Print a correctable error as one sentence; exit 3 for keys and certificates, else 1."""
     try:
         yield
     except OSError as error:

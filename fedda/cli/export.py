@@ -28,23 +28,25 @@ def export(
         ),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="Of a run's trainings, this method's. Default: the run's method.")
+        str, typer.Option(help="Export a training of this method. Default: the run's method.")
     ] = "",
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, show_default=False, help="And this seed's. Default: the run's first seed."
+            min=0,
+            show_default=False,
+            help="Export the training of this seed. Default: the run's first seed.",
         ),
     ] = None,
     target: Annotated[
-        str, typer.Option(help="And this target's, of a run that adapted several.")
+        str, typer.Option(help="Export the training of this target, if the run had several.")
     ] = "",
 ) -> None:
-    r"""Write a model for programs that know nothing of fedda, and check what was written.
+    r"""Write a model for programs that do not use fedda, and check what was written.
 
     The input is float32: images (N, channels, H, W) in [0, 1], or vectors (N, d), any N. The output
     is the probability of each class (N, classes). Class names and the input's shape are in the
-    file. It is loaded and run once more, and deleted if it does not give the model's own answers.
+    file. The written file is loaded and run, and deleted if its answers differ from the model's.
 
       fedda export runs/kd3a --onnx
 
@@ -86,34 +88,34 @@ def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:
     if out is None or out.is_dir() or not out.suffix:
         return [(out or source.parent) / f"{source.stem}{kind}" for kind in kinds]
     if len(kinds) > 1:
-        raise ConfigError(f"--out is {out}, one file for two; give a folder for both.")
+        raise ConfigError(f"--out is {out}, one file for two kinds; give a folder instead.")
     if out.suffix != kinds[0]:
         raise ConfigError(f"--out is {out}, but the file must end in {kinds[0]}.")
     return [out]
 
 
 def _chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
-    """The model file that is meant."""
+    """Find the model file that the options choose."""
     chooses = bool(method) or seed is not None or bool(target)
     if not run.is_dir():
         if chooses:
             raise ConfigError(
-                f"--method, --seed and --target choose among a run's trainings, and {run} is no "
-                "run's folder; leave them out, or give the folder."
+                f"--method, --seed and --target choose among a run's trainings, but {run} is not "
+                "a run's folder; leave them out, or give the folder."
             )
         return run
-    found = run / MODEL
+    model = run / MODEL
     if chooses:
         about = _settings(run) if not method or seed is None else {}
         method = method or str(about.get("method", ""))
         first = str(about.get("run.seeds", "0")).partition(",")[0]
-        found = run / label(method, first if seed is None else seed, target) / MODEL
-    if found.is_file():
-        return found
-    there = ", ".join(sorted(path.parent.name for path in run.glob(f"*-*/{MODEL}")))
-    what = f"{found.parent.name} has no {MODEL}" if chooses else f"{run} holds no {MODEL}"
-    if there:
-        instead = f"finished are {there}: choose by --method, --seed and --target."
+        model = run / label(method, first if seed is None else seed, target) / MODEL
+    if model.is_file():
+        return model
+    finished = ", ".join(sorted(path.parent.name for path in run.glob(f"*-*/{MODEL}")))
+    what = f"{model.parent.name} has no {MODEL}" if chooses else f"{run} holds no {MODEL}"
+    if finished:
+        instead = f"the finished ones are {finished}: choose by --method, --seed and --target."
     elif runs := sorted(
         file.parent for at in ("*", "cells/*") for file in run.glob(f"{at}/{MODEL}")
     ):

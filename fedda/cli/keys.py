@@ -1,4 +1,4 @@
-"""`fedda keys`: makes, admits and revokes certificates and sites' keys."""
+"""`fedda keys`: make the server's certificate; make, admit and revoke sites' keys."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +13,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""Make the server's certificate and every site's key.
 
-    Works on a folder, without network. `fedda superlink --dir DIR` admits the sites whose public
-    key lies in DIR/nodes, and follows changes within two seconds while it runs.
+    These commands change a folder and need no network. `fedda superlink --dir DIR` admits the sites
+    whose public key lies in DIR/nodes; while it runs, it follows changes within two seconds.
 
       fedda keys init --dir hub --host hub.example.org
 
@@ -50,7 +50,7 @@ def init(directory: Dir = HERE, host: Hosts = None) -> None:
 
 @app.command()
 def renew(directory: Dir = HERE, host: Hosts = None) -> None:
-    """Make the server's certificate again, by the same authority; sites need nothing new."""
+    """Make a new server certificate with the same authority; sites need no new files."""
     with clear_exit():
         keys.renew(directory, host or ())
     typer.echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
@@ -66,11 +66,11 @@ def add(
             metavar="FILE",
             dir_okay=False,
             help="A public key that the site made itself (`ssh-keygen -t ecdsa -b 384`), so that "
-            "its private key never leaves it. Without this option a pair is made here.",
+            "its private key never leaves it. Without this option the key pair is made here.",
         ),
     ] = None,
 ) -> None:
-    """Admit a site: make its key pair, or take in its public key."""
+    """Admit a site: make its key pair, or register its public key."""
     with clear_exit():
         if public is None:
             path = keys.add(directory, name)
@@ -84,7 +84,7 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site.")],
     directory: Dir = HERE,
 ) -> None:
-    """Turn a site away; a running server does so within seconds."""
+    """Revoke a site's key; a running server refuses the site within seconds."""
     with clear_exit():
         path = keys.revoke(directory, name)
     typer.echo(f"{name} is revoked; its old key lies at {path}")
@@ -100,8 +100,8 @@ def list_(directory: Dir = HERE) -> None:
                 f"{directory}`, or name another by --dir"
             )
         for name in keys.names(directory):
-            kept = (directory / "nodes" / name).exists()
-            typer.echo(f"{name}{'  (the private key is still here)' if kept else ''}")
+            has_private = (directory / "nodes" / name).exists()
+            typer.echo(f"{name}{'  (the private key is still here)' if has_private else ''}")
         revoked = len(keys.revoked_keys(directory))
     if revoked:
         typer.echo(f"{revoked} revoked")

@@ -1,4 +1,4 @@
-"""Carrying a run out, on a server or on this machine, and watching it from the terminal."""
+"""Start a run on a server or on this machine, and show its progress in the terminal."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from fedda.ops import keys
 from fedda.settings import RunConfig
 
 INTERRUPTED = 130
-TRIES = 10  # questions in a row, a second apart, that a server may leave unanswered
+TRIES = 10  # failed requests in a row, one per second, after which a run is given up
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run was started, kept in its folder so that it can be resumed the same way."""
+    """How a run was started; written to its folder, so that it can be resumed in the same way."""
 
     simulate: str = ""
     target: str = ""
@@ -47,18 +47,18 @@ def perform(config: RunConfig, launch: Launch) -> None:
             else:
                 _on_server(config, launch, folder, display)
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped{_way_on(folder)}", err=True)
+        typer.echo(f"\nstopped{_resume_hint(folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except FeddaError as error:
-        raise type(error)(f"{error}{_way_on(folder)}") from error
+        raise type(error)(f"{error}{_resume_hint(folder)}") from error
     present(folder)
 
 
 def apart(place: Path, option: str, root: Path, source: str) -> None:
-    """Refuse to write where every folder is taken for a domain.
+    """Refuse an output folder inside the folder of the domains.
 
     Raises:
-        ConfigError: the place lies in the folder of the domains.
+        ConfigError: the output folder lies where every folder is taken for a domain.
     """
     if place.resolve().is_relative_to(root.resolve()):
         raise ConfigError(
@@ -67,8 +67,8 @@ def apart(place: Path, option: str, root: Path, source: str) -> None:
         )
 
 
-def _way_on(folder: Path) -> str:
-    """What to type to go on, once there is something to go on from."""
+def _resume_hint(folder: Path) -> str:
+    """Return the command that resumes the run; empty if there is no checkpoint yet."""
     begun = any(folder.glob("*/checkpoint.json"))
     return f"\ngo on with: fedda run --resume {folder}" if begun else ""
 
@@ -77,7 +77,7 @@ def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -
     """Show what a run on a server writes to its journal, until it ends.
 
     Raises:
-        RunError: the run failed, with the reason it gave; or the server does not answer any more.
+        RunError: the run failed (with its reason), or the server no longer answers.
     """
     from fedda.results.progress import follow
 
@@ -86,14 +86,14 @@ def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -
     def over() -> bool:
         nonlocal failures
         try:
-            found = ended()
+            finished = ended()
         except RunError:
             failures += 1
             if failures == TRIES:
                 raise
             return False
         failures = 0
-        return found
+        return finished
 
     for event in follow(journal, over, offset):
         display(event)
@@ -101,20 +101,20 @@ def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -
             raise RunError(str(event["text"]))
         if event["event"] == "done":
             return
-    raise RunError(f"The server ended the run without a word in {journal}; see the server's log.")
+    raise RunError(f"The server ended the run but wrote no end in {journal}; see the server's log.")
 
 
 def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = {}
     for pair in filter(None, launch.poison.split(",")):
-        who, _, percent = pair.partition("=")
+        site, _, percent = pair.partition("=")
         try:
-            poison[who] = float(percent)
+            poison[site] = float(percent)
         except ValueError:
             raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
     sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
-    local.rehearse(config, sites)  # else a site that cannot answer would be waited for
+    local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
     journal = journals.Journal(folder / "journal.jsonl", display)
     local.simulate(config, sites, journal, launch.engine)
 
@@ -126,13 +126,14 @@ def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) ->
     address, ca = _server_of(launch)
     if ca is not None:
         keys.check_certificate(ca)
+    # Refused if another run writes to this folder: its journal would be shown, and mixed with ours.
     with load("server", "run").alone(folder):
-        pass  # else this would show, and spoil, what another run writes
+        pass
     control = load("server", "superlink.control").Control(address, ca)
     journal = folder / "journal.jsonl"
     offset = journal.stat().st_size if journal.exists() else 0
     try:
-        control.sites()  # says clearly when no server answers
+        control.sites()  # gives a clear error if no server answers
         with tempfile.TemporaryDirectory() as scratch:
             home = Path(scratch) / "flwr"
             write_connection(home, address, ca)
@@ -147,7 +148,7 @@ def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) ->
 
 
 def _server_of(launch: Launch) -> tuple[str, Path | None]:
-    """Address and authority of the operators' side of the server."""
+    """Return the address of the server's control API and its certificate authority's file."""
     if launch.superlink:
         return launch.superlink, Path(launch.ca) if launch.ca else None
     path = Path(launch.server) / "server.json"
@@ -162,7 +163,7 @@ def _server_of(launch: Launch) -> tuple[str, Path | None]:
 
 
 def on_terminate() -> None:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, with everything it started."""
+    """Let SIGTERM and SIGHUP end a command and all that it started, as Ctrl-C does."""
     for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup asks for it
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(each, lambda *_: os.kill(os.getpid(), signal.SIGINT))

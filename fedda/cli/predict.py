@@ -1,4 +1,4 @@
-"""`fedda predict`: what a finished model says of a site's data."""
+"""`fedda predict`: predict the classes of a site's data with a finished model."""
 
 import csv
 import json
@@ -34,23 +34,24 @@ def predict(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", dir_okay=False, help="Write here and not to stdout."),
+        typer.Option(metavar="FILE.csv", dir_okay=False, help="Write to this file, not to stdout."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
 ) -> None:
-    """Predict the class of everything in DIR, as CSV.
+    """Predict the class of each example in DIR, and write the predictions as CSV.
 
-    A row for each image in DIR and the folders in it: its path within DIR, or the row's number in
-    an .npz file; the likeliest class and its probability; then the probability of every class, as
-    p_CLASS. Images are brought to the size and colours that the model was trained with.
+    Each image in DIR and its subfolders, or each row of an .npz file, gets one row: its path within
+    DIR or its row number; the likeliest class and its probability; then the probability of every
+    class, in the columns p_CLASS. Images are converted to the size and colours that the model was
+    trained with.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
       fedda predict model.safetensors ./scans | head
     """
     with clear_exit():
-        for text in _elsewhere(model):
+        for text in _warnings(model):
             typer.echo(f"warning: {text}", err=True)
         rows = table(model_file(model), data, batch, device)
         if out is None:
@@ -69,19 +70,19 @@ def predict(
 
 
 def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str]]:
-    """The rows of the CSV, its heading first.
+    """Yield the rows of the CSV, the heading first.
 
     Raises:
         ModelError: the model cannot be read.
         DataError: the data cannot be read, or do not fit the model.
-        ConfigError: the device is not there.
+        ConfigError: this machine does not have the device.
     """
     from fedda import models
     from fedda.data import stream  # torch takes seconds to import, and --help should not
 
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
-    # Read before the heading is written, so that an error leaves an empty output.
+    # The first batch is read before the heading is written: an error leaves an empty output.
     batches = stream(data, about.shape, batch)
     first = next(batches)
     yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
@@ -90,24 +91,24 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
         best, label = p.max(dim=1)
         answers = zip(names, label.tolist(), best.tolist(), p.tolist(), strict=True)
         for name, c, top, each in answers:
-            # A file's name need not be text; what is not becomes an escape such as \udcff.
+            # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
             yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
 
 
 def model_file(model: Path) -> Path:
-    """A model's file, given it or a run's folder.
+    """Return a model's file, given the file itself or a run's folder.
 
     Raises:
-        ModelError: the folder holds none.
+        ModelError: the folder holds no model.
     """
     if not model.is_dir():
         return model
     if not (model / MODEL).is_file():
-        if there := sorted(str(path.parent) for path in model.glob(f"*/{MODEL}")):
+        if trainings := sorted(str(path.parent) for path in model.glob(f"*/{MODEL}")):
             raise ModelError(
-                f"{model} holds no {MODEL} of its own, as it has several targets or has not "
-                f"finished; give the folder of one training: {', '.join(there)}."
+                f"{model} holds no {MODEL} of its own: the run has several targets or has not "
+                f"finished; give the folder of one training: {', '.join(trainings)}."
             )
         raise ModelError(
             f"{model} holds no {MODEL}, which a run writes when it has finished; give the folder "
@@ -116,17 +117,17 @@ def model_file(model: Path) -> Path:
     return model / MODEL
 
 
-def _elsewhere(model: Path) -> list[str]:
-    """What there is to say of a run whose adapted model was not sent."""
+def _warnings(model: Path) -> list[str]:
+    """Return a warning for each adapted model of the run that stayed at its target."""
     folder = model if model.is_dir() else model.parent
     try:
         if (folder / RESULTS).is_file():
             return adapted_elsewhere(json.loads((folder / RESULTS).read_text()))
         results = json.loads((folder.parent / RESULTS).read_text())
         results["trainings"] = {
-            method: [t for t in found if Path(t["model"]).parent.name == folder.name]
-            for method, found in results["trainings"].items()
+            method: [t for t in trainings if Path(t["model"]).parent.name == folder.name]
+            for method, trainings in results["trainings"].items()
         }
         return adapted_elsewhere(results)
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return []  # a model may come alone
+        return []  # a model may come without its run's results

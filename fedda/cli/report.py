@@ -1,4 +1,4 @@
-"""`fedda report`: what a run found, as tables, as a page, as a picture and as JSON."""
+"""`fedda report`: show a run's results as tables, page, picture and JSON."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def report(
             exists=True,
             file_okay=False,
             help="A site's --state-dir on this machine, whose notes of the run (features, "
-            "confusion matrix) go into the page; may be given again for more sites. Those of a "
+            "confusion matrix) go into the page; may be given more than once. The notes of a "
             "simulation and of the demo are found in DIR.",
         ),
     ] = None,
@@ -43,7 +43,7 @@ def report(
         bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")
     ] = False,
 ) -> None:
-    """Show a finished run: accuracy beside the baseline's, sites' weights, bytes and troubles.
+    """Show a finished run: accuracy of method and baseline, sites' weights, bytes and troubles.
 
     Writes all of it, round by round, into one HTML file that needs nothing else, and draws the
     accuracy and the weights as a PNG.

@@ -1,4 +1,4 @@
-"""`fedda run`: start a run on a server, or play one through on this machine."""
+"""`fedda run`: start a run on a server, or simulate one on this machine."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from fedda.results.read import begun
 from fedda.settings import RunConfig, overrides, presets
 
 LAUNCH = "launch.json"
-RESUMES = ("resume", "change")  # the only options of a run that goes on
+RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL, REMOTE = ("engine", "poison", "threads"), ("server", "superlink", "ca")
 INSTEAD = {
     "method": "the argument METHOD",
@@ -29,7 +29,8 @@ INSTEAD = {
 def run(
     context: typer.Context,
     method: Annotated[
-        str, typer.Argument(metavar="[METHOD]", help="Which; `fedda methods` lists them.")
+        str,
+        typer.Argument(metavar="[METHOD]", help="Method to run; `fedda methods` lists them."),
     ] = "",
     change: Annotated[
         list[str] | None,
@@ -40,7 +41,7 @@ def run(
         typer.Option(
             metavar="NAME",
             help="Named settings of the method (paper, official) or of a benchmark (digit5, ...); "
-            "more than one may be given, of which the last wins, and -c wins over all. "
+            "if more than one is given, the last one wins; -c wins over all. "
             "`fedda settings --presets` lists them.",
         ),
     ] = None,
@@ -51,8 +52,8 @@ def run(
     baseline: Annotated[
         str,
         typer.Option(
-            help="Method to train beside it on the same seeds, or none. Default: fedavg, and none "
-            "with --start-from."
+            help="Method to train on the same seeds for comparison, or none. Default: fedavg, or "
+            "none with --start-from."
         ),
     ] = "",
     start_from: Annotated[
@@ -61,8 +62,8 @@ def run(
             "--start-from",
             metavar="RUN",
             help="A finished run's folder, or a model file, whose model to start from. Phases that "
-            "only prepare a model are left out, and where no other phase gives sources a part, the "
-            "run needs none.",
+            "only prepare a model are left out. If sources take part in none of the other phases, "
+            "the run needs no sources.",
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Results go to DIR/NAME. Default: the method.")] = "",
@@ -71,15 +72,15 @@ def run(
     ] = Path("runs"),
     simulate: Annotated[
         Path | None,
-        typer.Option(metavar="ROOT", help="Without a server, over the domain folders of ROOT."),
+        typer.Option(metavar="ROOT", help="Run without a server, over the domain folders of ROOT."),
     ] = None,
     target: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Of several targets that have joined, the one to adapt to; without it each is "
-            "adapted to in turn. With --simulate: which folder of ROOT is the target, or which "
-            "are, with commas.",
+            help="Target to adapt to, if several have joined; without this option the run adapts "
+            "to each in turn. With --simulate: the folder of ROOT that is the target, or several "
+            "of them, separated by commas.",
         ),
     ] = "",
     engine: Annotated[
@@ -87,28 +88,30 @@ def run(
         typer.Option(help="process: one site after the other; ray: Flower's simulation."),
     ] = "process",
     poison: Annotated[
-        str, typer.Option(metavar="NAME=PERCENT", help="Flip labels of a simulated source.")
+        str,
+        typer.Option(metavar="NAME=PERCENT", help="Share of labels to flip at a simulated source."),
     ] = "",
     threads: Annotated[
         int,
         typer.Option(
             min=1,
-            help="CPU threads of a simulated site. More are faster, but both engines need the same "
-            "number to give the same bits.",
+            help="CPU threads of a simulated site. More are faster, but the two engines give the "
+            "same bits only with the same number.",
         ),
     ] = 1,
     server: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="The folder `fedda superlink --dir` runs from."),
+        typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
     ] = Path("fedda-server"),
     superlink: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="A SuperLink started otherwise; --dir must be shared with it."
+            metavar="HOST:PORT",
+            help="A SuperLink not started by `fedda superlink`; it must share the folder --dir.",
         ),
     ] = "",
     ca: Annotated[
-        Path | None, typer.Option(help="Authority of that SuperLink's certificate.")
+        Path | None, typer.Option(help="Certificate authority of that SuperLink.")
     ] = None,
     resume: Annotated[
         Path | None,
@@ -125,8 +128,7 @@ def run(
 
       fedda run kd3a --simulate ./digits --target fonts -c input.size=16 -c input.channels=1
 
-    To adapt the model of a finished run at a target, with no source at hand where the method needs
-    none:
+    To adapt the model of a finished run at a target, without sources if the method needs none:
 
       fedda run METHOD --server hub --start-from runs/fedavg --target clinic-b
 
@@ -134,9 +136,9 @@ def run(
 
       fedda run --resume runs/kd3a
 
-    Results go to DIR/NAME: results.json, report.png and model.safetensors, of which every training
-    has one in its own folder, and with several targets no one else. Exit code 0 means that the run
-    finished, 1 that it could not, 130 that it was interrupted.
+    Results go to DIR/NAME: results.json, report.png and model.safetensors. Each training also has
+    its own folder with its model.safetensors; a run with several targets has models only there.
+    Exit code 0 means that the run finished, 1 that it could not, 130 that it was interrupted.
     """
     on_terminate()
     with clear_exit():
@@ -175,7 +177,7 @@ def run(
                     f"fedda run --resume {folder}"
                 )
             started = asdict(launch) | {"settings": config.flat()}
-            with load("server", "run").alone(folder):  # another may wait for its sites there
+            with load("server", "run").alone(folder):  # another run may wait for its sites there
                 (folder / LAUNCH).write_text(json.dumps(started, indent=1))
         perform(config, launch)
 
@@ -191,37 +193,37 @@ def _flat(
 
     Args:
         method: its name.
-        change: what -c gives; it wins over all else.
+        change: the pairs given by -c; they win over all else.
         chosen: presets.
-        given: what has options of its own; those left out are empty.
-        baseline: a method, none, or empty where it was not given.
+        given: settings that have an option of their own; empty if the option was not given.
+        baseline: a method, `none`, or empty if the option was not given.
     """
     if not method:
         raise ConfigError(f"Say which method: {', '.join(plugins.methods())}.")
     flat: dict[str, Any] = {"method": method, **presets.settings(method, chosen)}
     flat |= {key: value for key, value in given.items() if value}
     changes = _changes(method, change)
-    # A baseline that goes on from the same model is not what the method would be compared with.
+    # With a model to start from, a baseline would only train that model further.
     beside = baseline or ("none" if (flat | changes).get("run.start-from") else "fedavg")
     flat["run.baseline"] = "" if beside in ("none", method) else beside
     return flat | changes
 
 
 def _changes(method: str, pairs: list[str]) -> dict[str, Any]:
-    """The settings given by -c, without those that have an option of their own."""
-    found: dict[str, Any] = overrides(method, pairs)
-    for key in filter(INSTEAD.get, found):
+    """Return the settings given by -c; refuse those that have an option of their own."""
+    changes: dict[str, Any] = overrides(method, pairs)
+    for key in filter(INSTEAD.get, changes):
         raise ConfigError(f"-c {key}= is not taken here; use {INSTEAD[key]} instead.")
-    return found
+    return changes
 
 
 def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path | None) -> None:
     """Refuse options that would have no effect.
 
     Raises:
-        ConfigError: naming the first of them.
+        ConfigError: an option would have no effect; the error names the first one.
     """
-    for name in (name for name in context.params if _given(context, name)):
+    for name in (name for name in context.params if _on_command_line(context, name)):
         words = {"method": "METHOD", "directory": "--dir"}
         option = words.get(name, f"--{name.replace('_', '-')}")
         if resume is not None and name not in RESUMES:
@@ -234,16 +236,18 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
                 f"{option} is for simulated sites; give --simulate ROOT with it, or leave it out."
             )
         if simulate is not None and name in REMOTE:
-            raise ConfigError(f"{option} is for runs on a server; leave out it or --simulate.")
+            raise ConfigError(
+                f"{option} is for runs on a server; leave it out, or leave out --simulate."
+            )
 
 
-def _given(context: typer.Context, name: str) -> bool:
+def _on_command_line(context: typer.Context, name: str) -> bool:
     """Whether an option was on the command line."""
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def _begun(folder: Path) -> tuple[dict[str, Any], Launch]:
-    """What a run was started with."""
+    """Read how a run was started."""
     try:
         started = json.loads((folder / LAUNCH).read_text())
         flat = started.pop("settings")

@@ -1,4 +1,4 @@
-"""`fedda methods` and `fedda settings`: what there is to choose."""
+"""`fedda methods` and `fedda settings`: list methods, settings and presets."""
 
 from typing import Annotated, get_args
 
@@ -17,7 +17,9 @@ from fedda.settings import RunConfig, presets
 def methods(
     wire: Annotated[
         bool,
-        typer.Option("--wire", help="What may enter and leave a site instead, as it is checked."),
+        typer.Option(
+            "--wire", help="Show instead what may enter and leave a site, as the code checks it."
+        ),
     ] = False,
 ) -> None:
     """List the methods that `fedda run` knows."""
@@ -60,10 +62,10 @@ def settings(
 
 
 def _show_added(group: plugins.Group, title: str) -> None:
-    """What other packages add, if they add anything, and which ones."""
-    if found := plugins.installed(group):
+    """Print what other packages add to a group, and which packages; nothing if none does."""
+    if installed := plugins.installed(group):
         typer.echo(f"\n{title}")
-    for added in found.values():
+    for added in installed.values():
         typer.echo(f"{added.name:10} {added.about}{_from(added.origin)}")
 
 
@@ -72,7 +74,7 @@ def _from(origin: str) -> str:
 
 
 def _presets(method: str) -> None:
-    """The method's own, then the benchmarks'."""
+    """Print the method's own presets, then the benchmarks'."""
     for name, preset in presets.table(method).items():
         table = Table(box=None, title=f"--preset {name}", title_justify="left", show_header=False)
         table.add_column(no_wrap=True)

@@ -1,4 +1,4 @@
-"""`fedda superlink`: the server that sites dial, with the operator's part kept on this machine."""
+"""`fedda superlink`: the server that sites dial; operators reach it on this machine only."""
 
 import contextlib
 import json
@@ -28,11 +28,14 @@ def superlink(
     directory: Annotated[
         Path,
         typer.Option(
-            "--dir", metavar="DIR", file_okay=False, help="Holds the certificates and sites' keys."
+            "--dir",
+            metavar="DIR",
+            file_okay=False,
+            help="Folder with the certificates and sites' keys.",
         ),
     ] = Path("fedda-server"),
     host: Annotated[
-        str, typer.Option(help="Address that sites reach; 0.0.0.0 for every interface.")
+        str, typer.Option(help="Address to listen on for sites; 0.0.0.0: every interface.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that sites dial.")] = 8443,
     admin_port: Annotated[
@@ -43,8 +46,8 @@ def superlink(
         typer.Option(
             min=0,
             max=65535,
-            help="Port that sites dial, too, while a round sums gradients (dils, fdann, ...); at "
-            "other times nothing listens there. 0: any that is free.",
+            help="Port that sites also dial while a round sums gradients (dils, fdann, ...); at "
+            "other times nothing listens there. 0: any free port.",
         ),
     ] = 8444,
     database: Annotated[
@@ -52,8 +55,8 @@ def superlink(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="Keep runs and messages over a restart. Models in transit stay on this disk in "
-            "clear: use an encrypted volume. Default: in memory.",
+            help="Keep runs and messages over a restart, in this file. It also holds models in "
+            "transit, unencrypted: use an encrypted volume. Default: in memory.",
         ),
     ] = None,
     traffic: Annotated[
@@ -79,8 +82,8 @@ def superlink(
     The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, because it asks
     for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it.
 
-    A firewall has to let sites in at --port, and at --exchange-port where methods that sum
-    gradients are run.
+    A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
+    are run.
     """
     with clear_exit():
         if exchange_port in (port, admin_port):
@@ -109,21 +112,24 @@ def superlink(
         seen: list[str] = []
 
         def every() -> None:
-            """Admit and turn away sites whenever the folder has changed."""
-            there = sorted(str(file) for file in (directory / "nodes").rglob("*.pub"))
-            if insecure or there == seen:
+            """Admit and revoke sites whenever the files in DIR/nodes have changed."""
+            public_keys = sorted(str(file) for file in (directory / "nodes").rglob("*.pub"))
+            if insecure or public_keys == seen:
                 return
             try:
                 client = control.Control(admin, ca)
                 try:
                     for line in folder.sync(client):
                         typer.echo(line)
-                    seen[:] = [] if folder.unread else there  # it may be whole the next time
+                    # Read again next time: a file that was no key may be a half-copied one.
+                    seen[:] = [] if folder.unread else public_keys
                 finally:
                     client.close()
             except Exception as error:
                 # A half-copied key file must not end a server that sites depend on.
-                log.warning("the keys in %s could not be followed: %s", directory / "nodes", error)
+                log.warning(
+                    "changes of the keys in %s could not be applied: %s", directory / "nodes", error
+                )
 
         def ready() -> None:
             write_connection(home, admin, ca)
@@ -141,7 +147,7 @@ def superlink(
 
 
 def _withdraw(about: Path) -> None:
-    """Remove the note that a server runs here, unless it is another server's."""
+    """Remove the file that says that a server runs here, unless another server wrote it."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads(about.read_text())["pid"] == os.getpid():
             about.unlink()

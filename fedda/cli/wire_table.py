@@ -8,11 +8,11 @@ from fedda.wire import Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
-    """One kind of request, and its reply.
+    """What may enter and leave a site in one kind of request and its reply.
 
     Attributes:
-        part: that the site plays.
-        when: the phase, and the hop where it has another name; `test` for the test of a round.
+        part: the site's part: source, collaborator or target.
+        when: the phase, and the hop if its name differs; `test` for the test of a round.
         enters: arrays and numbers that the site accepts.
         leaves: arrays, numbers and sums of gradients that it may send.
     """
@@ -24,21 +24,21 @@ class Crossing(NamedTuple):
 
 
 def of_method(method: str) -> list[Crossing]:
-    """All that a method's contracts list; brackets stand around what is not always there."""
+    """List what a method's contracts allow; optional arrays are in brackets."""
     phases = plugins.method(method).phases
-    found = []
+    crossings = []
     for phase in phases:
         for hop, parts in phase.hops.items():
             when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
-            found += [_crossing(name, when, part) for name, part in parts.items()]
-    tests: list[tuple[str, Part]] = []  # each with the first phase that has it
+            crossings += [_crossing(name, when, part) for name, part in parts.items()]
+    tests: list[tuple[str, Part]] = []  # each different test, with its first phase
     for phase in phases:
         if all(phase.test != test for _, test in tests):
             tests.append((phase.name, phase.test))
     for name, test in tests:
         when = "test" if len(tests) == 1 else f"{name}: test"
-        found.append(_crossing("target", when, test))
-    return found
+        crossings.append(_crossing("target", when, test))
+    return crossings
 
 
 def _crossing(name: str, when: str, part: Part) -> Crossing:
@@ -48,7 +48,7 @@ def _crossing(name: str, when: str, part: Part) -> Crossing:
 
 
 def table() -> str:
-    """Markdown of all methods; those with the same line share it."""
+    """Return all methods as a Markdown table; methods with the same row share it."""
     lines: dict[Crossing, list[str]] = {}
     for method in plugins.methods():
         for crossing in of_method(method):
@@ -64,7 +64,7 @@ def table() -> str:
 def _parts_together(
     lines: Mapping[Crossing, list[str]],
 ) -> Iterator[tuple[Crossing, list[str]]]:
-    """One line for two parts where theirs are the same, of the same methods."""
+    """Merge the rows of parts that are equal and belong to the same methods."""
     for crossing, names in lines.items():
         others = [crossing._replace(part=p) for p in ("source", "collaborator", "target")]
         alike = [other for other in others if lines.get(other) == names]

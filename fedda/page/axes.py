@@ -1,18 +1,18 @@
-"""Axes around a drawing that is stretched to the room there is, so that letters are not."""
+"""Axes in HTML around a drawing in SVG: the drawing stretches with the page, letters do not."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from .html import Html, e, n, text
 
-SIZE = 1000  # of the drawing's coordinates
+SIZE = 1000  # width and height of a drawing, in its own coordinates
 DENSE = 100  # with more rounds lines are thinner
 
 
 def frame(
     art: Html, low: float, high: float, ticks: Sequence[float], rounds: int, tall: bool = False
 ) -> Html:
-    """A drawing with its axes: values upwards, rounds to the right."""
+    """Put axes around a drawing: values upwards, rounds to the right."""
     places = {r: SIZE * (r - 0.5) / rounds for r in whole(rounds)}
     css = " tall" * tall + " dense" * (rounds > DENSE)
     return frame_over(art, low, high, ticks, places, "round", css)
@@ -27,7 +27,7 @@ def frame_over(
     what: str,
     css: str = "",
 ) -> Html:
-    """The same over anything that is counted: `places` has where numbers are in the drawing."""
+    """Put axes around a drawing; `places` maps each number below it to its x in the drawing."""
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     texts = [f"{t:,.{digits}f}" for t in ticks]
@@ -35,7 +35,7 @@ def frame_over(
         e("span", t, style=f"bottom:{n(100 * (v - low) / (high - low))}%")
         for t, v in zip(texts, ticks, strict=True)
     ]
-    # The column is as wide as its longest number, which cannot be seen a second time.
+    # A hidden copy of the longest number makes the column wide enough.
     left = e("div", e("i", max(texts, key=len)), *spans, class_="ys", aria_hidden="true")
     below = [e("span", f"{i}", style=f"left:{n(100 * x / SIZE)}%") for i, x in places.items()]
     return e(
@@ -49,7 +49,7 @@ def frame_over(
 
 
 def drawing(low: float, high: float, ticks: Sequence[float], *parts: Html, said: str) -> Html:
-    """A drawing to stretch, with a line behind its parts at each mark of the axis."""
+    """Make a drawing that stretches, with a line behind its parts at each tick of the axis."""
     heights = [n(SIZE * (1 - (t - low) / (high - low))) for t in ticks]
     return e(
         "svg",
@@ -63,7 +63,7 @@ def drawing(low: float, high: float, ticks: Sequence[float], *parts: Html, said:
 
 
 def stripe(left: float, width: float, lines: Iterable[str]) -> Html:
-    """An invisible part of a drawing, to read values from."""
+    """Make an invisible part of a drawing that shows values when the pointer is on it."""
     title = e("title", Html("&#10;".join(map(text, lines))))
     return e("rect", title, class_="hit", x=n(left), y=0, width=n(width), height=SIZE)
 
@@ -71,7 +71,7 @@ def stripe(left: float, width: float, lines: Iterable[str]) -> Html:
 def axis(
     low: float, high: float, least: float | None, most: float | None
 ) -> tuple[float, float, list[float]]:
-    """Bounds of an axis and its marks, at 1, 2 or 5 times a power of ten."""
+    """Return bounds and ticks of an axis; the step is 1, 2 or 5 times a power of ten."""
     low, high = (low if least is None else least), (high if most is None else most)
     if high - low < 1e-12 * max(1.0, abs(high)):
         room = abs(high) * 0.1 or 1.0
@@ -84,12 +84,12 @@ def axis(
 
 
 def whole(rounds: int) -> list[int]:
-    """Rounds to name under an axis."""
+    """Return the rounds to label under an axis."""
     step = max(1, round(step_of(rounds / 8)))
     return [1, *(r for r in range(step, rounds + 1, step) if r > 1 + step // 2)]
 
 
 def step_of(least: float) -> float:
-    """The next of 1, 2 or 5 times a power of ten."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-9))

@@ -11,7 +11,7 @@ from .parts import NOTHING, figure, folded, legend, patch, table
 
 @dataclass(frozen=True)
 class Layer:
-    """One part of every bar: its name, the place of its colour, its values by round."""
+    """One part of every bar: its name, the number of its colour, its values by round."""
 
     name: str
     colour: int
@@ -28,16 +28,16 @@ def bars(
     factor: float = 1.0,
     high: float | None = None,
 ) -> Html | None:
-    """A figure of stacked bars, or nothing where all is nothing.
+    """Draw a figure of stacked bars; None if every value is missing or zero.
 
     Args:
         title: what is shown.
-        unit: of the axis.
+        unit: unit of the axis.
         layers: from the bottom to the top.
-        rounds: of the run.
-        text: writes a value as it comes.
-        factor: brings a value to the axis's unit.
-        high: the tallest bar of the figures that this one is compared with, as it comes.
+        rounds: number of rounds of the run.
+        text: writes a value of a layer.
+        factor: what a value of a layer is multiplied by to give the axis's unit.
+        high: the tallest bar of all figures that share this scale, before `factor`.
     """
     layers = [layer for layer in layers if any(layer.values.values())]
     sums = {r: sum(layer.values.get(r, 0) for layer in layers) for r in range(1, rounds + 1)}
@@ -57,7 +57,7 @@ def bars(
                 upper = n(SIZE - base - height)
                 parts.append(f"M{n(left)} {n(SIZE - base)}V{upper}H{n(right)}V{n(SIZE - base)}Z")
                 below[r] += value
-        # The style undoes `fill: none`, which paths that are lines need.
+        # This overrides `fill: none` of the style sheet, which is for paths that are lines.
         fill = f"fill:var(--k{layer.colour})"
         shapes.append(e("path", d="".join(parts), style=fill))
     stripes = [stripe(slot * (r - 1), slot, _hover(r, layers, text)) for r in sums]
@@ -74,8 +74,8 @@ def bars(
 
 
 def _hover(r: int, layers: Sequence[Layer], text: Callable[[float], str]) -> list[str]:
-    found = [f"{x.name}: {text(x.values[r])}" for x in reversed(layers) if x.values.get(r)]
-    return [f"round {r}", *found]
+    lines = [f"{x.name}: {text(x.values[r])}" for x in reversed(layers) if x.values.get(r)]
+    return [f"round {r}", *lines]
 
 
 def _totals(layers: Sequence[Layer], text: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""What the run was: its sites, what went wrong at them, its settings and versions."""
+"""The run's sites, what went wrong at them, and the run's settings and versions."""
 
 import statistics
 from collections.abc import Mapping
@@ -12,9 +12,10 @@ from .html import Html, e
 from .parts import NOTHING, folded, note, section, table
 from .series import Run
 
-MOST_EVENTS = 500  # rows; the rest is in results.json
-CLASSES = 40  # that are listed
-PLACE = ("run.dir", "run.name", "run.resume", "run.expect")  # where and when, not what
+MOST_EVENTS = 500  # most rows; the rest is in results.json
+CLASSES = 40  # most class names that are listed
+# Settings of where results go and how the run was started, not of what it computes.
+PLACE = ("run.dir", "run.name", "run.resume", "run.expect")
 
 WORDS = {
     "absent": "not connected",
@@ -30,7 +31,7 @@ WORDS = {
 
 
 def sites(run: Run) -> Html:
-    """Every site, what it brought and how it fared."""
+    """Make the section of sites: data, weights, rounds, time and troubles of each."""
     weights = {m: run.summary["methods"][m]["weights"] for m in run.methods}
     weights = {m: w for m, w in weights.items() if w}
     troubles = [event.get("site") for event in run.results["events"]]
@@ -70,7 +71,7 @@ def _number(value: Any) -> str:
 
 
 def _rounds(run: Run, site: str, role: str) -> str:
-    """In how many of the rounds that listened to its role this site had a part."""
+    """Count the rounds whose average had this site, of those that could have had it."""
     had = all_ = 0
     for method in run.methods:
         if site not in run.keys(method, "weights"):
@@ -85,23 +86,23 @@ def _rounds(run: Run, site: str, role: str) -> str:
 
 
 def _seconds(run: Run, site: str) -> float | None:
-    found = [
+    seconds = [
         entry["site_seconds"][site]
         for method in run.methods
         for _, entry in run.entries(method)
         if site in (entry.get("site_seconds") or {})
     ]
-    return statistics.median(found) if found else None
+    return statistics.median(seconds) if seconds else None
 
 
 def events(run: Run) -> Html:
-    """Troubles, one row per kind, site and training, with the rounds it happened in."""
-    found = run.results["events"]
-    if not found:
+    """Make the section of troubles, with one row per kind, site and training."""
+    troubles = run.results["events"]
+    if not troubles:
         return section("events", "Troubles", e("p", "None: every site answered in every round."))
     gathered: dict[tuple[str, ...], list[int]] = {}
     counts: dict[tuple[str, ...], int] = {}
-    for event in found:
+    for event in troubles:
         where = f"{run.short(event['method'])}, seed {event['seed']}" if "seed" in event else ""
         where += f" on {event['target']}" if "target" in event else ""
         parts = (where, event.get("what", ""), event.get("site", ""), event.get("text", ""))
@@ -124,20 +125,21 @@ def events(run: Run) -> Html:
     more = len(gathered) - len(rows)
     extra = f" {more:,} more kinds are in results.json." if more > 0 else ""
     remark = (
-        f"{counted(len(found), 'event')} in {len(gathered):,} rows, in the order they began.{extra}"
+        f"{counted(len(troubles), 'event')} in {len(gathered):,} rows, "
+        f"in the order they began.{extra}"
     )
     return section("events", "Troubles", made, note(remark))
 
 
 def settings(run: Run) -> Html:
-    """Settings that are not the defaults, then all, then the versions."""
+    """Make the section of settings: those that are not the defaults, all, and the versions."""
     config, usual = run.config, _defaults()
     changed = [k for k, v in config.items() if k not in PLACE and k in usual and usual[k] != v]
     unknown = [k for k in config if usual and k not in usual]
     rows = [[e("code", k), _value(config[k]), _value(usual[k])] for k in changed]
     rows += [[e("code", k), _value(config[k]), "not known to this version"] for k in unknown]
     if not config:
-        own: Html = e("p", "The results do not say how the run was set.")
+        own: Html = e("p", "The results do not hold the run's settings.")
     elif rows:
         own = table(
             ["setting", "this run", "default"], rows, label="Settings that differ", wrap=[1]
@@ -164,7 +166,7 @@ def settings(run: Run) -> Html:
 def _defaults() -> dict[str, Any]:
     try:
         return dict(defaults())
-    except FeddaError:  # a method that is half there must not cost the page
+    except FeddaError:  # an incomplete method must not prevent the page
         return {}
 
 

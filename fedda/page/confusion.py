@@ -1,4 +1,4 @@
-"""The target's confusion matrix: rows are what an image is, columns what the model calls it."""
+"""The target's confusion matrix: rows are true classes, columns are predicted classes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from .noted import Noted
 from .parts import figure, folded, grid, note, table
 from .series import Run
 
-CELLS = 20  # classes that a table with numbers has room for
+CELLS = 20  # classes up to which the matrix is drawn with numbers
 TABLE = 60  # classes up to which all counts are in a table
 WORST = 6
 SHADES = 8
@@ -19,22 +19,22 @@ Counts = NDArray[np.float64]
 
 
 def confusions(run: Run, noted: Noted) -> Html | None:
-    """A figure per method and target, of the last round."""
+    """Draw a figure per method and target, for the last round."""
     return grid(*(_one(run, noted, m, t) for m in run.methods for t in run.targets), pairs=True)
 
 
 def _one(run: Run, noted: Noted, method: str, target: str) -> Html | None:
-    found = noted.confusions(method, target)
-    if not found:
+    by_seed = noted.confusions(method, target)
+    if not by_seed:
         return None
-    classes = next(iter(found.values()))[0]
-    same = {seed: counts for seed, (names, counts) in found.items() if names == classes}
+    classes = next(iter(by_seed.values()))[0]
+    same = {seed: counts for seed, (names, counts) in by_seed.items() if names == classes}
     counts = np.mean(list(same.values()), axis=0)
     seeds = ", ".join(same)
     over = f"mean of seeds {seeds}" if len(same) > 1 else f"seed {seeds}"
     total = counts.sum()
     right = 100 * counts.trace() / total if total else 0
-    # A row's share, so that a rare class is as visible as a common one.
+    # Shares of each row, so that a rare class is as visible as a common one.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     picture = _cells(classes, counts, shares) if len(classes) <= CELLS else _map(classes, shares)
     rows = [[name, *map(_count, row)] for name, row in zip(classes, counts, strict=True)]
@@ -43,7 +43,7 @@ def _one(run: Run, noted: Noted, method: str, target: str) -> Html | None:
         f"{run.short(method)}: test at {target}, last round",
         f"% of each class, {over}",
         e("div", picture, class_="wide"),
-        note(f"{right:.1f} % of {_count(total)} right. {_worst(classes, counts, shares)}"),
+        note(f"{right:.1f} % of {_count(total)} correct. {_worst(classes, counts, shares)}"),
         folded("Counts", numbers) if len(classes) <= TABLE else None,
     )
 
@@ -60,12 +60,12 @@ def _cells(classes: Sequence[str], counts: Counts, shares: Counts) -> Html:
             css = ["hi"] if share > 0.55 else []
             css += ["diag"] if i == j else []
             css += ["none"] if counts[i, j] == 0 else []
-            said = f"{name} called {classes[j]}: {_count(counts[i, j])}, {100 * share:.1f} %"
+            said = f"{name} predicted as {classes[j]}: {_count(counts[i, j])}, {100 * share:.1f} %"
             shown = f"{100 * share:.0f}"
             style = f"--v:{n(share * 100)}%"
             cells.append(e("td", shown, title=said, class_=" ".join(css) or None, style=style))
         rows.append(e("tr", *cells))
-    corner = e("th", "is ↓ called →", class_="soft")
+    corner = e("th", "true ↓ predicted →", class_="soft")
     head = e("tr", corner, *(e("th", c, title=c, scope="col") for c in classes))
     return e(
         "table", e("thead", head), e("tbody", *rows), class_="heat", aria_label="Confusion matrix"
@@ -73,7 +73,7 @@ def _cells(classes: Sequence[str], counts: Counts, shares: Counts) -> Html:
 
 
 def _map(classes: Sequence[str], shares: Counts) -> Html:
-    """Too many classes for numbers: one path per shade of the cells that are not empty."""
+    """Draw the matrix without numbers: one path per shade, over the cells that are not empty."""
     size = len(classes)
     shades: dict[int, list[str]] = {}
     for i, j in zip(*np.nonzero(shares), strict=True):
@@ -88,15 +88,15 @@ def _map(classes: Sequence[str], shares: Counts) -> Html:
         *paths,
         view_box=f"0 0 {size} {size}",
         role="img",
-        aria_label=f"Confusion matrix of {size} classes: down what is, right what it is called",
+        aria_label=f"Confusion matrix of {size} classes: rows true, columns predicted",
     )
     return e("div", art, class_="square")
 
 
 def _worst(classes: Sequence[str], counts: Counts, shares: Counts) -> str:
-    """The confusions that cost most, in words."""
+    """Write the most frequent errors in words."""
     off = counts * (1 - np.eye(len(classes)))
     order = np.argsort(-off, axis=None, kind="stable")[:WORST]
     pairs = [(int(k) // len(classes), int(k) % len(classes)) for k in order if off.flat[k] > 0]
-    said = [f"{classes[i]} called {classes[j]} ({_count(counts[i, j])})" for i, j in pairs]
-    return f"Most often wrong: {', '.join(said)}." if said else ""
+    said = [f"{classes[i]} as {classes[j]} ({_count(counts[i, j])})" for i, j in pairs]
+    return f"Most frequent errors: {', '.join(said)}." if said else ""

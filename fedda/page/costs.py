@@ -23,7 +23,7 @@ SECONDS = Scale("s", lambda v: f"{v:.3f}", 1, 0, None)
 
 
 def costs(run: Run) -> Html:
-    """The sections of bytes and of time."""
+    """Make the sections of bytes and of time."""
     return Html(section("bytes", "Bytes that crossed", _bytes_table(run), _bytes(run)) + _time(run))
 
 
@@ -33,7 +33,7 @@ def _name(key: str) -> str:
 
 
 def _order(key: str) -> tuple[bool, bool, str]:
-    """Models before what is small; to the sites before back from them."""
+    """Sort models before scalars, and bytes to the sites before bytes from them."""
     way, _, kind = key.split(" ", 2)
     return kind == "scalars", way == "from", key
 
@@ -59,20 +59,20 @@ def _bytes_table(run: Run) -> Html:
 
 
 def _bytes(run: Run) -> Html | None:
-    """A figure per method, all to one scale."""
-    found = {}
+    """Draw a figure per method, all with the same scale."""
+    by_method = {}
     colours: dict[str, int] = {}
     for method in run.methods:
         keys = sorted(run.keys(method, "bytes"), key=_order)
         values = {k: run.mean_by_round(method, "bytes", k) for k in keys}
-        found[method] = {k: v for k, v in values.items() if any(v.values())}
-    for key in sorted({k for values in found.values() for k in values}, key=_order):
+        by_method[method] = {k: v for k, v in values.items() if any(v.values())}
+    for key in sorted({k for values in by_method.values() for k in values}, key=_order):
         colours[key] = (1 + len(colours)) % 8
-    highest = max((_tallest(list(values.values())) for values in found.values()), default=0)
+    highest = max((_tallest(list(values.values())) for values in by_method.values()), default=0)
     factor, unit = next(((f, u) for f, u in UNITS if highest >= f), (1, "B"))
     per = f", mean of the {run.every}" if run.over else ""
     figures = []
-    for method, values in found.items():
+    for method, values in by_method.items():
         layers = [Layer(_name(k), colours[k], v) for k, v in values.items()]
         figures.append(
             bars(
@@ -113,10 +113,10 @@ def _time(run: Run) -> Html:
     split = any(run.keys(m, "phases") for m in run.methods)
     remark = f"One training, mean of the {run.every}. " if run.over else "One training. "
     remark += (
-        "Replies are checked and added as they arrive, while other sites still work: the server's "
-        "own work is what nobody but the server was busy with."
+        "The server checks and adds replies as they arrive, while other sites still work. Its own "
+        "work is therefore only the time in which no site was working."
         if split
-        else "This run's results do not say how a round's time divides into phases."
+        else "This run's results do not divide a round's time into phases."
     )
     figures += [_sites(run, m) for m in run.methods]
     shown = grid(*figures, pairs=True)
@@ -124,7 +124,7 @@ def _time(run: Run) -> Html:
 
 
 def _seconds(value: float) -> str:
-    """As on the axis, so without minutes."""
+    """Write a time in seconds, as on the axis, without minutes."""
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
@@ -159,8 +159,8 @@ def _sites(run: Run, method: str) -> Html | None:
     slowest = sorted(every, key=lambda c: -max(c.mean.values(), default=0))
     shown = {c.name for c in slowest[:8]}
     curves = [Curve(c.name, c.css, c.seeds, drawn=c.name in shown) for c in slowest]
-    remark = "As each site says itself, without the way to it and back."
+    remark = "As measured by each site, without the time on the network."
     if len(curves) > 8:
-        remark += " The slowest eight; all are in the table."
+        remark += " The figure shows the slowest eight; the table has all."
     heading = f"{run.short(method)}: training time at the sites"
     return chart(heading, curves, SECONDS, run.rounds, remark=remark, thin=False)

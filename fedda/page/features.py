@@ -1,4 +1,4 @@
-"""Features of all sites whose notes are here, before and after, as points on paper."""
+"""Features of all sites whose notes are on this machine, before and after, as points in 2D."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from .noted import FIRST, LAST, Features, Noted
 from .parts import COLOURS, figure, grid, legend, note
 from .series import Run
 
-MOST = 1000  # points of one embedding: t-SNE of more takes its time
-NAMED = 30  # classes that are written into the figure
-NEAR = 4.0  # of 100, that a neighbour is away at most
-KEYS = 28  # entries of a legend: so many marks there are
+MOST = 1000  # most points of one embedding; t-SNE of more is slow
+NAMED = 30  # with at most so many classes, the figure has their names
+NEAR = 4.0  # largest distance of a neighbour, in a square of 100
+KEYS = 28  # most entries of a legend: the number of different marks
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cloud:
 
 
 def features(run: Run, noted: Noted) -> Html | None:
-    """Before and after, by domain and by class; of the first seed that has notes."""
+    """Draw features before and after, by domain and by class, for the first seed with notes."""
     seed = next((s for s in run.labels if noted.features(run.own, s, LAST)), None)
     if seed is None:
         return None
@@ -53,19 +53,19 @@ def features(run: Run, noted: Noted) -> Html | None:
 
 
 def dictionary(run: Run, noted: Noted) -> Html | None:
-    """The target's points under the barycenter of its atoms, and under the distilled set."""
+    """Draw the barycenter of the target's atoms, and the distilled set, over its own points."""
     seed = next((s for s in run.labels if noted.dictionary(run.own, s)), None)
-    found = noted.dictionary(run.own, seed) if seed else None
-    if seed is None or found is None:
+    content = noted.dictionary(run.own, seed) if seed else None
+    if seed is None or content is None:
         return None
-    sets = [found.points, found.barycenter, found.distilled]
+    sets = [content.points, content.barycenter, content.distilled]
     points = _square_points(np.concatenate(sets))
     target, barycenter, distilled = np.split(points, np.cumsum([len(s) for s in sets])[:-1])
     classes = [str(name) for name in run.results.get("classes", [])]
     figures = []
     for heading, made, labels in (
-        ("Barycenter over the target", barycenter, found.barycenter_labels),
-        ("Distilled set over the target", distilled, found.distilled_labels),
+        ("Barycenter over the target", barycenter, content.barycenter_labels),
+        ("Distilled set over the target", distilled, content.distilled_labels),
     ):
         parts = [_marks(target, -1, f"{run.labels[seed]}, training images", faded=True)]
         entries = [(_key(-1), f"{run.labels[seed]} (target)", "")]
@@ -84,15 +84,15 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
 
 def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
     for method in run.methods[1:]:
-        if found := noted.features(method, seed, LAST):
-            return found, f"{run.title(method)}, last round"
+        if before := noted.features(method, seed, LAST):
+            return before, f"{run.title(method)}, last round"
     return noted.features(run.own, seed, FIRST), f"{run.short(run.own)}, first round"
 
 
-def _cloud(found: Sequence[Features], heading: str) -> Cloud:
-    each = max(2, MOST // len(found))
+def _cloud(site_features: Sequence[Features], heading: str) -> Cloud:
+    each = max(2, MOST // len(site_features))
     parts, labels, sites = [], [], []
-    for f in found:
+    for f in site_features:
         chosen = np.unique(np.linspace(0, len(f.z) - 1, min(each, len(f.z))).round().astype(int))
         parts.append(f.z[chosen])
         labels.append(f.labels[chosen])
@@ -102,7 +102,7 @@ def _cloud(found: Sequence[Features], heading: str) -> Cloud:
 
 
 def _square_points(z: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The features' embedding, in a square of 100."""
+    """Embed features in a square of 100."""
     points = tsne(z)
     low, high = points.min(axis=0), points.max(axis=0)
     side = max(float((high - low).max()), 1e-12)
@@ -111,16 +111,16 @@ def _square_points(z: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _by_domain(run: Run, cloud: Cloud) -> Html:
     sources = {site: i for i, site in enumerate(run.sources)}
-    there = [s for s in [*run.sources, *run.targets] if s in set(cloud.sites)]
+    present = [s for s in [*run.sources, *run.targets] if s in set(cloud.sites)]
     parts, entries = [], []
-    for site in there:
+    for site in present:
         mark = sources.get(site, -1)
         mine = cloud.points[[s == site for s in cloud.sites]]
         name = f"{site} (target)" if site in run.targets else site
         parts.append(_marks(mine, mark, name))
         if len(entries) < KEYS:
             entries.append((_key(mark), name, ""))
-    said = f"{cloud.heading}: features of {len(there)} sites"
+    said = f"{cloud.heading}: features of {len(present)} sites"
     return _square(f"{cloud.heading}, by domain", parts, entries, said)
 
 
@@ -143,7 +143,7 @@ def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
 
 
 def _densest(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The point with the most neighbours: a class may be several groups, and between is none."""
+    """Return the point with most neighbours; the mean of several groups may be in none of them."""
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
     return points[(apart < NEAR).sum(axis=1).argmax()]
 
@@ -156,7 +156,7 @@ def _square(
 
 
 def _look(mark: int) -> tuple[str, str]:
-    """Colour and shape of a site or class: both change from one to the next; -1 is the ink."""
+    """Return colour and shape of a site or class by its number; -1 is the text colour."""
     if mark < 0:
         return "k0", ""
     return f"k{1 + mark % COLOURS}", ("", "q", "thin plus", "thin cross")[mark % 4]

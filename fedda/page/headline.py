@@ -1,4 +1,4 @@
-"""What the run found, in a few large numbers and a table that has them by seed."""
+"""The run's results: a few large numbers, and a table of them by seed."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ NAMES = {
 
 
 def headline(run: Run) -> Html:
-    """Title, cards, the table of targets or of seeds, and how to read them."""
+    """Make the title, the cards, the table of targets or seeds, and remarks on how to read them."""
     scale = SCALES[run.measure]
     return join(
         e("h1", f"{run.title(run.own)} on {run.target}"),
@@ -50,7 +50,7 @@ def _about(run: Run) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Write a time in hours, minutes and seconds."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -66,11 +66,11 @@ def _cards(run: Run, scale: Scale) -> list[Html]:
     def card(what: str, big: Any, small: str, css: str = "card") -> Html:
         return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
 
-    def stat(found: dict[str, Any]) -> Html:
-        if found["mean"] is None:
+    def stat(stats: dict[str, Any]) -> Html:
+        if stats["mean"] is None:
             return e("small", "not tested")
-        spread = "" if found["std"] is None else f" ± {scale.text(found['std'])}"
-        return join(scale.text(found["mean"]), e("small", f"{unit}{spread}"))
+        spread = "" if stats["std"] is None else f" ± {scale.text(stats['std'])}"
+        return join(scale.text(stats["mean"]), e("small", f"{unit}{spread}"))
 
     last = "last round" + (f", mean of {run.over}" if run.over else "")
     cards = [card(run.title(run.own), stat(own["last"]), last, "card main")]
@@ -106,7 +106,7 @@ def _difference(run: Run, scale: Scale, card: Any, other: str) -> Html | None:
 
 
 def _gains(run: Run, other: str) -> list[float]:
-    """What the method has over another, seed by seed, where both were tested."""
+    """Return the method's measure minus the other's, for each seed where both were tested."""
     ours, theirs = (run.summary["methods"][m]["last"]["values"] for m in (run.own, other))
     return [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
 
@@ -125,10 +125,10 @@ def _troubles(run: Run, card: Any) -> Html:
 
 def _table(run: Run, scale: Scale) -> Html:
     rows, styles = [], []
-    for method in run.methods:  # a row for the whole, then one per target or seed
-        found = [[*cells, duration(s)] for *cells, s in scores(run.summary, method, scale.text)]
-        rows += found
-        styles += ["strong", *["faint"] * (len(found) - 1)]
+    for method in run.methods:  # one row for all, then one per target or seed
+        lines = list(scores(run.summary, method, scale.text))
+        rows += [[*cells, duration(seconds)] for *cells, seconds in lines]
+        styles += ["strong", *["faint"] * (len(lines) - 1)]
     unit = f" ({scale.unit})" if scale.unit else ""
     head = ["method", f"last round{unit}", f"chosen without labels{unit}", "time"]
     return table(head, rows, styles=styles, label=NAMES[run.measure])
@@ -148,8 +148,8 @@ def _remarks(run: Run) -> list[str]:
         remarks.append(words + ".")
     else:
         shown = {
-            "infomax": "Infomax (nats, higher is better) takes no labels.",
-            "loss": "What is shown is the mean training loss of the sources.",
+            "infomax": "Infomax (nats, higher is better) needs no labels.",
+            "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
     remarks += [f"{text}." for text in adapted_elsewhere(run.results)]

@@ -1,4 +1,4 @@
-"""HTML and SVG elements. Whatever is not made here is text and gets escaped."""
+"""HTML and SVG elements. A value that is not an `Html` made here is escaped as text."""
 
 import html
 from typing import Any
@@ -13,7 +13,7 @@ class Html(str):
 
 
 def text(value: Any) -> Html:
-    """A value as markup: text is escaped and loses characters that print nothing."""
+    """Return a value as markup: text is escaped and loses characters that cannot be printed."""
     if isinstance(value, Html):
         return value
     words = str(value)
@@ -37,10 +37,10 @@ def e(name: str, /, *children: Any, **attributes: Any) -> Html:
 
 
 def join(*children: Any) -> Html:
-    """Children one after the other; None is none."""
+    """Join children in order; None is left out."""
     return Html("".join(text(child) for child in children if child is not None))
 
 
 def n(value: float) -> str:
-    """A coordinate, as short as it can be."""
+    """Write a coordinate with one decimal, or none if that is a zero."""
     return f"{value:.1f}".rstrip("0").rstrip(".")

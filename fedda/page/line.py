@@ -1,7 +1,7 @@
 """Curves over the rounds: a figure with axes, legend, values on hover and a table of the numbers.
 
-The drawing is stretched to the room there is while lines and letters keep their size: only lines
-are SVG, with strokes that do not scale, and every letter is HTML beside it.
+The drawing stretches with the page, while lines and letters keep their size: only lines are SVG,
+with strokes that do not scale, and every letter is HTML beside it.
 """
 
 import math
@@ -16,19 +16,19 @@ from .parts import NOTHING, figure, folded, key, legend, note, table
 
 Values = Mapping[int, float]  # by round; a round without a value is a gap
 
-DOTTED = 30  # with so many rounds at most each gets a dot
-CELLS = 20_000  # of a table of numbers, at most
+DOTTED = 30  # with at most so many rounds, each value gets a dot
+CELLS = 20_000  # most cells of a table of numbers
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: the mean over the seeds, and the seeds.
+    """One curve: the mean over the seeds, and the values of each seed.
 
     Attributes:
-        name: in the legend and the table.
-        css: colour and dashes.
+        name: its name in the legend and the table.
+        css: classes of its colour and dashes.
         seeds: values by seed.
-        marks: rounds to ring, by seed.
+        marks: the round to mark with a ring, by seed.
         drawn: whether it is in the figure and its legend, or in the table alone.
     """
 
@@ -40,7 +40,7 @@ class Curve:
 
     @cached_property
     def mean(self) -> Values:
-        """Of the seeds that have a value there."""
+        """The mean by round, over the seeds that have a value in that round."""
         rounds = sorted({r for values in self.seeds.values() for r in values})
         return {r: statistics.fmean(v[r] for v in self.seeds.values() if r in v) for r in rounds}
 
@@ -67,17 +67,17 @@ def chart(
     tall: bool = False,
     troubles: Mapping[int, int] | None = None,
 ) -> Html | None:
-    """A figure of curves over the rounds, or nothing where there is no value.
+    """Draw a figure of curves over the rounds; None if they have no values.
 
     Args:
         title: what is shown.
         curves: in the order of the legend; the first is drawn on top.
         scale: unit and form of the values.
-        rounds: of the run.
+        rounds: number of rounds of the run.
         remark: a sentence under the legend.
         thin: whether each seed has a thin line of its own.
-        tall: more room, for many curves.
-        troubles: how many there were, by round; marked on the axis.
+        tall: whether the figure is higher, for many curves.
+        troubles: number of troubles by round; marked on the axis.
     """
     curves = [c for c in curves if any(c.seeds.values())]
     drawn = [c for c in curves if c.drawn]
@@ -134,7 +134,7 @@ def _path(values: Values, place: Place) -> str:
 
 
 def _points(values: Values, place: Place, every: bool) -> str:
-    """Dots where they help: everywhere, or where a value has no neighbour to be joined to."""
+    """Dots at every value, or only at values without a neighbour that a line could join."""
     alone = [r for r in values if every or not {r - 1, r + 1} & set(values)]
     return "".join(f"M{n(place.x(r))} {n(place.y(values[r]))}h0" for r in alone)
 
@@ -170,14 +170,14 @@ def _troubles(troubles: Mapping[int, int], place: Place) -> Iterator[Html]:
 def _hits(
     curves: Sequence[Curve], place: Place, scale: Scale, troubles: Mapping[int, int]
 ) -> Iterator[Html]:
-    """An invisible stripe per round, to read its values from."""
+    """Make an invisible stripe per round, which shows its values under the pointer."""
     means = [(c.name, c.mean) for c in curves[:12]]
     for r in range(1, place.rounds + 1):
-        found = [f"{name}: {scale.text(mean[r])}" for name, mean in means if r in mean]
-        found += [f"troubles: {troubles[r]}"] if r in troubles else []
-        if found:
+        lines = [f"{name}: {scale.text(mean[r])}" for name, mean in means if r in mean]
+        lines += [f"troubles: {troubles[r]}"] if r in troubles else []
+        if lines:
             left, right = place.x(r - 0.5), place.x(r + 0.5)
-            yield stripe(left, right - left, [f"round {r}", *found])
+            yield stripe(left, right - left, [f"round {r}", *lines])
 
 
 def _last(curve: Curve, rounds: int, scale: Scale) -> str:
@@ -197,7 +197,7 @@ def _spoken(title: str, curves: Sequence[Curve], scale: Scale) -> str:
 
 
 def _numbers(curves: Sequence[Curve], scale: Scale, rounds: int, title: str) -> Html:
-    """All values, by round; where they would be too many, the means, then fewer rounds."""
+    """Make the table of values by round; if it is too long, of means only, then of fewer rounds."""
     columns: list[tuple[str, Values]] = []
     seeds = any(len(c.seeds) > 1 for c in curves)
     each = sum(1 + len(c.seeds) for c in curves) * rounds <= CELLS

@@ -1,7 +1,7 @@
 """Reading the notes that clients/site/notes.py writes, on the sites' own machine.
 
-A site's folder is its own, but the page is somebody else's: what is read here is checked for its
-form, and only points, counts and class names of it reach the page.
+Whoever makes the page need not trust a site's folder: everything read from it is checked for its
+form, and only points, counts and class names reach the page.
 """
 
 import glob
@@ -24,7 +24,7 @@ DICTIONARY = "dictionary.npz"
 
 @dataclass(frozen=True)
 class Features:
-    """One site's features under one model; a label of -1 is none."""
+    """One site's features, computed by one model; a label of -1 means no label."""
 
     site: str
     z: NDArray[np.float32]  # (N, d)
@@ -35,7 +35,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Dictionary:
-    """What FedDaDiL's target noted: its points, and what its atoms make of them."""
+    """The notes of FedDaDiL's target: its points, its atoms' barycenter, and the distilled set."""
 
     points: NDArray[np.float32]  # (N, d)
     barycenter: NDArray[np.float32]  # (n, d)
@@ -46,7 +46,10 @@ class Dictionary:
 
 @dataclass
 class Noted:
-    """The notes found of a run: folders by method, seed (`0`; `0 on north` of several) and site."""
+    """The notes of a run: folders by method, seed and site.
+
+    With several targets, a seed also names the target of the training, such as `0 on north`.
+    """
 
     folders: dict[tuple[str, str, str], Path] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -58,22 +61,22 @@ class Noted:
     def confusions(
         self, method: str, target: str
     ) -> dict[str, tuple[list[str], NDArray[np.int64]]]:
-        """Class names and counts (C, C) of a target's last test, by seed."""
-        found = {}
-        for (of, seed, site), folder in sorted(self.folders.items()):
+        """Return class names and counts (C, C) of a target's last test, by seed."""
+        by_seed = {}
+        for (noted_method, seed, site), folder in sorted(self.folders.items()):
             path = folder / CONFUSION
-            if (of, site) == (method, target) and path.is_file():
+            if (noted_method, site) == (method, target) and path.is_file():
                 try:
-                    found[seed] = _confusion(json.loads(path.read_text()))
+                    by_seed[seed] = _confusion(json.loads(path.read_text()))
                 except (OSError, ValueError, TypeError, LookupError) as error:
                     self.problems.append(f"{path} cannot be read ({error})")
-        return found
+        return by_seed
 
     def dictionary(self, method: str, seed: str) -> Dictionary | None:
-        """The target's dictionary in the last round of one training."""
-        for (of, its, _), folder in sorted(self.folders.items()):
+        """Return the target's dictionary in the last round of one training."""
+        for (noted_method, noted_seed, _), folder in sorted(self.folders.items()):
             path = folder / DICTIONARY
-            if (of, its) == (method, seed) and path.is_file():
+            if (noted_method, noted_seed) == (method, seed) and path.is_file():
                 try:
                     return _dictionary(path)
                 except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
@@ -81,28 +84,28 @@ class Noted:
         return None
 
     def features(self, method: str, seed: str, name: str) -> list[Features]:
-        """What the sites saw in one training's first or last round, and which classes there are."""
-        found = []
-        for (of, its, site), folder in sorted(self.folders.items()):
+        """Return each site's features and labels in the first or last round of one training."""
+        site_features = []
+        for (noted_method, noted_seed, site), folder in sorted(self.folders.items()):
             path = folder / name
-            if (of, its) == (method, seed) and path.is_file():
+            if (noted_method, noted_seed) == (method, seed) and path.is_file():
                 try:
-                    found.append(_features(site, path))
+                    site_features.append(_features(site, path))
                 except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
                     self.problems.append(f"{path} cannot be read ({error})")
-        widths = {f.z.shape[1] for f in found}
+        widths = {f.z.shape[1] for f in site_features}
         if len(widths) > 1:
-            self.problems.append(f"the {name} of {method}, seed {seed} are of several models")
+            self.problems.append(f"the {name} of {method}, seed {seed} come from several models")
             return []
-        return found
+        return site_features
 
 
 def collect(results: Results, run: Path, given: Sequence[Path] = ()) -> Noted:
     """Find the notes of a run's sites.
 
     Args:
-        results: of the run.
-        run: its folder; a simulation and the demo leave their sites' folders in it.
+        results: results of the run.
+        run: the run's folder; a simulation and the demo leave their sites' folders in it.
         given: state directories of sites on this machine.
 
     Raises:
@@ -112,20 +115,20 @@ def collect(results: Results, run: Path, given: Sequence[Path] = ()) -> Noted:
     for place in [run / "sites", *sorted(run.glob("state/*"))]:
         noted.folders |= _below(place, results)
     for place in given:
-        found = _below(place, results)
-        if not found:
+        folders = _below(place, results)
+        if not folders:
             raise RunError(
                 f"{place} holds no notes of the run {results['name']!r}; give the --state-dir of a "
                 "fedda-client that took part in it without --no-notes."
             )
-        noted.folders |= found
+        noted.folders |= folders
     return noted
 
 
 def _below(place: Path, results: Results) -> dict[tuple[str, str, str], Path]:
-    """Notes below a state directory, or below one site's folder in it."""
+    """Find the notes in a state directory, or in one site's folder of it."""
     known = {site["name"] for site in results["sites"]}
-    found = {}
+    folders = {}
     for method, trainings in results["trainings"].items():
         for training in trainings:
             name = f"{results['name']}.{label_of(results, training, method)}"
@@ -133,8 +136,8 @@ def _below(place: Path, results: Results) -> dict[tuple[str, str, str], Path]:
             for folder in _existing([*below, place / "notes" / name]):
                 site = folder.parent.parent.name
                 if site in known:
-                    found[method, seed_of(results, training), site] = folder
-    return found
+                    folders[method, seed_of(results, training), site] = folder
+    return folders
 
 
 def _existing(folders: Iterable[Path]) -> list[Path]:
@@ -157,14 +160,14 @@ def _dictionary(path: Path) -> Dictionary:
     widths = {s.shape[1:] for s in sets}
     pairs = zip((barycenter, distilled), labels, strict=True)
     if points.ndim != 2 or len(widths) != 1 or any(y.shape != (len(z),) for z, y in pairs):
-        raise ValueError("its arrays have another form")
+        raise ValueError("its arrays do not have the expected shapes")
     if not all(np.isfinite(s).all() and len(s) for s in sets):
         raise ValueError("its values are not finite")
     return Dictionary(points, barycenter, labels[0], distilled, labels[1])
 
 
 def _features(site: str, path: Path) -> Features:
-    # numpy leaves a file that it was given by name open where it cannot read it.
+    # Opened here, because numpy leaves a file open that it opened by name but could not read.
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         z = file["features"].astype(np.float32)
         labels = file["labels"] if "labels" in file else np.full(len(z), -1)
@@ -172,5 +175,5 @@ def _features(site: str, path: Path) -> Features:
             z = np.concatenate([z, file["test_features"].astype(np.float32)])
             labels = np.concatenate([labels, file["test_labels"]])
         if z.ndim != 2 or labels.shape != (len(z),) or not np.isfinite(z).all():
-            raise ValueError("its arrays have another form")
+            raise ValueError("its arrays do not have the expected shapes")
         return Features(site, z, labels.astype(np.int64), int(file["round"]), str(file["model"]))

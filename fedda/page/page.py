@@ -36,12 +36,12 @@ PARTS = {
 
 
 def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -> Path:
-    """Write the page.
+    """Write the page of a run.
 
     Args:
-        results: of the run.
-        path: of the file.
-        run: the run's folder, where notes of simulated sites and an audit lie.
+        results: results of the run.
+        path: the file to write.
+        run: the run's folder, which may hold notes of simulated sites and an audit.
         given: state directories of sites on this machine.
 
     Raises:
@@ -59,7 +59,7 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
 
 
 def page(results: Results, noted: Noted, audited: recovered.Audited | None = None) -> str:
-    """The whole document."""
+    """Return the whole document."""
     run = Run(results)
     audits = recovered.section_of(audited)
     head = e(
@@ -92,22 +92,22 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
 
 
 def inside(run: Run, noted: Noted) -> Html:
-    """What never leaves a site, if it can be read here."""
+    """Make the section of what never leaves a site, from the notes that are on this machine."""
     matrices, clouds = confusions(run, noted), features(run, noted)
     explained = dictionary(run, noted)
     missing = None
     if not (matrices or clouds):
         missing = note(
-            "Missing, because features and confusion matrices never leave a site: each site notes "
-            "its own under its --state-dir; on a machine where such folders are, give them by "
-            "fedda report RUN --site DIR."
+            "Not shown, because features and confusion matrices never leave a site. Each site "
+            "writes its own under its --state-dir; on a machine that holds such a folder, add it "
+            "with fedda report RUN --site DIR."
         )
     elif not matrices:
         missing = note(
             "No confusion matrix: it is in the target's notes, if it has labelled tests."
         )
     elif not clouds:
-        missing = note("No features: the notes found have none of the last round.")
+        missing = note("No features: the notes have no features of the last round.")
     problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
     parts = [matrices, clouds, explained, missing, *problems]
     return section("inside", "Confusion and features", *parts)

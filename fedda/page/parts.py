@@ -1,35 +1,35 @@
-"""What sections are put together from: tables, folded tables, figures, keys of legends."""
+"""Building blocks of the sections: tables, folded tables, figures, keys of legends."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .html import Html, e
 
-COLOURS = 7  # k1 to k7; k0 is the ink
+COLOURS = 7  # k1 to k7; k0 is the text colour
 DASHES = 4
 NOTHING = "–"
 
 
 def look(place: int) -> str:
-    """Colour and line of the series at this place: by colour first, then by dashes."""
+    """Return colour and dashes of a series by its number: colours change first, then dashes."""
     dash = place // COLOURS % DASHES
     return f"k{1 + place % COLOURS}" + (f" d{dash}" if dash else "")
 
 
 def key(css: str) -> Html:
-    """A piece of a line, for a legend."""
+    """Make a piece of a line, for a legend."""
     line = e("path", d="M0 5H26", class_=f"m {css}")
     return e("svg", line, width=26, height=10, aria_hidden="true")
 
 
 def patch(place: int) -> Html:
-    """A filled square, for a legend."""
+    """Make a filled square, for a legend."""
     box = e("rect", width=12, height=12, rx=2, class_=f"f{place % (COLOURS + 1)}")
     return e("svg", box, width=12, height=12, aria_hidden="true")
 
 
 def legend(entries: Iterable[tuple[Html, str, str]]) -> Html:
-    """Keys with a name and a value each."""
+    """Make a legend: keys with a name and a value each."""
     items = [
         e("li", mark, e("span", name), e("b", value) if value else None)
         for mark, name, value in entries
@@ -47,7 +47,7 @@ def table(
     label: str = "",
     open_: bool = True,
 ) -> Html:
-    """A table whose first `left` columns are text; each row begins with its heading."""
+    """Make a table whose first `left` columns are text; each row begins with its heading."""
     wrapped = set(wrap)
 
     def css(i: int) -> str | None:
@@ -69,27 +69,27 @@ def table(
 
 
 def folded(summary: str, *content: Any) -> Html:
-    """Something that is shown when asked for."""
+    """Make content that is hidden until the reader opens it."""
     return e("details", e("summary", summary), *content)
 
 
 def figure(title: str, unit: str, *content: Any) -> Html:
-    """A card with a heading and, at its right, what is measured in what."""
+    """Make a card with a heading and, at its right, the unit."""
     caption = e("figcaption", e("h3", title), e("span", unit) if unit else None)
     return e("figure", caption, *content)
 
 
 def section(anchor: str, title: str, *content: Any) -> Html:
-    """A part of the page."""
+    """Make a part of the page."""
     return e("section", e("h2", title), *content, id=anchor)
 
 
 def note(*words: Any) -> Html:
-    """A remark under a figure or a table."""
+    """Make a remark under a figure or a table."""
     return e("p", *words, class_="note")
 
 
 def grid(*figures: Html | None, pairs: bool = False) -> Html | None:
-    """Figures side by side, where there is room; as pairs there are never three."""
+    """Put figures side by side if there is room; with `pairs`, at most two in a row."""
     shown = [f for f in figures if f]
     return e("div", *shown, class_="grid two" if pairs else "grid") if shown else None

@@ -1,7 +1,7 @@
-"""What an attack on the exchange's gradients recovered, as `fedda audit` left it with the run.
+"""What an attack on the exchange's gradients recovered, from the audit.json of `fedda audit`.
 
-Anybody may have put a file there, so what is read is checked for its form, and only numbers and one
-name of it reach the page.
+Anybody may have put that file there, so everything read from it is checked for its form, and only
+numbers and the names of data and method reach the page.
 """
 
 import json
@@ -18,9 +18,10 @@ from .parts import NOTHING, grid, note, section, table
 from .windows import Line, chart
 
 AUDIT = "audit.json"
-ALIKE = 0.9999  # where a threshold says more of the data than of an attack
+ALIKE = 0.9999  # a threshold above this shows that the features are alike
 
-# Forms of the attack: heading of a column, name of a curve, look; two are nearly the same curve.
+# Forms of the attack: column heading, name of the curve, its colour and dashes. `fixed` has no
+# curve, because it would nearly be that of another form.
 FORMS = {
     "bare": ("one batch, bare", "one batch, nothing done", "k1"),
     "fixed": ("{p} steps, fixed", "", ""),
@@ -28,9 +29,10 @@ FORMS = {
     "sent": ("as {run}", "as {run} it", "k2"),
 }
 INTRO = (
-    "Whoever sees a discriminator's gradient can divide that of the first layer's weights by that "
-    "of its biases, unit by unit: a weighted mean of features, and one example's feature where a "
-    "unit saw only one. This is a lower bound: other attacks find more."
+    "Anybody who sees a discriminator's gradient can divide the gradient of the first layer's "
+    "weights by that of its biases, unit by unit. The result is a weighted mean of features, and "
+    "the feature of one example where a unit reacted to only one. The figures are a lower bound: "
+    "other attacks recover more."
 )
 
 
@@ -43,7 +45,7 @@ class Audited:
 
 
 def collect(run: Path) -> Audited | None:
-    """The audit in a run's folder, if there is one."""
+    """Read the audit in a run's folder, if there is one."""
     path = run / AUDIT
     if not path.is_file():
         return None
@@ -53,27 +55,27 @@ def collect(run: Path) -> Audited | None:
         return Audited(problem=f"{path} cannot be read ({error})")
 
 
-def parse(found: Any) -> dict[str, Any]:
-    """The same figures, each of the type it must have.
+def parse(audit: Any) -> dict[str, Any]:
+    """Return the figures of an audit, each checked to be of the right type.
 
     Raises:
         ValueError, TypeError, LookupError: something is missing or is not a number.
     """
-    settings, privacy = found["settings"], found["privacy"]
+    settings, privacy = audit["settings"], audit["privacy"]
     about: dict[str, Any] = {
-        "data": printable(str(found["data"])),
-        "what-if": found.get("what-if") is True,  # older audits do not say
+        "data": printable(str(audit["data"])),
+        "what-if": audit.get("what-if") is True,  # older audits do not say
         "settings": {k: int(_number(settings[k])) for k in ("p", "min-examples")}
         | {k: _number(settings[k]) for k in ("clip", "noise")}
         | {"method": printable(str(settings.get("method", "")))}
         | {"penalty": _number(settings.get("penalty", 0))},
-        "other": _leak(found["other"]),
-        "threshold": _number(found["threshold"]),
-        "windows": [_window(window) for window in found["windows"]],
+        "other": _leak(audit["other"]),
+        "threshold": _number(audit["threshold"]),
+        "windows": [_window(window) for window in audit["windows"]],
         "privacy": None,
     }
     counts = ("features", "width", "parameters", "trials", "guesses")
-    about |= {k: int(_number(found[k])) for k in counts}
+    about |= {k: int(_number(audit[k])) for k in counts}
     if not about["windows"]:
         raise ValueError("it has no windows")
     if privacy is not None:
@@ -85,7 +87,7 @@ def parse(found: Any) -> dict[str, Any]:
 
 
 def section_of(audited: Audited | None) -> Html | None:
-    """The section, or nothing where no audit was made."""
+    """Make the section; None if there is no audit."""
     if audited is None:
         return None
     if audited.about is None:
@@ -102,60 +104,63 @@ def section_of(audited: Audited | None) -> Html | None:
 
 
 def remarks(about: Mapping[str, Any]) -> list[str]:
-    """How to read the figures, in whole sentences."""
+    """Explain the figures in whole sentences."""
     settings, other, least = about["settings"], about["other"], about["settings"]["min-examples"]
     lines = []
     if about["what-if"]:
         lines.append(
             f"What if: no run has sent this. A run of {settings['method']} with the settings given "
-            "here would, from this encoder."
+            "here would send it, from this encoder."
         )
     lines += [
         f"Features of {about['features']:,} training examples of {about['data']}, of "
         f"{about['width']:,} numbers each; {about['trials']} windows of each size, each with a new "
-        f"discriminator as a run starts with. A window is one batch, or {settings['p']} steps in "
-        "which the discriminator stands still (fixed) or learns (moving).",
-        f"Recovered is a cosine above {about['threshold']:.5f}: .999, or more where above 1 % come "
-        f"to .999 without any attack. The best of {about['guesses']:,} other features of the same "
-        f"data and their mean is at {other['cosine']:.3f} on average, and above .999 for "
-        f"{_percent(other['recovered'])}.",
+        f"discriminator, as at the start of a run. A window is one batch, or {settings['p']} steps "
+        "in which the discriminator does not change (fixed) or learns (moving).",
+        "A feature counts as recovered if the cosine between it and what the attack computes is "
+        f"above {about['threshold']:.5f}. The threshold is .999, or more if over 1 % of the "
+        "features reach .999 by guesses, without any attack. The guesses are "
+        f"{about['guesses']:,} other features of the same data and their mean: the best has a "
+        f"cosine of {other['cosine']:.3f} on average, and is above .999 for "
+        f"{_percent(other['recovered'])} of the features.",
     ]
     if settings["penalty"]:
         lines.append(
-            "The critic's penalty is left out of one batch's gradient and is in all others. The "
-            "attack does not take it out, and somebody who knows the critic could: where others "
-            "show less, that means little."
+            "The critic's penalty is not in one batch's gradient, but in all others. The attack "
+            "does not subtract it, though somebody who knows the critic could: lower figures for "
+            "the other gradients therefore mean little."
         )
     if about["threshold"] > ALIKE:
         lines.append(
-            "These features are so alike, or some examples come twice, that a cosine hardly tells "
-            "one from another: a low share recovered means little here."
+            "A cosine hardly tells these features apart: they are very much alike, or some "
+            "examples occur twice. A low share recovered means little here."
         )
     sent = next((w for w in about["windows"] if w["sent"]), None)
-    line = f"A window under {least:,} examples is not sent"
+    line = f"A window with fewer than {least:,} examples is not sent"
     if sent is None:
-        line += ", and there were too few examples to try one that is."
+        line += ", and there were too few examples to try a window that is."
     else:
         share = sent["sent"]["recovered"]
         line += (
-            f"; of one with {sent['examples']:,}, {_percent(share)} of the examples come back, "
-            f"{share * sent['examples']:.1f} in each window on average; the mean best cosine is "
+            f"; from a window with {sent['examples']:,}, {_percent(share)} of the features are "
+            f"recovered, {share * sent['examples']:.1f} on average; the mean best cosine is "
             f"{sent['sent']['cosine']:.3f}."
         )
     lines.append(line)
     if not settings["noise"]:
         lines.append(
-            f"The clip ({settings['clip']:g}) shortens weights and biases alike, so without noise "
-            "it takes nothing from this attack. Norm is that of a window's mean gradient: a clip "
-            "far above it makes the same noise much stronger."
+            f"The clip ({settings['clip']:g}) scales the gradients of weights and biases alike, so "
+            "without noise it takes nothing from this attack. Norm is the norm of a window's mean "
+            "gradient: noise is a multiple of the clip, so a clip far above the norm makes it much "
+            "stronger than the gradient."
         )
     else:
         length = settings["noise"] * settings["clip"] * math.sqrt(about["parameters"])
         norm = about["windows"][-1]["norm"]
         lines.append(
-            f"Noise on {about['parameters']:,} values has a length of {length:,.3g}; the mean "
-            f"gradient of the largest window has {norm:.3g} (norm). Noise much longer than that "
-            "hides it from the run as well."
+            f"Noise on {about['parameters']:,} values has a norm of {length:,.3g}; the mean "
+            f"gradient of the largest window has a norm of {norm:.3g}. Noise of a much larger norm "
+            "hides the gradient from the run as well."
         )
     return lines + _privacy(settings["noise"], about["privacy"])
 
@@ -167,13 +172,14 @@ def _privacy(noise: float, spent: Mapping[str, Any] | None) -> list[str]:
         return ['Epsilon is not known: install dp-accounting by pip install "fedda[privacy]".']
     one, whole = spent["one"], spent["all"]
     return [
-        f"Noise of {noise:g} times the clip, at delta {spent['delta']:g}: epsilon "
-        f"{one['presence']:,.3g} for one window of this site, sent or not "
-        f"({one['replacement']:,.3g} for another in its place); {whole['presence']:,.3g} "
-        f"({whole['replacement']:,.3g}) for all its {spent['windows']:,.0f} windows together.",
+        f"Noise of {noise:g} times the clip gives, at delta {spent['delta']:g}: epsilon "
+        f"{one['presence']:,.3g} for one window of this site, sent or not sent "
+        f"({one['replacement']:,.3g} for replacing it by another one), and epsilon "
+        f"{whole['presence']:,.3g} ({whole['replacement']:,.3g}) for all its "
+        f"{spent['windows']:,.0f} windows together.",
         "That is a bound for windows and for the site, not for single examples: their gradients "
         "are not clipped one by one, so an example has the site's epsilon and none of its own. "
-        "Models and numbers that a method sends beside the gradients are not in it.",
+        "It does not cover models and numbers that a method sends besides gradients.",
     ]
 
 
@@ -219,31 +225,32 @@ def _cosines(about: Mapping[str, Any]) -> Html:
 
 
 def _lines(about: Mapping[str, Any], what: str, factor: float) -> list[Line]:
-    found = []
+    lines = []
     for form, (_, name, css) in FORMS.items():
         values = {w["examples"]: factor * w[form][what] for w in about["windows"] if w[form]}
         if name and values:
-            found.append(Line(_called(name, about), css, values))
-    return found
+            lines.append(Line(_called(name, about), css, values))
+    return lines
 
 
-# ---- reading -----------------------------------------------------------------------------------
+# ---- checks of what is read ----------------------------------------------------------------------
 
 
-def _window(found: Any) -> dict[str, Any]:
-    window: dict[str, Any] = {"examples": int(found["examples"]), "norm": _number(found["norm"])}
+def _window(figures: Any) -> dict[str, Any]:
+    examples, norm = int(figures["examples"]), _number(figures["norm"])
+    window: dict[str, Any] = {"examples": examples, "norm": norm}
     if window["examples"] < 1:
         raise ValueError(f"a window has {window['examples']} examples")
     for form in FORMS:
-        window[form] = None if form == "sent" and found[form] is None else _leak(found[form])
+        window[form] = None if form == "sent" and figures[form] is None else _leak(figures[form])
     return window
 
 
-def _leak(found: Any) -> dict[str, float]:
-    return {k: _number(found[k]) for k in ("recovered", "cosine")}
+def _leak(figures: Any) -> dict[str, float]:
+    return {k: _number(figures[k]) for k in ("recovered", "cosine")}
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a finite number")
     return value

@@ -1,4 +1,4 @@
-"""How the run went, round by round: accuracy, weights, losses, and what else a method tells."""
+"""The run round by round: accuracy, weights, losses, and other numbers of a method."""
 
 from collections import Counter
 
@@ -14,8 +14,8 @@ PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 1
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
 LOSS = Scale("loss", PLAIN.text)
 WEIGHT = Scale("share of the average", lambda v: f"{v:.3f}", 1, 0, None)
-LISTED = 12  # sites that a figure names
-THIN = 60  # lines of seeds that a figure bears
+LISTED = 12  # most sites that a figure names
+THIN = 60  # most thin lines, one per seed, in a figure
 
 # Numbers of a round with a figure of their own; any other gets one named after its key.
 FIGURES = {
@@ -25,15 +25,15 @@ FIGURES = {
     "distillation": ("Distillation loss at the target", LOSS),
 }
 HEADS = {"reconstruction": "FedDaDiL-R", "ensemble": "FedDaDiL-E", "encoder": "FedAvg's head"}
-PARTS = ("accuracy-", "reconstruction/")  # what numbers of one figure begin with
+PARTS = ("accuracy-", "reconstruction/")  # beginnings of the names of numbers that share a figure
 OWN = {"round", "seconds", "tested", "accuracy", "kept", *FIGURES}
 
 
 def rounds(run: Run) -> Html:
-    """The section of everything that has a value per round."""
+    """Make the sections of everything that has a value per round."""
     shown = [_score(run), *(_weights(run, m) for m in run.methods)]
     losses = [_figure(run, key) for key in FIGURES if key != run.measure]
-    own = [_heads(run), _errors(run), _kept(run)]
+    own = [_heads(run), _errors(run), _gate_figure(run)]
     more = [_figure(run, key) for key in _others(run)]
     return join(
         section("accuracy", "Accuracy and weights", grid(*shown)),
@@ -70,14 +70,14 @@ def _score(run: Run) -> Html | None:
 
 
 def _on(run: Run, method: str, target: str) -> Curve:
-    """How a method fared on one of several targets: a colour each, and dashes for a baseline."""
+    """Make a method's curve on one of several targets: a colour per target, a baseline dashed."""
     css = look(run.targets.index(target)) + " d1" * (method != run.own)
     seeds = run.numbers(method, run.measure, target)
     return Curve(f"{run.short(method)} on {target}", css, seeds, run.selected(method))
 
 
 def _style(place: int) -> str:
-    """The method in blue; what it is compared with in gray and dashed, then other colours."""
+    """Style the run's own method blue, its baseline gray and dashed, others in other colours."""
     return ["k1", "k7 d1"][place] if place < 2 else f"k{place} d{place % 4}"
 
 
@@ -110,7 +110,7 @@ def _name(run: Run, site: str) -> str:
 
 
 def site_looks(run: Run) -> dict[str, str]:
-    """Colour and line of each site, the same in every figure; a target's is the ink."""
+    """Return each site's colour and dashes, the same in all figures; targets in text colour."""
     ink = {target: f"k0 d{1 + i % 3}" for i, target in enumerate(run.targets)}
     return {s: look(i) for i, s in enumerate(run.sources)} | ink
 
@@ -124,26 +124,26 @@ def _figure(run: Run, key: str) -> Html | None:
 
 
 def _others(run: Run) -> list[str]:
-    """Numbers that only some method knows."""
-    found = (
+    """Return the names of numbers that have no figure of their own in this module."""
+    keys = (
         k
         for m in run.methods
         for _, entry in run.entries(m)
         for k, v in entry.items()
         if is_number(v)
     )
-    return sorted(k for k in set(found) - OWN if not k.startswith(PARTS))
+    return sorted(k for k in set(keys) - OWN if not k.startswith(PARTS))
 
 
 def _parts(run: Run, beginning: str) -> dict[str, Seeds]:
-    """Numbers of the run's own method that begin alike, by how they end."""
+    """Return the own method's numbers with this beginning of their names, by the rest of it."""
     keys = (k for _, entry in run.entries(run.own) for k in entry if k.startswith(beginning))
-    found = {k: run.numbers(run.own, k) for k in dict.fromkeys(keys)}
-    return {k.removeprefix(beginning): seeds for k, seeds in found.items()}
+    numbers = {k: run.numbers(run.own, k) for k in dict.fromkeys(keys)}
+    return {k.removeprefix(beginning): seeds for k, seeds in numbers.items()}
 
 
 def _heads(run: Run) -> Html | None:
-    """What FedDaDiL's target could predict with."""
+    """Draw the accuracy of each head that FedDaDiL's target could predict with."""
     curves = [
         Curve(HEADS.get(name, name), look(i), seeds)
         for i, (name, seeds) in enumerate(_parts(run, "accuracy-").items())
@@ -154,7 +154,7 @@ def _heads(run: Run) -> Html | None:
 
 
 def _errors(run: Run) -> Html | None:
-    """How well each site's barycenter of the atoms explains it, as the site says."""
+    """Draw how well each site's barycenter of the atoms fits its data, as the site measured it."""
     looks = site_looks(run)
     curves = [
         Curve(_name(run, site), looks.get(site, "k7 d2"), seeds)
@@ -169,8 +169,8 @@ def _errors(run: Run) -> Html | None:
     return chart("Reconstruction error of each site", curves, unit, run.rounds)
 
 
-def _kept(run: Run) -> Html | None:
-    """KD3A's gate, which follows from the settings, and the share of images that passed it."""
+def _gate_figure(run: Run) -> Html | None:
+    """Draw KD3A's gate, computed from the settings, and the share of images that passed it."""
     curves = [
         Curve(f"{run.short(m)}: images kept", _style(i), run.numbers(m, "kept"))
         for i, m in enumerate(run.methods)
@@ -185,7 +185,7 @@ def _kept(run: Run) -> Html | None:
 
 
 def gate(run: Run) -> dict[int, float]:
-    """The gate of every round, where the results say how it was set."""
+    """Return the gate of every round; empty if the results do not hold its settings."""
     low, high = run.config.get("kd3a.gate.low"), run.config.get("kd3a.gate.high")
     planned = run.config.get("rounds", run.rounds)
     if not isinstance(low, int | float) or not isinstance(high, int | float):

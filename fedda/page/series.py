@@ -1,4 +1,4 @@
-"""A run's results as the page draws them; whatever older results lack is a gap and no error."""
+"""A run's results as the page draws them; what older results lack is a gap, not an error."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ from fedda.results.read import (
     title,
 )
 
-Seeds = dict[str, dict[int, float]]  # values by round, by seed (`0`; `0 on north` of several)
+# Values by round, by seed. With several targets, a seed also names the target: `0 on north`.
+Seeds = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Results with what every section asks of them."""
+    """A run's results, and the values that the sections need from them."""
 
     results: Results
 
@@ -42,11 +43,11 @@ class Run:
         return self.results["method"]
 
     def title(self, method: str) -> str:
-        """What people call a method."""
+        """Return a method's name as people know it."""
         return title(self.results, method)
 
     def short(self, method: str) -> str:
-        """The same without remarks."""
+        """Return that name without remarks."""
         return short_title(self.results, method)
 
     @property
@@ -59,12 +60,12 @@ class Run:
 
     @property
     def measure(self) -> str:
-        """accuracy, or the best there is in its place."""
+        """The measure that is shown: accuracy, or the best one that the results have instead."""
         return measure(self.results)
 
     @property
     def target(self) -> str:
-        """The target's name, or those of several in words."""
+        """The target's name, or the names of several targets in words."""
         return target(self.results)
 
     @cached_property
@@ -80,12 +81,12 @@ class Run:
 
     @property
     def every(self) -> str:
-        """The same in the plural."""
+        """`each` in the plural."""
         return self.each.replace("target", "targets").replace("seed", "seeds")
 
     @property
     def over(self) -> str:
-        """Over how many trainings a method's means are; empty if there is one."""
+        """What a method's means are taken over, in words; empty if it has one training."""
         many = {"target": len(self.targets), "seed": len(self.seeds)}
         return " and ".join(counted(n, what) for what, n in many.items() if n > 1)
 
@@ -104,11 +105,11 @@ class Run:
         return self.results.get("config") or {}
 
     def entries(self, method: str, site: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every round of a method, with its seed.
+        """Yield every round of a method, with its seed.
 
         Args:
             method: its name.
-            site: leave out trainings in which this one has no part, as they adapt another target.
+            site: leave out trainings that this site has no part in, as they adapt another target.
         """
         for training in self.results["trainings"][method]:
             if site not in others(self.results, training):
@@ -116,27 +117,27 @@ class Run:
                     yield seed_of(self.results, training), entry
 
     def numbers(self, method: str, key: str, target: str = "") -> Seeds:
-        """One number of the rounds, by default of all targets."""
-        found: Seeds = {seed: {} for seed in self.labels}
+        """Return one number of every round, by default of all targets."""
+        by_seed: Seeds = {seed: {} for seed in self.labels}
         for seed, entry in self.entries(method, target):
             if is_number(entry.get(key)):
-                found.setdefault(seed, {})[entry["round"]] = entry[key]
-        return {seed: values for seed, values in found.items() if values}
+                by_seed.setdefault(seed, {})[entry["round"]] = entry[key]
+        return {seed: values for seed, values in by_seed.items() if values}
 
     def inner(self, method: str, table: str, key: str, absent: float | None = None) -> Seeds:
-        """One number of a table that each round holds, such as a site's weight."""
-        found: Seeds = {}
+        """Return one number of a table that each round holds, such as a site's weight."""
+        by_seed: Seeds = {}
         for seed, entry in self.entries(method, key):
             value = (entry.get(table) or {}).get(key, absent)
             if entry.get(table) and is_number(value):
-                found.setdefault(seed, {})[entry["round"]] = value
-        return found
+                by_seed.setdefault(seed, {})[entry["round"]] = value
+        return by_seed
 
     def keys(self, method: str, table: str) -> list[str]:
-        """What a table of the rounds holds, in order of appearance."""
+        """Return the keys of a table that each round holds, in order of appearance."""
         if (method, table) not in self._keys:
             tables = (entry.get(table) or {} for _, entry in self.entries(method))
-            self._keys[method, table] = list(dict.fromkeys(k for found in tables for k in found))
+            self._keys[method, table] = list(dict.fromkeys(k for each in tables for k in each))
         return self._keys[method, table]
 
     @cached_property
@@ -144,7 +145,7 @@ class Run:
         return {}
 
     def mean_by_round(self, method: str, table: str, key: str) -> dict[int, float]:
-        """A table's number by round, averaged over the seeds that have the round."""
+        """Return a number of a table by round, averaged over the seeds that have the round."""
         sums: dict[int, list[float]] = {}
         for _, entry in self.entries(method):
             if entry.get(table) is not None:
@@ -152,10 +153,10 @@ class Run:
         return {r: sum(values) / len(values) for r, values in sorted(sums.items())}
 
     def selected(self, method: str) -> dict[str, int]:
-        """The round chosen without labels, by seed."""
+        """Return the round chosen without labels, by seed."""
         trainings = self.results["trainings"][method]
-        found = {seed_of(self.results, t): t.get("selected_round") for t in trainings}
-        return {seed: number for seed, number in found.items() if number is not None}
+        selected = {seed_of(self.results, t): t.get("selected_round") for t in trainings}
+        return {seed: number for seed, number in selected.items() if number is not None}
 
 
 def is_number(value: Any) -> bool:

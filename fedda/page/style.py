@@ -1,7 +1,8 @@
 """How the page looks: light and dark, narrow and wide, on paper too."""
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, lighter on a dark page and
-# without the yellow, which a light one swallows. k0 is the ink: the target's.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. They are lighter on a dark
+# page; yellow is left out, because it cannot be seen on a light page. k0, the text colour, is the
+# target's.
 CSS = """
 :root{color-scheme:light dark;--bg:#f6f7f8;--card:#fff;--ink:#16191d;--soft:#59616b;--line:#dde1e6;
 --good:#00664b;--bad:#a63d00;--heat:0 114 178;--on:#fff;--k0:#16191d;--k1:#0072b2;--k2:#d55e00;

@@ -1,4 +1,4 @@
-"""Curves over the size of a window, which doubles from mark to mark."""
+"""Curves over the size of a window, which doubles from tick to tick."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from .parts import figure, key, legend
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; dashed as `d1` it is a yardstick and has no dots."""
+    """One curve; with the class `d1` (dashed) it is for comparison and has no dots."""
 
     name: str
     css: str
@@ -25,14 +25,14 @@ def chart(
     bounds: tuple[float | None, float | None],
     least: float,
 ) -> Html:
-    """A figure of curves over the examples in a window.
+    """Draw a figure of curves over the examples in a window.
 
     Args:
         title: what is shown.
-        unit: of the values.
+        unit: unit of the values.
         lines: in the order of the legend; the last is drawn on top.
-        bounds: of the axis, where they are fixed.
-        least: size to mark, the smallest window that is sent.
+        bounds: lower and upper bound of the axis; None to take it from the values.
+        least: the size to mark: the smallest window that is sent.
     """
     sizes = sorted({size for line in lines for size in line.values})
     shown = [v for line in lines for v in line.values.values()]
@@ -75,7 +75,7 @@ def _drawn(line: Line, x: Callable[[float], float], y: Callable[[float], float])
 def _hits(
     sizes: Sequence[int], lines: Sequence[Line], x: Callable[[float], float], width: float
 ) -> Iterator[Html]:
-    """An invisible stripe per size, to read its values from."""
+    """Make an invisible stripe per size, which shows its values under the pointer."""
     for size in sizes:
-        found = [f"{line.name}: {line.values[size]:.4g}" for line in lines if size in line.values]
-        yield stripe(x(size) - width / 2, width, [f"{size} examples", *found])
+        texts = [f"{line.name}: {line.values[size]:.4g}" for line in lines if size in line.values]
+        yield stripe(x(size) - width / 2, width, [f"{size} examples", *texts])
