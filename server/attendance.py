@@ -150,9 +150,13 @@ class Sites:
             if not missing and count >= sources:
                 return known
             if time.monotonic() > deadline:
-                absent = f"{', '.join(missing)} did" if missing else f"only {count} sources did"
+                text = (
+                    f"{', '.join(missing)} did not come back"
+                    if missing
+                    else f"only {count} sources came back, of {sources} that it needs"
+                )
                 raise QuorumError(
-                    f"The run waited {self.config.wait.sites:g} s, but {absent} not come back; "
+                    f"The run waited {self.config.wait.sites:g} s, but {text}; "
                     "start the clients again and resume the run."
                 )
             time.sleep(LOOK)

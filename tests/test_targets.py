@@ -377,7 +377,7 @@ def test_sources_whose_phase_is_not_over_are_waited_for(
         run(here, settings, stop_after(1))
     grid = ScriptedGrid(here)
     grid.offline = {"anna", "bert"}
-    with pytest.raises(QuorumError, match="only 0 sources did not come back"):
+    with pytest.raises(QuorumError, match="only 0 sources came back"):
         run([], settings | {"run.resume": True}, grid=grid)
 
 
