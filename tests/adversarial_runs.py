@@ -1,4 +1,4 @@
-"""Runs of f-DANN, f-WDGRL and f-DAN over four sites, and loops with all data in one place."""
+"""Runs of f-DANN, f-WDGRL and f-DAN over four sites, and the same training in one plain loop."""
 
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
     "fdann.discriminator.sizes": "8",
     "fdann.discriminator.lr": DI_LR,
     "fwdgrl.discriminator.sizes": "8",
-    # Not Adam: a critic's bias may have a gradient that is 0 but for rounding, which it blows up.
+    # Not Adam: the gradient of a critic's bias can be 0 up to rounding, and Adam magnifies that.
     "fwdgrl.discriminator.optimizer": "sgd",
     "fwdgrl.discriminator.lr": DI_LR / 5,
     "fwdgrl.critic-steps": 2,
@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
 def run(
     domains: list[Node], folder: Path, method: str, listener: Any = None, **settings: Any
 ) -> dict[str, Any]:
-    """Train a method over processes of one computer -> what its results say of the training."""
+    """Train a method over processes of one computer -> the training's entry in the results."""
     flat = SETTINGS | {"method": method, "run.dir": str(folder)} | settings
     journal = Journal(None, *([listener] if listener else []))
     sites = [node | {"threads": 1} for node in domains]
@@ -64,7 +64,7 @@ def run(
 
 
 def images(node: Node) -> tuple[Tensor, Tensor | None]:
-    """A site's training images and, at a source, their classes."""
+    """Return a site's training images and, for a source, their classes."""
     with np.load(node["data"]) as file:
         x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
         return x, torch.from_numpy(file["y_train"]) if "y_train" in file else None
@@ -74,9 +74,9 @@ Read = dict[str, list[list[twin.Batch]]]
 
 
 def batches(domains: list[Node], method: str, p: int, rounds: int) -> tuple[Read, Any]:
-    """What each site reads, by round and step, and what its critic reads besides."""
+    """Return what each site reads, by round and step, and the batches for its critic alone."""
     steps = -(-4 // p) * p  # 60 images in batches of 16
-    many = 2 if method == "fwdgrl" else 1  # of each two batches the first is the critic's alone
+    many = 2 if method == "fwdgrl" else 1  # the first of every two batches is for the critic alone
     data: Read = {}
     extra: dict[str, list[list[Tensor]]] = {}
     for node in domains:
@@ -90,12 +90,12 @@ def batches(domains: list[Node], method: str, p: int, rounds: int) -> tuple[Read
 
 
 def groups(pairs: bool) -> dict[str, list[str]]:
-    """The sources that share a discriminator, by its name's ending: all, or each its own."""
+    """Return the sources of each discriminator, by its name's ending: one for all, or one each."""
     return {f"/{s}": [s] for s in SOURCES} if pairs else {"": list(SOURCES)}
 
 
 def centralised(method: str, domains: list[Node], p: int, pairs: bool, rounds: int) -> Any:
-    """The model after as many rounds of a method in one plain loop."""
+    """Train a method for that many rounds in one plain loop -> the model."""
     config = RunConfig.parse(SETTINGS)
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
     data, extra = batches(domains, method, p, rounds)
@@ -126,19 +126,19 @@ def centralised(method: str, domains: list[Node], p: int, pairs: bool, rounds: i
 
 
 def alone(domains: list[Node], method: str, p: int) -> dict[str, Tensor]:
-    """What the sites would compute if no other domain moved their encoders."""
+    """Return the model that results if no other domain influences a site's encoder."""
     start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
     data, _ = batches(domains, method, p, 2)
     return twin.matching(start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR).state_dict()
 
 
-# ---- what is compared --------------------------------------------------------------------------
+# ---- comparisons -------------------------------------------------------------------------------
 
 
 def assert_as_in_one_place(
     domains: list[Node], folder: Path, method: str, p: int, pairs: bool
 ) -> None:
-    """Two rounds over four sites give the loop's model, and the domains moved each other."""
+    """Check that two rounds over four sites give the loop's model, not that of `alone`."""
     settings = {"exchange.p": p, f"{method}.pairs": pairs}
     found = load_file(run(domains, folder, method, **settings)["model"])
     wanted = centralised(method, domains, p, pairs, rounds=2)
@@ -153,21 +153,21 @@ def assert_as_in_one_place(
 
 
 def arrays(entry: dict[str, Any]) -> set[str]:
-    """Way and kind of every array that a round sent."""
+    """Return the direction, role and kind of all arrays that a round sent."""
     return {k for k in entry["bytes"] if "scalars" not in k}
 
 
 def assert_declared_arrays_cross(
     training: dict[str, Any], method: str, sums: int, floats: int, numbers: set[str]
 ) -> None:
-    """Models and gradients cross, as many bytes as there are sums, and nothing else.
+    """Check that only models and gradients cross, with as many bytes as the sums need.
 
     Args:
-        training: two rounds' results.
-        method: its name.
-        sums: that each site takes part in, per round.
-        floats: of one gradient.
-        numbers: that the sites report beside the loss.
+        training: results of two rounds.
+        method: the method's name.
+        sums: number of sums in which each site takes part, per round.
+        floats: number of values in one gradient.
+        numbers: names of the numbers that the sites report besides the loss.
     """
     ways = [f"{way} {role}" for way in ("to", "from") for role in ("source", "target")]
     network = getattr(RunConfig.parse(SETTINGS).options[method], "discriminator", None)
@@ -176,18 +176,18 @@ def assert_declared_arrays_cross(
         for way in ways:
             members = 3 if "source" in way else 1
             least = members * sums * floats * 4
-            spare = members * (sums * 64 + 400)  # heads of frames, and f-DAN's witness itself
+            spare = members * (sums * 64 + 400)  # the frames' headers, and f-DAN's own witness
             assert least < entry["bytes"][f"{way} gradient"] < least + spare
         assert set(entry["weights"]) == set(EXAMPLES)
         assert entry["weights"]["bert"] == 50 / 198
         assert numbers | {"loss"} <= set(entry)
         m = entry["bytes"]["from source model"] / 3
-        D = entry["bytes"]["from target model"] - m  # the discriminator, which the target sends
+        D = entry["bytes"]["from target model"] - m  # the discriminator, sent by the target
         if network is None:
             assert D == 0
         else:
             assert 0 <= D - travelling_layout(WIDTH, network).nbytes < 300
-        sent = D if t else 0  # in the first round each site makes it
+        sent = D if t else 0  # in the first round each site builds it
         assert entry["bytes"]["to source model"] == 3 * (m + sent)
-        assert entry["bytes"]["to target model"] == 2 * m + sent  # once more to test it
+        assert entry["bytes"]["to target model"] == 2 * m + sent  # once more, for the test
     assert training["rounds"][-1]["loss"] < training["rounds"][0]["loss"]

@@ -1,13 +1,13 @@
-"""What every method computed when it was last meant to change: a hash of model and numbers.
+"""Fingerprints: for each method, a hash of the model and the numbers that it must compute.
 
-    python -m tests.fingerprints           records all of them anew, in fingerprints.json
-    python -m tests.fingerprints NAME...   only those of these cases
+    python -m tests.fingerprints           records all cases anew, in fingerprints.json
+    python -m tests.fingerprints NAME...   records only these cases anew
 
-A change of the code around the methods must change no bit of what they compute. Whoever changes
-what a method computes records its fingerprints anew and says why in the commit.
+A change of the code around the methods must not change a single bit of what they compute. If you
+change what a method computes, record its fingerprints anew and say why in the commit.
 
-Bits also depend on torch's version and on the processor, so each record says on which it was made.
-Elsewhere the numbers are compared instead, within what rounding does to them in a few steps.
+Bits also depend on torch's version and on the processor, so each record names both. On another
+machine the tests compare the numbers instead, with a tolerance for the rounding of a few steps.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ IMAGES = {
 }  # BatchNorm in two dimensions, and dropout
 TWO_STEPS = {"exchange.p": 2}
 
-# name -> method and what is set; each covers another way through the method's code.
+# name -> method and settings; each case takes another path through the method's code.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),
     "fedavg images": ("fedavg", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
@@ -104,7 +104,7 @@ TIMES = {"event", "time", "seconds", "phases", "site_seconds", "seed", "method"}
 
 
 def machine() -> str:
-    """What bits may depend on."""
+    """Name the software and the processor that the bits may depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -113,17 +113,17 @@ def machine() -> str:
 
 
 def numbers_of(rounds: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A training's numbers without times, and without bytes of what is not an array."""
-    found = []
+    """Return a training's numbers, without times and without byte counts of scalars."""
+    rows = []
     for entry in rounds:
-        kept = {k: v for k, v in entry.items() if k not in TIMES and k != "bytes"}
+        plain = {k: v for k, v in entry.items() if k not in TIMES and k != "bytes"}
         sent = {k: v for k, v in flat(entry["bytes"]).items() if not k.endswith("scalars")}
-        found.append(flat(kept) | {f"bytes/{k}": v for k, v in sent.items()})
-    return found
+        rows.append(flat(plain) | {f"bytes/{k}": v for k, v in sent.items()})
+    return rows
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one."""
+    """Turn nested tables into one flat table."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -134,22 +134,22 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def take(case: str, root: Path) -> dict[str, Any]:
-    """Run a case with both seeds -> on which machine; by seed, a hash of all and the numbers."""
+    """Run a case with both seeds -> the machine; by seed, a hash of everything and the numbers."""
     method, settings = CASES[case]
     root.mkdir(parents=True, exist_ok=True)
     patient = {"wait.sites": 60.0, "wait.train": 300.0, "wait.evaluate": 300.0}
     chosen = {"method": method, "run.seeds": SEEDS, "run.dir": str(root)} | patient | settings
     results, _ = run(make_domains(root), chosen)
     assert not results["events"], results["events"]
-    found = {}
+    by_seed = {}
     for training in results["trainings"][method]:
         model, _ = models.load(training["model"])
         numbers = numbers_of(training["rounds"])
         digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode())
         for name, array in models.to_arrays(model).items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        found[str(training["seed"])] = {"hash": digest.hexdigest(), "last": numbers[-1]}
-    return {"machine": machine(), "seeds": found}
+        by_seed[str(training["seed"])] = {"hash": digest.hexdigest(), "last": numbers[-1]}
+    return {"machine": machine(), "seeds": by_seed}
 
 
 def main(chosen: Sequence[str]) -> None:
@@ -157,8 +157,8 @@ def main(chosen: Sequence[str]) -> None:
     known = json.loads(RECORDS.read_text()) if chosen else {}
     with tempfile.TemporaryDirectory() as folder:
         taken = {case: take(case, Path(folder, str(i))) for i, case in enumerate(chosen or CASES)}
-    found = {case: (known | taken)[case] for case in CASES}
-    RECORDS.write_text(json.dumps(found, indent=1) + "\n")
+    updated = {case: (known | taken)[case] for case in CASES}
+    RECORDS.write_text(json.dumps(updated, indent=1) + "\n")
     print(f"{', '.join(taken)} recorded in {RECORDS}", file=sys.stderr)
 
 

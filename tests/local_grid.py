@@ -1,10 +1,10 @@
-"""A tiny federation in this process: its data, a grid whose sites can be told to misbehave, runs.
+"""A tiny federation in this process: its data, a grid that can make sites misbehave, and runs.
 
 make_domains   three sources and a target as .npz files
-ScriptedGrid   server.simulation's grid, recording what crossed, with a script of what goes wrong
-Bench          one strategy with its grid and roster, to drive a round by hand
-run            a whole run, with the events it wrote
-stop_after     what ends a run after a round
+ScriptedGrid   server.simulation's grid; it records all messages and can drop or change replies
+Bench          one strategy with its grid and roster, to run single rounds by hand
+run            a whole run -> its results and the events it wrote
+stop_after     a listener that ends a run after a given round
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,8 @@ from strategies.sites.replies import Reply
 from strategies.sites.roster import Roster
 
 Node = dict[str, Any]
-Script = Callable[[Message, Message], Sequence[Message]]  # a request and its reply -> what arrives
+# From a request and the site's reply, the replies that arrive at the server.
+Script = Callable[[Message, Message], Sequence[Message]]
 
 EXAMPLES = {"anna": 40, "bert": 50, "carl": 60, "town": 48}  # the last is the target
 SOURCES = ["anna", "bert", "carl"]
@@ -52,8 +53,8 @@ FAST: dict[str, Any] = {
     "feddadil.batch-size": 12,
 }
 
-# For methods that sum gradients in mid-round, so that a single step does it; and with all that may
-# cross: the loss that moves both encoders, and a target that shares its own.
+# For methods that sum gradients within a round: exchange after every step. DILS is set so that all
+# that may cross does cross: its loss trains both encoders, and the target sends its model.
 ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True}
 SETTINGS: dict[str, dict[str, Any]] = {
     "dils": ONE_STEP
@@ -66,7 +67,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make_domains(root: Path) -> list[Node]:
-    """Each class lights one quarter of the image; domains differ in contrast, background, noise."""
+    """Make images whose class lights one quarter; domains differ in contrast, background, noise."""
     nodes = []
     for place, (name, examples) in enumerate(EXAMPLES.items()):
         rng = np.random.default_rng(place)
@@ -90,7 +91,7 @@ def make_domains(root: Path) -> list[Node]:
 
 @dataclass
 class Crossing:
-    """One message that crossed, in the words of the contract."""
+    """One message between server and site, described in the terms of the contract."""
 
     way: str
     role: str
@@ -103,12 +104,12 @@ class Crossing:
 
 
 class ScriptedGrid(LocalGrid):
-    """A LocalGrid that remembers what crossed and whose sites can be made to fail.
+    """A LocalGrid that records all messages and can make sites fail.
 
     Args:
         nodes: node configurations.
-        script: by site, what arrives instead of its replies to training requests; nothing: the
-            site never replies.
+        script: by site name, a function that returns the replies which arrive in place of the
+            site's reply to a training request; with an empty list the site never replies.
     """
 
     def __init__(self, nodes: Sequence[Node], script: Mapping[str, Script] | None = None) -> None:
@@ -145,7 +146,7 @@ class ScriptedGrid(LocalGrid):
                 yield arrived
 
     def call(self, request: Message) -> Message:
-        """What a site answers to a request, past the script and the record."""
+        """Return a site's answer to a request, without the script and without recording it."""
         return self._call(request)
 
     def _note(self, way: str, node: Node, message: Message) -> None:
@@ -181,7 +182,7 @@ def changed(
     numbers: Mapping[str, Any] | None = None,
     without: Sequence[str] = (),
 ) -> Message:
-    """A reply with more, other or fewer arrays and numbers than the site gave."""
+    """Return the reply with arrays and numbers added, replaced or removed."""
     packed, tables = records.read(reply.content)
     packed = {n: p for n, p in {**packed, **(arrays or {})}.items() if n not in without}
     table = {n: v for n, v in {**tables["metrics"], **(numbers or {})}.items() if n not in without}
@@ -189,7 +190,7 @@ def changed(
 
 
 def reshaped(change: Callable[[Arrays], Arrays]) -> Script:
-    """A site whose model passes through `change` before it is sent."""
+    """Return a script that applies `change` to the model that a site sends."""
 
     def script(request: Message, reply: Message) -> list[Message]:
         model = records.read(reply.content)[0]["model"].unpack()
@@ -200,15 +201,15 @@ def reshaped(change: Callable[[Arrays], Arrays]) -> Script:
 
 
 def raw(request: Message, **content: ConfigRecord | MetricRecord) -> Message:
-    """A reply that does not even have the form of ours."""
+    """Return a reply that does not have the form of fedda's replies."""
     return Message(RecordDict(dict(content)), reply_to=request)
 
 
-# ---- driving -----------------------------------------------------------------------------------
+# ---- single rounds, whole runs -----------------------------------------------------------------
 
 
 class Bench:
-    """One strategy over a grid, as server.training would have made it."""
+    """One strategy over a grid, set up as server.training sets it up."""
 
     def __init__(
         self,
@@ -221,8 +222,8 @@ class Bench:
         self.config = RunConfig.parse(settings_of(method) | dotted(s))
         self.grid = ScriptedGrid(nodes, script)
         self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
-        who, sites = self.roster, len(self.roster.nodes)
-        self.task = self.config.task(method, 0, who.shape, who.classes, sites)
+        roster, sites = self.roster, len(self.roster.nodes)
+        self.task = self.config.task(method, 0, roster.shape, roster.classes, sites)
         extension = models.Extension.of(self.task.about, self.task.options)
         network = models.build(self.task.model, self.task.dims, self.task.classes, 0, extension)
         self.model: Arrays = {n: a.copy() for n, a in models.to_arrays(network).items()}
@@ -240,21 +241,21 @@ class Bench:
         self.opened: list[Message] = []
 
     def begin(self, server_round: int = 1) -> list[Message]:
-        """The requests of a round."""
+        """Return the requests of a round."""
         sent = self.strategy.packed(self.model)
         requests = self.strategy.configure_train(server_round, sent, ConfigRecord(), self.grid)
         self.opened = list(requests)
         return self.opened
 
     def call(self, request: Message) -> Message:
-        """What a site answers to a request; sites that sum gradients need the others to answer."""
+        """Return a site's answer; where sites sum gradients, all of them answer together."""
         if "exchange" not in request.content:
             return self.grid.call(request)
         answers = self.grid.answers(self.grid.push_messages(self.opened))
         return next(reply for asked, reply in list(answers) if asked is request)
 
     def round(self, server_round: int = 1) -> tuple[Arrays, dict[str, Any]]:
-        """One round -> the next model, its numbers."""
+        """Run one round -> the next model, the round's numbers."""
         replies = Mail(self.grid).deliver(self.begin(server_round), self.config.wait.train)
         arrays, numbers = self.strategy.aggregate_train(server_round, replies)
         assert arrays is not None and numbers is not None
@@ -270,7 +271,7 @@ class Bench:
 
 
 def sent_by(bench: Bench, name: str) -> Arrays:
-    """The model that a site trained, from its last reply that holds one."""
+    """Return the model that a site trained, from its last reply that holds a model."""
     replies = [
         reply
         for reply in bench.grid.replies
@@ -280,7 +281,7 @@ def sent_by(bench: Bench, name: str) -> Arrays:
 
 
 def assert_close(found: Arrays, wanted: Mapping[str, Any], within: float) -> None:
-    """Models are equal but for rounding; counters are not looked at."""
+    """Check that models are equal up to rounding; counters are not compared."""
     assert list(found) == list(wanted)
     for name, array in found.items():
         if array.dtype.kind == "f":
@@ -290,12 +291,12 @@ def assert_close(found: Arrays, wanted: Mapping[str, Any], within: float) -> Non
 
 
 def settings_of(method: str) -> dict[str, Any]:
-    """What makes a method's run over these sites short."""
+    """Return settings with which a method's run over these sites is short."""
     return FAST | {"method": method} | SETTINGS.get(method, {})
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments as settings: kd3a__batchnorm -> kd3a.batchnorm."""
+    """Turn keyword arguments into settings: kd3a__batchnorm -> kd3a.batchnorm."""
     return {k.replace("__", ".").replace("_", "-"): v for k, v in settings.items()}
 
 
@@ -306,7 +307,7 @@ def run(
     script: Mapping[str, Script] | None = None,
     grid: ScriptedGrid | None = None,
 ) -> tuple[dict[str, Any], list[Event]]:
-    """A whole run with fresh sites -> results.json's content, and the events in order."""
+    """Do a whole run; its sites remember nothing -> results.json's content, events in order."""
     resident.cache_clear()
     events: list[Event] = []
     journal = Journal(None, events.append, *listeners)
@@ -316,7 +317,7 @@ def run(
 
 
 def stop_after(server_round: int) -> Listener:
-    """What ends a run as Ctrl-C would, once a round is done."""
+    """Return a listener that ends a run after a round, as Ctrl-C would."""
 
     def listen(event: Event) -> None:
         if event["event"] == "round" and event["round"] == server_round:

@@ -1,4 +1,4 @@
-"""AdaBN: FedAvg's parameters to the last bit, under the target's own BatchNorm statistics."""
+"""AdaBN: the parameters are FedAvg's, bit for bit; the BatchNorm statistics are the target's."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def parameters(model: Arrays) -> dict[str, bytes]:
 
 
 def test_merged_moments_by_hand() -> None:
-    """Batches of 0, 2 and of 4, 6, 8: their variances, 2 and 4, say nothing of 10."""
+    """Batches 0, 2 and 4, 6, 8 have variances 2 and 4, but all five values together have 10."""
     first = adabn.moments(torch.tensor([[0.0], [2.0]]))
     second = adabn.moments(torch.tensor([[4.0], [6.0], [8.0]]))
     assert (first.n, first.mean.item(), first.variance.item()) == (2, 1.0, 2.0)
@@ -55,7 +55,7 @@ def test_merged_moments_are_those_of_all_values(shape: tuple[int, ...], size: in
         assert found.variance[channel].item() == pytest.approx(variance, rel=1e-5)
 
 
-def test_one_batch_gives_what_pytorchs_own_cumulative_average_gives() -> None:
+def test_one_batch_gives_the_same_as_pytorchs_cumulative_average() -> None:
     layer, x = nn.BatchNorm1d(4, momentum=None), torch.randn(9, 4, generator=generator("one"))
     layer(x)
     found = adabn.moments(x)
@@ -68,7 +68,7 @@ def test_one_batch_gives_what_pytorchs_own_cumulative_average_gives() -> None:
 
 
 def order_of(bench: Bench, server_round: int, n: int) -> list[Tensor]:
-    """The batches that the target's seed gives."""
+    """Return the target's batches, which its seed determines."""
     draws = generator(bench.task.seed, "town", server_round, "statistics")
     return list(batches([torch.randperm(n, generator=draws)], bench.task.train.batch_size))
 
@@ -84,7 +84,7 @@ def order_of(bench: Bench, server_round: int, n: int) -> list[Tensor]:
     ],
     ids=str,
 )
-def test_statistics_are_the_twins_and_parameters_are_fedavgs(
+def test_statistics_match_the_reference_and_parameters_match_fedavg(
     domains: list[Node], settings: dict[str, Any]
 ) -> None:
     bench, plain = Bench(domains, "adabn", **settings), Bench(domains, "fedavg", **settings)
@@ -110,25 +110,25 @@ def test_statistics_are_the_twins_and_parameters_are_fedavgs(
         assert counters and all(model[n] == mean[n] for n in counters)
 
 
-def test_half_precision_on_the_wire_leaves_the_parameters_fedavgs(domains: list[Node]) -> None:
+def test_parameters_match_fedavg_with_half_precision_on_the_wire(domains: list[Node]) -> None:
     found = Bench(domains, "adabn", wire__dtype="float16").round()[0]
     wanted = Bench(domains, "fedavg", wire__dtype="float16").round()[0]
     assert parameters(found) == parameters(wanted)
     assert any(np.any(a != a.astype(np.float16)) for a in wanted.values() if a.dtype.kind == "f")
 
 
-def test_a_target_that_sends_other_parameters_changes_none(domains: list[Node]) -> None:
+def test_parameters_that_the_target_changes_are_ignored(domains: list[Node]) -> None:
     def shift(model: Arrays) -> Arrays:
         return model | {n: a + 0.1 for n, a in model.items() if n.endswith(("weight", "bias"))}
 
     bench = Bench(domains, "adabn", {"town": reshaped(shift)})
     found = bench.round()[0]
-    assert bench.notices == []  # within guard.max-change: only the strategy stands in its way
+    assert bench.notices == []  # within guard.max-change; only the strategy ignores the change
     wanted = Bench(domains, "adabn").round()[0]
     assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in wanted.items()}
 
 
-def test_an_order_of_the_batches_is_drawn_per_round_and_repeats(domains: list[Node]) -> None:
+def test_each_round_draws_its_own_order_of_batches_and_repeats_it(domains: list[Node]) -> None:
     bench = Bench(domains, "adabn")
     first, second = order_of(bench, 1, 48), order_of(bench, 2, 48)
     assert not torch.equal(torch.cat(first), torch.cat(second))
@@ -137,7 +137,7 @@ def test_an_order_of_the_batches_is_drawn_per_round_and_repeats(domains: list[No
     assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in again.items()}
 
 
-def test_a_whole_run_goes_beside_fedavg(domains: list[Node], runs: dict[str, str]) -> None:
+def test_a_whole_run_with_fedavg_as_baseline(domains: list[Node], runs: dict[str, str]) -> None:
     results, _ = run(domains, runs | {"method": "adabn", "run.baseline": "fedavg"})
     assert results["events"] == []
     (found,), (plain,) = results["trainings"]["adabn"], results["trainings"]["fedavg"]
@@ -158,7 +158,7 @@ def test_a_model_without_batchnorm_is_refused_before_anything_is_sent(domains: l
     assert not any(c.kind == "train" for c in bench.grid.crossed)
 
 
-def test_the_target_refuses_it_too(domains: list[Node]) -> None:
+def test_the_target_refuses_a_model_without_batchnorm_too(domains: list[Node]) -> None:
     settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.adabn.adabn.check_batchnorm", lambda entries, model: None)
@@ -171,7 +171,9 @@ def test_the_target_refuses_it_too(domains: list[Node]) -> None:
     assert "settings" in str(reply.error.reason)
 
 
-def test_statistics_over_fewer_images_than_the_site_allows_stay_there(domains: list[Node]) -> None:
+def test_statistics_over_fewer_images_than_the_site_allows_are_not_sent(
+    domains: list[Node],
+) -> None:
     nodes = [n | {"min-images": 49} if n["name"] == "town" else n for n in domains]
     bench = Bench(nodes, "adabn")
     with pytest.raises(QuorumError, match="town"):
@@ -179,7 +181,7 @@ def test_statistics_over_fewer_images_than_the_site_allows_stay_there(domains: l
     assert [n[:2] for n in bench.notices] == [("failed", "town")]
 
 
-def test_no_round_without_the_target(domains: list[Node]) -> None:
+def test_a_round_without_the_target_fails(domains: list[Node]) -> None:
     bench = Bench(domains, "adabn")
     bench.grid.offline = {"town"}
     with pytest.raises(QuorumError, match=r"town \(target\) is not connected"):
@@ -192,7 +194,7 @@ def test_no_round_without_the_target(domains: list[Node]) -> None:
     assert ("silent", "town") in [n[:2] for n in bench.notices]
 
 
-def test_a_reply_that_is_refused_is_no_round(domains: list[Node]) -> None:
+def test_a_round_whose_reply_is_refused_fails(domains: list[Node]) -> None:
     def spoil(model: Arrays) -> Arrays:
         name = next(n for n in model if n.endswith("running_var"))
         model[name][0] = -1
@@ -208,10 +210,10 @@ def test_a_reply_that_is_refused_is_no_round(domains: list[Node]) -> None:
         assert text in {n[1]: n[2] for n in bench.notices}["town"]
 
 
-def test_too_few_sources_are_no_round(domains: list[Node]) -> None:
+def test_a_round_with_too_few_sources_fails(domains: list[Node]) -> None:
     quorum = {"wait__min_sources": 3, "wait__train": 0.3}
     bench = Bench(domains, "adabn", {"anna": never}, **quorum)
     with pytest.raises(QuorumError, match="min-sources"):
         bench.round()
     asked = [c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")]
-    assert asked == []  # the target is not troubled for a mean that there is not
+    assert asked == []  # without a mean, the target gets no request

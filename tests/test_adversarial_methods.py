@@ -36,10 +36,10 @@ from tests.local_grid import EXAMPLES, SIDE, stop_after
         ("fdan", True),
     ],
 )
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     domains: list[dict[str, Any]], tmp_path: Path, method: str, overlap: bool
 ) -> None:
-    """Nothing but the server's checkpoint is left: no site keeps anything."""
+    """Only the server's checkpoint is left; all files and memory of the sites are deleted."""
     settings = {"exchange.overlap": overlap}
     whole = load_file(run(domains, tmp_path / "whole", method, **settings)["model"])
     with pytest.raises(KeyboardInterrupt):
@@ -54,10 +54,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize("method", ["fdann", "fdan"])
-def test_sites_that_come_later_and_half_precision(
+def test_runs_with_some_sources_per_round_and_half_precision_work(
     domains: list[dict[str, Any]], tmp_path: Path, method: str
 ) -> None:
-    """Two of three sources a round: each finds the discriminator as the others left it."""
+    """With two of three sources per round, a source goes on from the others' discriminator."""
     events: list[dict[str, Any]] = []
     settings = {"sources-per-round": 2, "rounds": 3, "wire.dtype": "float16"}
     found = run(domains, tmp_path, method, events.append, **settings)
@@ -79,8 +79,8 @@ def test_a_sites_own_limit_ends_the_round_for_all(
     assert "anna" in next(e["text"] for e in events if e.get("what") == "exchange ended")
 
 
-def test_a_round_of_part_of_a_window_is_refused(domains: list[dict[str, Any]]) -> None:
-    """Else its sums would be over parts of two windows, which can have images in common."""
+def test_a_round_that_ends_within_a_window_is_refused(domains: list[dict[str, Any]]) -> None:
+    """Otherwise a sum would span parts of two windows, which can contain the same image."""
     site = Site(domains[0])
     client, told = fdann.Source(site), Group("gradient", 3, 1, (site.name,))
     client.data = load_source(domains[0]["data"], size=SIDE)
@@ -93,7 +93,7 @@ def test_a_round_of_part_of_a_window_is_refused(domains: list[dict[str, Any]]) -
 
 
 @pytest.mark.slow
-def test_a_sites_own_noise_is_added_whatever_the_run_says(
+def test_a_sites_own_noise_is_added_whatever_the_run_sets(
     domains: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     def trained(name: str, sites: list[dict[str, Any]]) -> tuple[dict[str, Tensor], Any]:
@@ -110,10 +110,10 @@ def test_a_sites_own_noise_is_added_whatever_the_run_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_no_gradient_that_leaves_is_over_an_image_twice(
+def test_a_window_reads_an_image_twice_only_if_the_site_has_too_few(
     domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Over three rounds, several epochs, and at a site that has fewer images than a window."""
+    """Over three rounds and several epochs; one site has fewer images than a window needs."""
     read: dict[str, list[list[int]]] = {name: [] for name in EXAMPLES}
 
     def spy(self: Any, indices: Tensor, honest: Any = Client.inputs) -> Any:
@@ -130,20 +130,20 @@ def test_no_gradient_that_leaves_is_over_an_image_twice(
             assert set(window) == set(range(EXAMPLES[name]))
 
 
-# ---- what a site is asked for ------------------------------------------------------------------
+# ---- requests to a site ------------------------------------------------------------------------
 
 
 def asked(part: str, exchange: Exchange | None = None, **numbers: Any) -> Request:
-    """The first round's request to a site, without any array."""
+    """Return the first round's request to a site, without arrays."""
     task = RunConfig.parse(SETTINGS).task("fdann", 0, (1, SIDE, SIDE), ("a", "b"), 4)
     return Request(task, 1, task.stage(1), "align", part, {}, numbers, exchange)
 
 
 @pytest.mark.parametrize(("role", "most"), [("source", 1), ("target", 3)])
-def test_a_site_sends_gradients_of_no_more_discriminators_than_it_has_a_part_in(
+def test_a_site_sends_gradients_only_of_the_discriminators_of_its_own_groups(
     domains: list[dict[str, Any]], role: str, most: int
 ) -> None:
-    """A server could name any number of groups, and learn more of a window by each."""
+    """Otherwise a server could name many groups and learn more about a window from each of them."""
     site = Site(next(node for node in domains if node["role"] == role))
     client = fdann.Source(site) if role == "source" else fdann.Target(site)
     for count in (most, most + 1):
@@ -167,7 +167,7 @@ def test_a_request_without_a_number_of_steps_is_refused(steps: Any) -> None:
     assert asked("source", steps=4).steps == 4
 
 
-def test_a_request_that_leaves_p_open_is_refused() -> None:
+def test_a_request_without_p_is_refused() -> None:
     with LocalHost().open([Group("gradient", 3, 1, ("anna",))], join=5, wait=5) as session:
         invited = session.invitations["anna"].flat()
         assert Exchange.read(LazyConfig(p=1).flat() | invited).lazy.p == 1
@@ -175,16 +175,16 @@ def test_a_request_that_leaves_p_open_is_refused() -> None:
             Exchange.read(LazyConfig().flat() | invited)
 
 
-# ---- a discriminator that travels --------------------------------------------------------------
+# ---- a discriminator that moves between sites --------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["exp_avg_sq", "step"])
-def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
+def test_an_unusable_discriminator_is_refused_and_names_the_target(
     domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def spoilt(*held: Any, honest: Any = state_of) -> dict[str, Tensor]:
-        found = honest(*held)
-        return found | {name: -found[name]}
+        state = honest(*held)
+        return state | {name: -state[name]}
 
     monkeypatch.setattr(travelling, "state_of", spoilt)
     events: list[dict[str, Any]] = []
@@ -197,10 +197,10 @@ def test_a_discriminator_that_would_spoil_the_next_round_is_the_targets_fault(
     ("optimizer", "momentum", "before"),
     [("adam", 0.9, 3), ("sgd", 0.9, 3), ("sgd", 0.0, 3), ("adam", 0.9, 0), ("sgd", 0.9, 0)],
 )
-def test_a_discriminator_goes_on_elsewhere_as_it_would_have_here(
+def test_a_discriminator_trains_on_at_another_site_bit_for_bit(
     optimizer: str, momentum: float, before: int
 ) -> None:
-    """Also one that has not moved yet: with overlap the first window only sends."""
+    """Also one that has made no step yet: with overlap, the first window applies no sum."""
     given = {"sizes": "5,4", "optimizer": optimizer, "momentum": momentum, "lr": 0.1}
     network = validate(Network, given)
     here, P = Discriminator(3, (5, 4), seed=1), discriminators.count(3, (5, 4))

@@ -1,4 +1,4 @@
-"""Discriminators and their halves: against naive twins, by hand, and put together again."""
+"""Discriminators and the two halves of their losses, against naive references and by hand."""
 
 import math
 
@@ -48,13 +48,13 @@ def plain(DI: Discriminator) -> list[tuple[list[list[float]], list[float]]]:
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (5, 4), (2, 3, 4)])
-def test_layout_and_count_are_those_of_the_network(sizes: tuple[int, ...]) -> None:
+def test_layout_and_count_match_the_network(sizes: tuple[int, ...]) -> None:
     DI = Discriminator(6, sizes)
     state = {name: t.numpy() for name, t in DI.state_dict().items()}
     assert wire.pack(state, Kind.MODEL).manifest == discriminators.layout(6, sizes)
     assert discriminators.count(6, sizes) == sum(w.numel() for w in DI.parameters())
     assert DI(torch.rand(4, 6)).shape == (4,)
-    # state_dict and gradient go through the parameters in the same order
+    # state_dict and the gradient list the parameters in the same order
     assert list(state) == [name for name, _ in DI.named_parameters()]
 
 
@@ -64,7 +64,7 @@ def test_count_by_hand() -> None:
     assert discriminators.count(10, ()) == 11
 
 
-def test_a_seed_gives_the_same_copy_everywhere_and_uses_up_no_draw() -> None:
+def test_a_seed_gives_equal_copies_and_leaves_torchs_generator_alone() -> None:
     before = torch.get_rng_state()
     one, two, other = (Discriminator(6, (5,), seed) for seed in (4, 4, 5))
     assert torch.equal(torch.get_rng_state(), before)
@@ -72,7 +72,7 @@ def test_a_seed_gives_the_same_copy_everywhere_and_uses_up_no_draw() -> None:
         assert torch.equal(a, b) and not torch.equal(a, c)
 
 
-def test_it_starts_as_torchs_linear_layers_do() -> None:
+def test_initial_weights_are_distributed_as_in_torchs_linear_layers() -> None:
     found, usual = Discriminator(64, (400,)), nn.Linear(64, 400)
     first = found.layers[0]
     assert isinstance(first, nn.Linear)
@@ -83,13 +83,13 @@ def test_it_starts_as_torchs_linear_layers_do() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (5, 4)])
-def test_values_are_the_twins(sizes: tuple[int, ...]) -> None:
+def test_values_match_the_reference(sizes: tuple[int, ...]) -> None:
     DI, z = network(3, sizes), features(6, 3, "values")
     expected = [twin.value(plain(DI), row) for row in z.tolist()]
     assert DI(z).tolist() == pytest.approx(expected)
 
 
-def test_a_gradient_goes_flat_and_back() -> None:
+def test_a_flat_gradient_can_be_set_again() -> None:
     DI, z = network(), features(6, 3, "flat")
     g = discriminators.flat_gradient(DI(z).mean(), DI)
     assert g.shape == (discriminators.count(3, (5, 4)),)
@@ -104,7 +104,7 @@ def test_a_gradient_goes_flat_and_back() -> None:
     for w in DI.parameters():
         assert w.grad is not None
         w.grad.zero_()
-    assert g.abs().sum() > 0  # an optimizer may change what it finds
+    assert g.abs().sum() > 0  # an optimizer may change the parameters' gradients, but not g
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
@@ -127,7 +127,7 @@ def test_equal_gradients_keep_equal_copies_equal(name: str) -> None:
 
 
 def test_losses_by_hand() -> None:
-    """At v = log 3 DI says 3/4, at v = 0 it says 1/2."""
+    """DI gives 3/4 at v = log 3 and 1/2 at v = 0."""
     v = torch.tensor([math.log(3), 0.0])
     by_hand = (math.log(4 / 3) + math.log(2)) / 2
     assert float(discriminators.called_source(v)) == pytest.approx(by_hand)
@@ -138,7 +138,7 @@ def test_losses_by_hand() -> None:
 
 @few
 @given(values, values, st.sampled_from(LOSSES))
-def test_halves_are_the_twins(f_S: list[float], f_T: list[float], loss: Loss) -> None:
+def test_halves_match_the_reference(f_S: list[float], f_T: list[float], loss: Loss) -> None:
     source, target = HALVES[loss, "source"], HALVES[loss, "target"]
     v_S, v_T = (torch.tensor(f, dtype=torch.float64) for f in (f_S, f_T))
     whole = float(source.discriminator(v_S) + target.discriminator(v_T))
@@ -147,7 +147,7 @@ def test_halves_are_the_twins(f_S: list[float], f_T: list[float], loss: Loss) ->
     mapped = target.mapping(v_T)
     if source.mapping is not None:
         mapped = mapped + source.mapping(v_S)
-    elif loss == "wassda":  # the encoder at the target cannot move the other term of eq. 16
+    elif loss == "wassda":  # the source's term of eq. 16 is a constant for the target's encoder
         mapped = mapped + twin.mean(f_S)
     assert float(mapped) == pytest.approx(twin.mapping(loss, f_S, f_T), rel=1e-6, abs=1e-9)
     assert (source.mapping is not None) == (loss == "cada")
@@ -165,13 +165,11 @@ def test_halves_are_finite_however_sure_the_discriminator_is(loss: Loss) -> None
             value.backward()
             assert value.isfinite() and v.grad is not None and v.grad.isfinite().all()
     v = torch.tensor([-1e4])
-    assert float(discriminators.called_source(v)) == pytest.approx(
-        1e4
-    )  # no logarithm of 0 on the way
+    assert float(discriminators.called_source(v)) == pytest.approx(1e4)  # no logarithm of 0 occurs
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_halves_gradients_add_up_to_the_whole_losss(loss: Loss) -> None:
+def test_gradients_of_the_halves_add_up_to_that_of_the_whole_loss(loss: Loss) -> None:
     DI, z_S, z_T = network(), features(7, 3, "S"), features(4, 3, "T", 1.0)
     draws = [generator("e", role) for role in ("source", "target")]
     parts = [
@@ -199,7 +197,7 @@ def test_halves_gradients_add_up_to_the_whole_losss(loss: Loss) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("role", ["source", "target"])
-def test_each_loss_moves_its_own_network_alone(loss: Loss, role: Role) -> None:
+def test_each_loss_has_a_gradient_in_its_own_network_only(loss: Loss, role: Role) -> None:
     DI, half = network(), HALVES[loss, role]
     E = nn.Linear(2, 3).double()
     z = E(features(5, 2, "x"))
@@ -219,13 +217,13 @@ def test_each_loss_moves_its_own_network_alone(loss: Loss, role: Role) -> None:
 
 @pytest.mark.parametrize("loss", ["grl", "wassda"])
 @pytest.mark.parametrize("role", ["source", "target"])
-def test_reversal_is_minus_the_halfs_gradient(loss: Loss, role: Role) -> None:
+def test_reversal_is_the_negative_gradient_of_the_half(loss: Loss, role: Role) -> None:
     DI, z = network(), features(5, 3, "z").requires_grad_()
     half = HALVES[loss, role]
     (forward,) = torch.autograd.grad(half.discriminator(DI(z)), z)
     (backward,) = torch.autograd.grad(discriminators.reversed_loss(half, DI, z), z)
     torch.testing.assert_close(backward, -forward)
-    if role == "target":  # eqs. 13 and 16 are the same reversal
+    if role == "target":  # eqs. 13 and 16 reverse the gradient in the same way
         (mapped,) = torch.autograd.grad(discriminators.mapping_loss(half, DI, z), z)
         torch.testing.assert_close(mapped, backward)
 
@@ -234,7 +232,7 @@ def test_reversal_is_minus_the_halfs_gradient(loss: Loss, role: Role) -> None:
 
 
 def test_penalty_by_hand() -> None:
-    """A linear critic of slope |(3, 4)| = 5 has the penalty (5 - 1)^2 wherever it is taken."""
+    """A linear critic with the slope |(3, 4)| = 5 has the penalty (5 - 1)^2 at every point."""
     DI = network(2, ())
     with torch.no_grad():
         for w, value in zip(DI.parameters(), ([[3.0, 4.0]], [7.0]), strict=True):
@@ -247,10 +245,10 @@ def test_penalty_by_hand() -> None:
     logits = discriminators.discriminator_loss(
         HALVES["adda", "target"], DI, z, 10.0, generator("e")
     )
-    assert logits.item() == pytest.approx(discriminators.called_target(DI(z)).item())  # has none
+    assert logits.item() == pytest.approx(discriminators.called_target(DI(z)).item())  # no penalty
 
 
-def test_penalty_is_the_twins() -> None:
+def test_penalty_matches_the_reference() -> None:
     DI, z = network(), features(8, 3, "z")
     found = discriminators.gradient_penalty(DI, z, generator("e"))
     draws = generator("e")
@@ -268,7 +266,7 @@ def test_penalty_has_a_gradient_in_the_critic_even_where_it_is_flat() -> None:
         [z, *DI.parameters()],
         allow_unused=True,
     )
-    assert g[0] is None  # it holds the samples fixed
+    assert g[0] is None  # the samples are held fixed
     assert g[1] is not None and g[1].norm() > 0
     with torch.no_grad():
         for w in DI.parameters():
@@ -280,7 +278,7 @@ def test_penalty_has_a_gradient_in_the_critic_even_where_it_is_flat() -> None:
     assert flat.isfinite().all()
 
 
-def test_the_penalty_draws_from_its_generator_alone() -> None:
+def test_the_penalty_draws_only_from_its_generator() -> None:
     DI, z = network(), features(8, 3, "z")
     before = torch.get_rng_state()
     first, second, other = (
@@ -302,7 +300,7 @@ def test_reversal_by_hand() -> None:
 
 
 @given(st.floats(0, 1))
-def test_reversal_is_the_papers(q: float) -> None:
+def test_reversal_schedule_matches_the_paper(q: float) -> None:
     assert discriminators.reversal(q) == pytest.approx(twin.reversal(q), abs=1e-12)
 
 
@@ -327,7 +325,7 @@ def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
     assert discriminators.accuracy(DI(z["target"]), "target") > 0.95
 
 
-def test_sizes_are_read() -> None:
+def test_sizes_are_parsed() -> None:
     assert Network(sizes="500,20").hidden == (500, 20)
     assert Network(sizes="").hidden == ()
     for wrong in ("0", "5,", "5,x", "-1", "05", "100000"):
@@ -335,8 +333,8 @@ def test_sizes_are_read() -> None:
             validate(Network, {"sizes": wrong})
 
 
-def test_a_single_setting_of_the_network_leaves_the_others_as_they_are() -> None:
-    """A section's defaults are the same wherever it is nested, or this would change them."""
+def test_setting_one_value_of_the_network_keeps_the_others() -> None:
+    """Setting one value would change the others if a section's defaults differed by method."""
     defaults = RunConfig.parse({}).options
     for method in ("dils", "fdann", "fwdgrl"):
         changed = RunConfig.parse({f"{method}.discriminator.lr": 0.5}).options[method]
@@ -344,14 +342,14 @@ def test_a_single_setting_of_the_network_leaves_the_others_as_they_are() -> None
         assert changed.discriminator == wanted
 
 
-def test_bandwidths_are_read() -> None:
+def test_bandwidths_are_parsed() -> None:
     assert fdan.Config().bandwidths == (0.25, 0.5, 1, 2, 4)
     for wrong in ("", "1,", "0", "1,0.0", "a", "-1", "1e3", "nan"):
         with pytest.raises(ConfigError, match=r"fdan\.multiples.*numbers above 0"):
             RunConfig.parse({"fdan.multiples": wrong})
 
 
-def test_contracts_let_the_targets_model_out_of_no_dils_by_default() -> None:
+def test_the_targets_model_stays_at_the_target_in_dils_by_default() -> None:
     pretrain, adapt = dils.METHOD.phases
     assert "target" not in pretrain.parts
     (hop,) = adapt.hops.values()

@@ -1,4 +1,4 @@
-"""The attack on gradients: what it must find, what it must not claim, and how it is shown."""
+"""The attack on gradients: what it recovers, what it must not claim, and how it is shown."""
 
 import ast
 import importlib
@@ -55,15 +55,15 @@ HALF = HALVES["adda", "target"]
 
 
 def random_features(n: int = 64, seed: int = 0) -> Tensor:
-    """As behind a ReLU."""
+    """Draw features like those behind a ReLU."""
     return torch.randn(n, D, generator=torch.Generator().manual_seed(seed)).relu()
 
 
 # ---- the attack --------------------------------------------------------------------------------
 
 
-def test_one_example_comes_back_by_hand() -> None:
-    # W.grad = slope z and b.grad = slope, so the quotient is z whatever the slope.
+def test_one_example_is_recovered_by_hand() -> None:
+    # W.grad = slope z and b.grad = slope, so their quotient is z for any slope.
     DI = Discriminator(3, ())
     z = torch.tensor([[3.0, 0.0, 4.0]])
     g = flat_gradient(called_target(DI(z)), DI)
@@ -81,8 +81,8 @@ def test_two_examples_mix_by_their_slopes_by_hand() -> None:
     assert best_cosines(z, c).tolist() == pytest.approx([1 / 5**0.5, 2 / 5**0.5])
 
 
-def test_candidates_are_those_of_a_naive_loop() -> None:
-    """Unit by unit, by the slope of each example's loss at it."""
+def test_candidates_match_a_naive_loop() -> None:
+    """The loop adds the slope of each example's loss at each unit."""
     DI, z = Discriminator(D, SIZES, seed=1), random_features(5)
     found = candidates(flat_gradient(called_target(DI(z)), DI), D, SIZES)
     first, *rest = DI.layers
@@ -102,8 +102,8 @@ def test_candidates_are_those_of_a_naive_loop() -> None:
     assert torch.allclose(found, torch.stack(expected), rtol=1e-3, atol=1e-4)
 
 
-def test_a_unit_that_saw_one_example_gives_it_away() -> None:
-    """A gradient over many examples may hold one unmixed."""
+def test_a_unit_that_is_active_for_one_example_reveals_it() -> None:
+    """A gradient over many examples can contain one example unmixed."""
     DI, z = Discriminator(D, (2,)), random_features(40)
     z[0] = 0
     z[0, 0] = 50.0
@@ -126,15 +126,15 @@ def test_best_cosines_by_hand() -> None:
     assert best_cosines(z, c[:0]).tolist() == [0, 0, 0]
 
 
-def test_a_window_of_a_fixed_discriminator_is_its_batch() -> None:
+def test_a_window_of_a_fixed_discriminator_equals_one_large_batch() -> None:
     z = random_features(12)
     parts = window_gradient(Discriminator(D, SIZES), HALF, z.split(3))
     whole = window_gradient(Discriminator(D, SIZES), HALF, [z])
     assert torch.allclose(parts, 4 * whole, rtol=1e-4, atol=1e-6)
 
 
-def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
-    """Against a loop that moves the parameters by hand, as plain SGD does."""
+def test_a_moving_discriminator_applies_the_last_sum_in_every_step() -> None:
+    """Compared with a loop that moves the parameters by hand, as plain SGD does."""
     z, lr = random_features(6), 0.5
     DI, twin = Discriminator(D, SIZES), Discriminator(D, SIZES)
     g_sync = torch.randn(sum(w.numel() for w in DI.parameters()))
@@ -151,7 +151,7 @@ def test_a_moving_discriminator_takes_the_last_sum_in_every_step() -> None:
     assert not torch.allclose(found, window_gradient(Discriminator(D, SIZES), HALF, z.split(2)))
 
 
-def test_a_critics_penalty_is_in_the_gradient_of_its_weights_alone() -> None:
+def test_a_critics_penalty_changes_only_the_gradient_of_its_weights() -> None:
     DI, z, half = Discriminator(D, SIZES, seed=3), random_features(12), HALVES["wassda", "target"]
     found = window_gradient(DI, half, [z], penalty=10, draws=generator(5))
     whole = low(DI(z)) + 10 / 2 * gradient_penalty(DI, z, generator(5))
@@ -165,28 +165,28 @@ def test_a_critics_penalty_is_in_the_gradient_of_its_weights_alone() -> None:
 # ---- the audit ---------------------------------------------------------------------------------
 
 
-def test_few_examples_come_back_and_many_do_not() -> None:
+def test_few_examples_are_recovered_and_many_are_not() -> None:
     found = audit(random_features(200), SMALL, trials=2)
     windows = {w.examples: w for w in found.windows}
     assert list(windows) == [1, 2, 4, 8, 16, 32, 64, 128]
     assert windows[1].bare.recovered == windows[1].moving.recovered == 1
     assert windows[1].bare.cosine == pytest.approx(1, abs=1e-5)
-    assert windows[2].bare.recovered > 0.4  # ten units do not tell all pairs apart
+    assert windows[2].bare.recovered > 0.4  # ten units cannot separate all pairs
     assert windows[128].bare.recovered < 0.02
     assert windows[128].bare.cosine < windows[8].bare.cosine
     assert all(w.bare.recovered == pytest.approx(w.fixed.recovered) for w in found.windows)
 
 
-def test_what_is_not_sent_is_not_attacked() -> None:
+def test_windows_that_are_not_sent_are_not_attacked() -> None:
     found = audit(random_features(), SMALL, trials=1)
     assert [w.examples for w in found.windows if w.sent is None] == [1, 2, 4, 8]
     assert [w.sent for w in found.windows if w.examples >= 16] == [
         w.moving for w in found.windows if w.examples >= 16
-    ]  # the clip is far away
+    ]  # no gradient is long enough to be clipped
 
 
 @pytest.mark.slow
-def test_a_clip_alone_takes_nothing_and_noise_does() -> None:
+def test_clipping_does_not_stop_the_attack_and_noise_does() -> None:
     bare = replace(SMALL, min_examples=1)
     for settings in (bare, replace(bare, clip=1e-3)):
         window = audit(random_features(), settings, trials=2).windows[0]
@@ -199,33 +199,33 @@ def test_a_clip_alone_takes_nothing_and_noise_does() -> None:
     assert noisy.sent.cosine < 0.9
 
 
-def test_features_that_are_all_alike_are_not_called_recovered() -> None:
+def test_nearly_equal_features_do_not_count_as_recovered() -> None:
     z = torch.ones(256, D) + 0.01 * random_features(256)
     found = audit(z, SMALL, trials=2)
-    assert found.other.recovered == 1  # above .999 without any attack
+    assert found.other.recovered == 1  # cosine above .999 even without an attack
     assert found.threshold > 0.9999
     largest = found.windows[-1]
     assert largest.bare.cosine > 0.999
-    assert largest.bare.recovered < 0.1  # 0.16 if the mean were no guess
+    assert largest.bare.recovered < 0.1  # it would be 0.16 if the mean did not count as a guess
     assert any("hardly tells" in line for line in remarks(parse(about(found))))
 
 
-def test_the_yardstick_is_other_features_of_the_same_data() -> None:
-    z = torch.eye(D)[torch.arange(48) % D]  # each direction twice, the others at a right angle
+def test_the_attack_is_compared_with_guesses_from_the_same_data() -> None:
+    z = torch.eye(D)[torch.arange(48) % D]  # each direction twice; all others are orthogonal
     found = torch.cat([_others(z, 10, generator(t)) for t in range(100)])
-    # Another of 47 is the twin; ten of them are guessed.
+    # One of the 47 other features is equal; ten of the 47 are guessed.
     assert ((found - 1).abs() < 1e-6).float().mean() == pytest.approx(10 / 47, abs=0.02)
     assert found.mean() == pytest.approx(10 / 47, abs=0.02)
     assert audit(z[:D], SMALL, trials=1).other.cosine == 0
 
 
-def test_the_mean_of_the_others_is_a_guess_too() -> None:
+def test_the_mean_of_other_features_counts_as_a_guess() -> None:
     z = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
     seen = {round(float(c), 3) for t in range(20) for c in _others(z, 2, generator(t))}
     assert 1.0 in seen  # (2, 2, 0) against (1, 0, 0) and (0, 1, 0), by their mean alone
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_result() -> None:
     first, again, other = (audit(random_features(), SMALL, trials=1, seed=s) for s in (0, 0, 1))
     assert first == again
     assert first.windows != other.windows
@@ -234,7 +234,7 @@ def test_the_seed_decides() -> None:
 def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
     for settings in (
         replace(SMALL, loss="wassda"),
-        replace(SMALL, loss="wassda", penalty=10),  # which the bare one does not have
+        replace(SMALL, loss="wassda", penalty=10),  # the one before has no penalty
         replace(SMALL, loss="cada"),
         replace(SMALL, network=Network(sizes="")),
     ):
@@ -244,11 +244,11 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
         audit(random_features(1), SMALL)
 
 
-def test_settings_are_the_runs_or_the_defaults() -> None:
+def test_settings_come_from_the_run_or_are_the_defaults() -> None:
     old = Settings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
     assert (old.p, old.min_examples, old.clip, old.noise) == (6, 256, 10.0, 0.0)
     assert old == Settings()
-    told = Settings.of(
+    own = Settings.of(
         {
             "method": "dils",
             "exchange.p": 8,
@@ -262,19 +262,19 @@ def test_settings_are_the_runs_or_the_defaults() -> None:
             "fdann.discriminator.sizes": "7",
         }
     )
-    assert (told.p, told.min_examples, told.clip, told.noise) == (8, 64, 1.5, 0.25)
-    assert (told.loss, told.network.hidden, told.network.lr) == ("wassda", (30, 20), 0.01)
-    assert told.penalty == 10
-    given = told.override({"p": 2}, "5")
+    assert (own.p, own.min_examples, own.clip, own.noise) == (8, 64, 1.5, 0.25)
+    assert (own.loss, own.network.hidden, own.network.lr) == ("wassda", (30, 20), 0.01)
+    assert own.penalty == 10
+    given = own.override({"p": 2}, "5")
     assert (given.p, given.network.hidden, given.network.lr) == (2, (5,), 0.01)
     with pytest.raises(ConfigError, match="clip, which is 0; give a clip"):
-        told.override({"clip": 0.0})
+        own.override({"clip": 0.0})
     with pytest.raises(ConfigError, match="sizes"):
-        told.override({}, "5,x")
+        own.override({}, "5,x")
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "loss", "sizes", "penalty"),
+    ("method", "given", "loss", "sizes", "penalty"),
     [
         ("dils", {}, "adda", (100,), 0),
         ("dils", {"dils.loss": "cada", "dils.discriminator.sizes": "5,4"}, "cada", (5, 4), 0),
@@ -284,13 +284,13 @@ def test_settings_are_the_runs_or_the_defaults() -> None:
         ("fwdgrl", {"dils.loss": "cada", "dils.discriminator.sizes": "9"}, "wassda", (100,), 10),
     ],
 )
-def test_the_discriminator_is_the_runs(
-    method: str, told: dict[str, Any], loss: str, sizes: tuple[int, ...], penalty: float
+def test_the_discriminator_has_the_runs_settings(
+    method: str, given: dict[str, Any], loss: str, sizes: tuple[int, ...], penalty: float
 ) -> None:
-    found = Settings.of(RunConfig.parse({"method": method, **told}).flat())
+    found = Settings.of(RunConfig.parse({"method": method, **given}).flat())
     assert (found.method, found.loss, found.network.hidden) == (method, loss, sizes)
     assert found.penalty == penalty
-    by_name = Settings.of(RunConfig.parse({"method": "fedavg", **told}).flat(), method)
+    by_name = Settings.of(RunConfig.parse({"method": "fedavg", **given}).flat(), method)
     assert by_name == found
 
 
@@ -308,7 +308,7 @@ def test_a_method_without_a_discriminator_is_not_audited(method: str) -> None:
         Settings.of(RunConfig.parse({"method": method}).flat())
 
 
-def test_features_are_the_encoders_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_come_from_the_encoder_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.build(ModelConfig(name="digit-cnn"), (1, 8, 8), 3, seed=0).train()
     x = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
     z = features(model, x, batch=2)
@@ -386,12 +386,12 @@ def test_the_command_and_the_report(finished: Path) -> None:
 SENT, WHAT_IF = "as the run sends it", "as a run would send it"
 
 
-def test_what_the_run_did_is_told_from_a_what_if(finished: Path) -> None:
+def test_what_the_run_sent_is_distinguished_from_a_what_if(finished: Path) -> None:
     own = {"method": "dils", "exchange.min-examples": 8, "dils.discriminator.sizes": "6"}
     words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1]
     for config, more, method, named, other in (
         (own, (), "dils", SENT, WHAT_IF),
-        (own, ("--sizes", "6", "--method", "dils"), "dils", SENT, WHAT_IF),  # nothing else
+        (own, ("--sizes", "6", "--method", "dils"), "dils", SENT, WHAT_IF),  # the run's own
         (own, ("--min-examples", 16), "dils", WHAT_IF, SENT),
         (own, ("--method", "fwdgrl", "--min-examples", 8), "fwdgrl", WHAT_IF, SENT),
         (
@@ -433,7 +433,7 @@ def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
     assert json.loads((alone.parent / "audit.json").read_text())["what-if"] is True
 
 
-def test_no_label_is_needed_nor_read(finished: Path) -> None:
+def test_labels_are_neither_needed_nor_read(finished: Path) -> None:
     data = finished.parent / "clinic.npz"
     with np.load(data) as file:
         np.savez(data, x=file["x"], y=np.array(["not", "a", "label"]))
@@ -452,7 +452,7 @@ def test_a_run_without_an_audit_has_no_section(tmp_path: Path) -> None:
     "change",
     [{"threshold": "<b>"}, {"windows": []}, {"windows": [{"examples": 0}]}, {"other": {}}, None],
 )
-def test_an_audit_of_another_form_is_left_out(tmp_path: Path, change: Any) -> None:
+def test_an_audit_in_another_format_is_left_out(tmp_path: Path, change: Any) -> None:
     found: Any = about(audit(random_features(4), SMALL, trials=1))
     (tmp_path / "audit.json").write_text(json.dumps(found | change if change else []))
     audited = collect(tmp_path)
@@ -461,14 +461,16 @@ def test_an_audit_of_another_form_is_left_out(tmp_path: Path, change: Any) -> No
     assert "Left out: " in words and "audit.json cannot be read" in words
 
 
-def test_names_in_an_audit_are_text(tmp_path: Path) -> None:
+def test_names_in_an_audit_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     found = about(audit(random_features(4), SMALL, trials=1), data=evil)
     (tmp_path / "audit.json").write_text(json.dumps(found))
     assert evil not in page(results(), Noted(), collect(tmp_path))
 
 
-def test_noise_comes_with_its_epsilon(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_reported_with_its_epsilon(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedda.adversarial.privacy import spent
 
     words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1, "--noise", 2]
@@ -505,11 +507,13 @@ def test_windows_of_a_training_by_hand() -> None:
 @pytest.mark.parametrize(
     ("settings", "windows"),
     [
-        # 600 examples in batches of 32: 19 steps a round, 3 windows of 8, the last one filled up.
+        # 600 examples in batches of 32: 19 steps a round, 3 windows of 8, the last one padded.
         ({"method": "fdann"}, 30),
-        ({"method": "fdann", "fdann.pairs": True}, 90),  # the target's, with each of 3 sources
-        ({"method": "fwdgrl", "fwdgrl.critic-steps": 5}, 150),  # and each step five times
-        ({"method": "dils", "dils.pretrain": 4}, 14),  # 6 rounds of 19 steps without a gap
+        ({"method": "fdann", "fdann.pairs": True}, 90),  # the target sums with each of 3 sources
+        # The critic takes five times as many steps.
+        ({"method": "fwdgrl", "fwdgrl.critic-steps": 5}, 150),
+        # 6 rounds of 19 steps; windows continue from round to round.
+        ({"method": "dils", "dils.pretrain": 4}, 14),
     ],
 )
 def test_windows_of_each_method_by_hand(settings: dict[str, Any], windows: int) -> None:
@@ -533,9 +537,9 @@ def test_what_cannot_be_audited_is_refused(finished: Path, tmp_path: Path) -> No
     assert not (finished / "audit.json").exists()
 
 
-def test_the_audit_costs_the_help_text_nothing() -> None:
+def test_the_help_text_loads_no_heavy_module() -> None:
     tree = ast.parse((ROOT / "fedda/cli/audit.py").read_text())
-    eager = {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}  # not for types alone
+    eager = {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}  # none for types only
     assert "fedda.errors" in eager
     assert not eager & {
         "torch",

@@ -1,4 +1,4 @@
-"""The running mean: the weighted mean, bit for bit the same in whatever order models come."""
+"""The running mean is the weighted mean; its bits do not depend on the order of the models."""
 
 import math
 import tracemalloc
@@ -18,7 +18,7 @@ def some_models(count: int, seed: int = 0, scale: float = 1.0) -> list[Arrays]:
         {
             "w": (scale * rng.normal(size=(3, 4))).astype(np.float32),
             "tiny": (1e-6 * rng.normal(size=5)).astype(np.float32),
-            "wide": scale * rng.normal(size=8),  # shows bits that a cast to float32 hides
+            "wide": scale * rng.normal(size=8),  # float64 shows bits that float32 would hide
             "half": rng.normal(size=2).astype(np.float16),
             "n": np.array(rng.integers(100)),
         }
@@ -34,7 +34,7 @@ def mean(models: list[Arrays], weights: list[float]) -> Arrays:
 
 
 def naive(values: list[np.ndarray], weights: list[float]) -> np.ndarray:
-    """One number at a time."""
+    """Compute the mean one number at a time."""
     flat = [[float(x) for x in v.ravel()] for v in values]
     total = math.fsum(weights)
     return np.array(
@@ -56,7 +56,7 @@ def test_a_mean_by_hand() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(0, 99))
-def test_it_is_the_naive_mean(weights: list[float], seed: int) -> None:
+def test_it_matches_the_naive_mean(weights: list[float], seed: int) -> None:
     models = some_models(len(weights), seed)
     found = mean(models, weights)
     for name in ("w", "tiny", "wide", "half"):
@@ -84,7 +84,7 @@ def test_any_order_gives_the_same_bits(order: list[int], seed: int, scale: float
 
 
 def test_plain_sums_would_depend_on_the_order() -> None:
-    """Without this the test above could not fail."""
+    """Otherwise the test above could not fail."""
     models, weights = some_models(7), np.random.default_rng(0).dirichlet(np.ones(7))
     sums = {
         sum((weights[k] * models[k]["w"].astype(float) for k in order), np.zeros((3, 4))).tobytes()
@@ -93,24 +93,24 @@ def test_plain_sums_would_depend_on_the_order() -> None:
     assert len(sums) > 1
 
 
-def test_some_of_the_sites_weigh_among_themselves() -> None:
-    """Shares of three sites, of which two came: 1/4 and 1/2 become 1/3 and 2/3."""
+def test_the_weights_of_the_sites_that_took_part_sum_to_one() -> None:
+    """Two of three sites took part: their shares of 1/4 and 1/2 become 1/3 and 2/3."""
     models = [{"w": np.array([3], np.float32)}, {"w": np.array([6], np.float32)}]
     assert mean(models, [0.25, 0.5])["w"] == np.float32(5)
 
 
-def test_counters_are_the_largest_seen() -> None:
+def test_the_mean_of_counters_is_the_largest_one() -> None:
     models = [{"n": np.array(k), "w": np.ones(1, np.float32)} for k in (3, 9, 5)]
     found = mean(models, [0.2, 0.2, 0.6])["n"]
     assert found == 9 and found.dtype == np.int64 and found.shape == ()
 
 
-def test_equal_models_are_their_own_mean() -> None:
+def test_the_mean_of_equal_models_is_that_model() -> None:
     model = some_models(1, scale=5)[0]
     assert bits({"w": mean([model] * 3, [0.2, 0.5, 0.3])["w"]}) == bits({"w": model["w"]})
 
 
-def test_nothing_with_a_weight_is_no_mean() -> None:
+def test_a_mean_without_any_weight_is_refused() -> None:
     running = RunningMean(some_models(1)[0])
     with pytest.raises(ValueError, match="no model with a positive weight"):
         running.result()

@@ -1,4 +1,4 @@
-"""FedAvg's weights and FedProx's pull, against their twins and by hand."""
+"""FedAvg's weights and FedProx's penalty, against their references and by hand."""
 
 import pytest
 import torch
@@ -18,24 +18,24 @@ def test_weights_by_hand():
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=8).filter(any))
-def test_weights_are_the_twins(counts: list[int]):
+def test_weights_match_the_reference(counts: list[int]):
     found = fedavg.weights(torch.tensor(counts))
     assert found.tolist() == pytest.approx(averaging.weights(counts), rel=1e-12)
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
 
 
-def test_no_examples_anywhere_counts_all_alike():
+def test_weights_are_equal_if_no_site_has_examples():
     assert fedavg.weights(torch.tensor([0, 0])).tolist() == [0.5, 0.5]
 
 
-def test_proximal_by_hand():
+def test_the_penalty_by_hand():
     # 0.1 / 2 * ((3 - 1)^2 + (0 - 2)^2 + (5 - 4)^2) = 0.05 * 9
     w, anchor = [torch.tensor([3.0, 0.0]), torch.tensor([5.0])], [[1.0, 2.0], [4.0]]
     pull = fedprox.proximal(w, [torch.tensor(a) for a in anchor], 0.1)
     assert float(pull) == pytest.approx(0.45)
 
 
-def test_proximal_is_the_twins_and_pulls_towards_the_anchor():
+def test_the_penalty_matches_the_reference_and_pulls_towards_the_anchor():
     generator = torch.Generator().manual_seed(0)
     w = [torch.randn(n, generator=generator, requires_grad=True) for n in (3, 7)]
     anchor = [torch.randn(n, generator=generator, requires_grad=True) for n in (3, 7)]
@@ -48,7 +48,7 @@ def test_proximal_is_the_twins_and_pulls_towards_the_anchor():
         assert start.grad is None
 
 
-def test_proximal_refuses_models_of_different_length():
+def test_the_penalty_refuses_models_of_different_length():
     with pytest.raises(ValueError, match="longer"):
         fedprox.proximal([torch.zeros(2)], [torch.zeros(2), torch.zeros(2)], 1.0)
 

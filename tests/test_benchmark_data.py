@@ -1,4 +1,4 @@
-"""The literature's benchmarks: every published layout, read through to what a site trains on."""
+"""The literature's benchmarks: every published layout, from its files to a site's training data."""
 
 import gzip
 import json
@@ -46,12 +46,12 @@ def arrays(site: Path) -> dict[str, np.ndarray]:
 
 
 def names(folder: Path) -> list[str]:
-    """Every file below, as half/class/name."""
+    """Return all files below the folder, as half/class/name."""
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
 def brought(build: Callable[[Path], Path], name: str, root: Path, **options: Any) -> Path:
-    """A made-up copy, imported -> OUT."""
+    """Make a small copy of a benchmark and import it -> the folder OUT."""
     import_benchmark(name, build(root / "source"), root / "out", Options(**options))
     return root / "out"
 
@@ -59,7 +59,7 @@ def brought(build: Callable[[Path], Path], name: str, root: Path, **options: Any
 def refused(
     build: Callable[[Path], Path], name: str, root: Path, error: type[Exception], **options: Any
 ) -> str:
-    """The message of an import that fails; nothing is left of it."""
+    """Check that an import fails and leaves no file -> its message."""
     source = build(root / "source")
     with pytest.raises(error) as caught:
         import_benchmark(name, source, root / "out", Options(**options))
@@ -70,7 +70,7 @@ def refused(
 def after(
     build: Callable[[Path], Path], change: Callable[[Path], object]
 ) -> Callable[[Path], Path]:
-    """A layout with something changed in it."""
+    """Return a builder of the layout that then makes a change in it."""
 
     def built(root: Path) -> Path:
         build(root)
@@ -106,7 +106,7 @@ def test_a_layout_becomes_sites_that_fedda_reads(layout: str, tmp_path: Path) ->
         assert not data.describe(out / domain, "source").warnings
         shapes.add((labelled.kind, len(labelled.shape)))
         classes.add(labelled.classes)
-        # The same examples, and nothing at all that could hold a label.
+        # The same examples, and no array that could contain a label.
         assert [f.name for f in fields(unlabelled)] == ["x"]
         assert sorted(unlabelled.x.sum(dim=tuple(range(1, unlabelled.x.ndim))).tolist()) == sorted(
             labelled.x.sum(dim=tuple(range(1, labelled.x.ndim))).tolist()
@@ -115,7 +115,7 @@ def test_a_layout_becomes_sites_that_fedda_reads(layout: str, tmp_path: Path) ->
     assert len(classes.pop()) == n_classes
 
 
-def test_every_benchmark_has_a_layout_here_and_a_name_in_the_help() -> None:
+def test_every_benchmark_has_a_test_layout_and_is_named_in_the_help() -> None:
     assert {name for name, *_ in make.LAYOUTS.values()} == set(BENCHMARKS)
     text = CliRunner().invoke(app, ["data", "import", "--help"], terminal_width=200).output
     assert all(name in text for name in BENCHMARKS)
@@ -138,14 +138,14 @@ def test_a_targets_training_labels_are_never_opened(layout: str, tmp_path: Path)
         data.load_source(broken)
 
 
-def test_the_order_of_training_examples_tells_no_class(tmp_path: Path) -> None:
-    """Features are published class after class, and a target's rows would tell it."""
+def test_the_order_of_training_examples_does_not_reveal_classes(tmp_path: Path) -> None:
+    """Features are published class by class, so a target's row order could reveal the class."""
     y = arrays(brought(make.surf, "office-caltech10", tmp_path) / "dslr")["y_train"]
     assert (np.diff(y) < 0).sum() > 5
 
 
 @pytest.mark.parametrize("layout", ["digit5", "office31", "surf", "mnist", "recordings"])
-def test_the_seed_decides_everything_drawn(layout: str, tmp_path: Path) -> None:
+def test_the_seed_determines_all_random_draws(layout: str, tmp_path: Path) -> None:
     name, build, *_ = make.LAYOUTS[layout]
     source = build(tmp_path / "source")
     found = []
@@ -184,7 +184,7 @@ def test_digits_keep_their_pixels_and_labels(domain: str, tmp_path: Path) -> Non
             assert (x == whole[number].reshape(x.shape)).all()
 
 
-def test_the_published_draw_of_digits(tmp_path: Path) -> None:
+def test_the_published_sample_of_digits(tmp_path: Path) -> None:
     out = brought(make.digit5, "digit5", tmp_path, limit=35, test_limit=7, domains=("usps", "svhn"))
     assert sorted(p.name for p in out.iterdir()) == ["benchmark.json", "svhn", "usps"]
     found = arrays(out / "svhn")
@@ -232,7 +232,7 @@ def test_wrong_digit_files_are_named(content: Any, words: list[str], tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["link", "symlink", "copy"])
-def test_images_are_brought_as_they_are(how: Any, tmp_path: Path) -> None:
+def test_image_files_are_linked_or_copied_unchanged(how: Any, tmp_path: Path) -> None:
     out = brought(make.office31, "office31", tmp_path, files=how)
     image = out / "dslr" / "train" / "mug" / names(out / "dslr" / "train" / "mug")[0]
     original = tmp_path / f"source/domain_adaptation_images/dslr/images/mug/{image.name}"
@@ -241,7 +241,7 @@ def test_images_are_brought_as_they_are(how: Any, tmp_path: Path) -> None:
     assert os.path.samefile(image, original) == (how != "copy")
 
 
-def test_images_are_copied_where_no_link_can_be(
+def test_images_are_copied_where_links_are_impossible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no(*_: Any) -> None:
@@ -295,7 +295,7 @@ def test_caltech_256_names_become_those_of_office(tmp_path: Path) -> None:
     assert "scissors" in done.notes[0] and "passed over" in done.notes[0]
 
 
-def test_names_that_differ_in_spelling_only_become_one(tmp_path: Path) -> None:
+def test_class_names_that_differ_only_in_spelling_become_one(tmp_path: Path) -> None:
     def rename(root: Path) -> None:
         (root / "Real World" / "Alarm_Clock").rename(root / "Real World" / "alarm clock")
         (root / "Real World").rename(root / "RealWorld")
@@ -342,7 +342,7 @@ def test_missing_folders_are_named(
 # ---- lists -------------------------------------------------------------------------------------
 
 
-def test_published_lists_decide(tmp_path: Path) -> None:
+def test_published_lists_determine_the_split(tmp_path: Path) -> None:
     out = brought(make.pacs, "pacs", tmp_path)
     train, test = (names(out / "photo" / half / "guitar") for half in ("train", "test"))
     assert (train, test) == (["0000.png", "0001.png", "0002.png"], ["0003.png"])
@@ -350,7 +350,7 @@ def test_published_lists_decide(tmp_path: Path) -> None:
     assert y.tolist() == [c for c in range(7) for _ in range(3)]
 
 
-def test_lists_can_be_transductive_or_left_aside(tmp_path: Path) -> None:
+def test_lists_can_be_transductive_or_ignored(tmp_path: Path) -> None:
     source = make.domainnet(tmp_path / "source")
     import_benchmark("domainnet", source, tmp_path / "all", Options(transductive=True))
     import_benchmark("domainnet", source, tmp_path / "own", Options(test_share=0.5))
@@ -367,8 +367,8 @@ def test_some_domains_of_a_large_benchmark(tmp_path: Path) -> None:
     assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["clipart", "real"]
 
 
-def test_numbers_name_the_classes_of_imageclef(tmp_path: Path) -> None:
-    """Every domain calls its folders differently, or has none; two files have one name."""
+def test_imageclef_classes_are_identified_by_number(tmp_path: Path) -> None:
+    """Domains name their class folders differently or have none; two files have the same name."""
     out = brought(make.imageclef, "imageclef", tmp_path, transductive=True)
     for domain in "bcip":
         x, y = (getattr(data.load_source(out / domain), f) for f in "xy")
@@ -389,7 +389,7 @@ def test_imageclef_in_class_folders(tmp_path: Path) -> None:
     assert len(data.load_source(out / "i")) == 12
 
 
-def test_a_name_taken_twice_gets_its_folder() -> None:
+def test_equal_file_names_get_their_folder_as_prefix() -> None:
     files = [Path(p) for p in ("a/1.png", "b/1.png", "c/b/1.png", "a/1.PNG", "a/2.png")]
     assert unique_names(files) == ["1.png", "b-1.png", "b-2-1.png", "a-1.PNG", "2.png"]
 
@@ -454,7 +454,7 @@ def test_the_known_damaged_image_of_pacs_is_left_out(tmp_path: Path) -> None:
     assert len(names(out / "sketch" / "train" / "dog")) == 3
 
 
-def test_images_in_both_lists_are_told(tmp_path: Path) -> None:
+def test_images_in_both_lists_are_reported(tmp_path: Path) -> None:
     def change(root: Path) -> None:
         with (root / "splits/real_test.txt").open("a") as file:
             file.write("real/zebra/0000.png 1\n")
@@ -548,7 +548,7 @@ def test_sparse_rows_by_hand() -> None:
         ("1 0:inf", "not finite"),
     ],
 )
-def test_a_wrong_review_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
+def test_a_malformed_review_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
     def change(root: Path) -> None:
         with (root / "dvd_test.svmlight").open("a") as file:
             file.write(f"# a remark\n{line}\n")
@@ -588,7 +588,7 @@ def test_no_digit_is_in_two_rotations(tmp_path: Path) -> None:
         numbers: list[int] = []
         for angle in ("0", "15", "90"):
             found = arrays(out / angle)
-            number = found[f"x_{split}"][:, 13, 13].astype(int)  # the middle stays where it is
+            number = found[f"x_{split}"][:, 13, 13].astype(int)  # rotations keep the middle
             assert (found[f"y_{split}"] == number // 2 % 10).all()
             numbers += number.tolist()
         assert sorted(numbers) == list(range(n))
@@ -631,7 +631,7 @@ def test_mel_bank_against_loops(mels: int, n_fft: int, rate: int) -> None:
 
 
 def test_mel_bank_by_hand() -> None:
-    """One triangle from 0 to 8000 Hz has its top in the middle of the mel scale."""
+    """A single triangle from 0 to 8000 Hz has its peak in the middle of the mel scale."""
     (row,) = mel_bank(1, 1 << 14, 16000)
     middle = 700 * ((1 + 8000 / 700) ** 0.5 - 1)  # 1767.8 Hz
     assert abs(row.argmax().item() * 16000 / (1 << 14) - middle) < 1
@@ -645,20 +645,21 @@ def test_a_tone_is_brightest_in_its_own_row(hertz: int) -> None:
     image = log_mel(torch.sin(2 * torch.pi * hertz * t), rate, mels)
     assert image.shape == (mels, 101)
     top = 2595 * np.log10(1 + rate / 2 / 700)
-    row = 2595 * np.log10(1 + hertz / 700) / top * (mels + 1) - 1  # corners are mels + 2
+    # Triangles as many as `mels` have mels + 2 corners.
+    row = 2595 * np.log10(1 + hertz / 700) / top * (mels + 1) - 1
     assert abs(image[:, 50].argmax().item() - row) <= 1
     silent = log_mel(torch.zeros(rate, dtype=torch.float64), rate, mels)
     assert torch.allclose(silent, torch.tensor(1e-6, dtype=torch.float64).log())
 
 
-def test_a_microphones_own_range_becomes_bytes(tmp_path: Path) -> None:
+def test_each_microphones_range_is_scaled_to_bytes(tmp_path: Path) -> None:
     assert to_bytes(np.array([-9.0, 0, 1, 2, 9]), 0, 2).tolist() == [0, 0, 128, 255, 255]
     assert to_bytes(np.array([3.0]), 3, 3).tolist() == [0]
     found = arrays(brought(make.spectrograms, "mic2mic-like", tmp_path) / "Voice")
     x, y = found["x_train"], found["y_train"]
     assert x.dtype == np.uint8 and x.min() == 0 and x.max() == 255
     means = [x[y == c].mean() for c in range(3)]
-    assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values from c to c + 1
+    assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values between c and c + 1
 
 
 def test_recordings_become_spectrograms_of_one_length(tmp_path: Path) -> None:
@@ -752,7 +753,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_nothing_is_left_of_an_import_that_fails(
     failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Halfway, into an empty folder that was there and into a new one, itself inside of SOURCE."""
+    """It fails halfway: into an existing empty folder, and into a new one inside SOURCE."""
     source = make.digit5(tmp_path / "source")
     before = {p: p.stat().st_mtime_ns for p in source.iterdir()}
     save = np.savez_compressed
@@ -786,7 +787,7 @@ def test_nothing_is_left_of_an_import_that_fails(
         ("office-caltech10", {"features": 3}, ["no columns for --features"]),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_options_without_an_effect_are_refused(
     name: str, options: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     error = DataError if "features" in options else ConfigError
@@ -820,7 +821,7 @@ def test_the_command_imports(tmp_path: Path) -> None:
         (("rotated-mnist", "S", "O", "--angles", "0,x"), "whole numbers"),
     ],
 )
-def test_the_command_refuses_in_a_sentence(words: tuple[str, ...], message: str) -> None:
+def test_the_command_refuses_with_one_sentence(words: tuple[str, ...], message: str) -> None:
     done = fedda("data", "import", *words)
     assert done.exit_code == 1 and done.output.startswith("error: ") and message in done.output
 
@@ -848,7 +849,7 @@ def test_the_list_of_benchmarks() -> None:
     ],
 )
 def test_a_run_over_an_import(layout: str, target: str, tmp_path: Path) -> None:
-    """With the settings that the command proposes, but for the size of photographs."""
+    """The run has the settings that the command proposes, except for the size of photographs."""
     name, build, domains, *_ = make.LAYOUTS[layout]
     done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
     words = (word.split("=") for word in done.settings.split() if word != "-c")

@@ -1,4 +1,4 @@
-"""Comparisons: what is trained, kept and resumed, what the tables say, what the command refuses."""
+"""Comparisons: trainings, their files, resumed runs, the tables, and what the command refuses."""
 
 import csv
 import io
@@ -46,12 +46,12 @@ TINY: Flat = {
     "train.batch-size": 16,
 }
 OPTIONS = [word for k, v in TINY.items() for word in ("-c", f"{k}={v}")]
-Told = list[tuple[str, str, Any]]
+Notices = list[tuple[str, str, Any]]
 
 
 @pytest.fixture(scope="module")
 def root(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of domains that can all be sources; anna brings no tests."""
+    """Make a folder of domains that can all be sources; anna has no test images."""
     folder = tmp_path_factory.mktemp("domains-of-all")
     for node in domains:
         with np.load(node["data"]) as found:
@@ -63,12 +63,12 @@ def root(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Told]:
-    """A finished comparison, and what was told of it."""
+def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Notices]:
+    """Run a comparison to its end -> its plan, and its notifications."""
     made = plan(root, tmp_path_factory.mktemp("done"))
-    told: Told = []
-    assert made.run(1, note(told)) == {}
-    return made, told
+    notices: Notices = []
+    assert made.run(1, note(notices)) == {}
+    return made, notices
 
 
 def plan(root: Path, out: Path, **other: Any) -> Plan:
@@ -81,12 +81,12 @@ def plan(root: Path, out: Path, **other: Any) -> Plan:
     return Plan(root, out, **(made | other))
 
 
-def note(told: Told) -> workers.Notify:
-    return lambda what, cell, value: told.append((what, cell.name, value))
+def note(notices: Notices) -> workers.Notify:
+    return lambda what, cell, value: notices.append((what, cell.name, value))
 
 
-def nothing(what: str, cell: Cell, value: Any) -> None:
-    """Whom nothing is to be told."""
+def ignore(what: str, cell: Cell, value: Any) -> None:
+    """Ignore a notification."""
 
 
 def score(variant: str, target: str, seed: int, last: float | None, selected: Any = None) -> Score:
@@ -98,7 +98,7 @@ def score(variant: str, target: str, seed: int, last: float | None, selected: An
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Two domains in gray and one in colour."""
+    """Make two domains with gray images and one with colour images."""
     draw = np.random.default_rng(0)
     for name, shape in (("a", (24, 8, 8)), ("b", (24, 8, 8)), ("c", (24, 8, 8, 3))):
         x = draw.integers(0, 256, shape, dtype=np.uint8)
@@ -113,24 +113,26 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed"
 
 
-def test_domains_that_make_no_run_are_refused_at_once(mixed: Path, tmp_path: Path) -> None:
+def test_domains_that_do_not_fit_together_are_refused_before_training(
+    mixed: Path, tmp_path: Path
+) -> None:
     made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
-    told: Told = []
+    notices: Notices = []
     with pytest.raises(FeddaError, match=r"input\.channels"):
-        made.run(1, note(told))
-    assert told == []
-    right = replace(made, settings=TINY | {"input.channels": 1})  # in the same folder
-    assert right.run(1, nothing) == {}
+        made.run(1, note(notices))
+    assert notices == []
+    right = replace(made, settings=TINY | {"input.channels": 1})  # in the same output folder
+    assert right.run(1, ignore) == {}
 
 
-def test_a_training_that_never_began_holds_nobody_up(mixed: Path, tmp_path: Path) -> None:
-    """As a run leaves its folder that waited in vain for its sites."""
+def test_the_folder_of_a_training_that_never_began_is_reused(mixed: Path, tmp_path: Path) -> None:
+    """A run that waited for its sites in vain leaves its folder like this."""
     made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
     cell = made.cells()[0]
     made.folder(cell).mkdir(parents=True)
     (made.folder(cell) / "config.json").write_text(json.dumps(made.config(cell).flat()))
     right = replace(made, settings=TINY | {"input.channels": 1})
-    assert right.run(1, nothing) == {}
+    assert right.run(1, ignore) == {}
     found = right.results(cell)
     assert found is not None and found["config"]["input.channels"] == 1
 
@@ -152,7 +154,7 @@ accuracies = st.dictionaries(st.integers(0, 12), st.floats(0, 1), min_size=1, ma
 
 
 @given(accuracies, accuracies, st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_interval_is_the_paired_t_tests(
+def test_the_interval_matches_the_paired_t_test(
     mine: dict[int, float], base: dict[int, float], level: float
 ) -> None:
     found = difference(mine, base, level)
@@ -164,14 +166,14 @@ def test_the_interval_is_the_paired_t_tests(
     assert found.mean == pytest.approx(np.mean([mine[s] - base[s] for s in shared]))
     if len(shared) == 1:
         assert found.low is None and found.high is None
-    elif np.ptp([mine[s] - base[s] for s in shared]) > 1e-9:  # else scipy warns of cancellation
+    elif np.ptp([mine[s] - base[s] for s in shared]) > 1e-9:  # below, scipy warns of cancellation
         tested = ttest_rel([mine[s] for s in shared], [base[s] for s in shared])
         low, high = tested.confidence_interval(level)
         assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
 
 @given(accuracies)
-def test_spread_is_numpys(values: dict[int, float]) -> None:
+def test_spread_matches_numpy(values: dict[int, float]) -> None:
     found, numbers = spread(values), list(values.values())
     assert found.mean == pytest.approx(np.mean(numbers))
     assert found.n == len(numbers)
@@ -180,7 +182,7 @@ def test_spread_is_numpys(values: dict[int, float]) -> None:
         assert found.std == pytest.approx(np.std(numbers, ddof=1))
 
 
-def test_no_mean_over_fewer_targets() -> None:
+def test_a_mean_needs_all_targets() -> None:
     scores = [
         score("A", "x", 0, 0.5), score("A", "y", 0, 0.7), score("A", "x", 1, 0.9),
         score("B", "x", 0, 0.1), score("B", "y", 1, 0.2),
@@ -189,14 +191,14 @@ def test_no_mean_over_fewer_targets() -> None:
     assert table["A"][MEAN] == {0: pytest.approx(0.6)}
     assert table["A"]["x"] == {0: 0.5, 1: 0.9}
     assert MEAN not in table["B"]
-    assert MEAN not in by_target(scores, targets=["x", "y", "z"])["A"]  # z is still to come
-    assert MEAN not in by_target(scores[:1])["A"]  # one target has no mean of its own
+    assert MEAN not in by_target(scores, targets=["x", "y", "z"])["A"]  # z has no result yet
+    assert MEAN not in by_target(scores[:1])["A"]  # a single target has no mean
 
 
 # ---- variants ----------------------------------------------------------------------------------
 
 
-def test_what_variants_may_be() -> None:
+def test_valid_variants_are_parsed() -> None:
     found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.sizes=20,10,kd3a"])
     assert [(v.method, v.preset, v.settings) for v in found] == [
         ("kd3a", "official", {"kd3a.vote": "hard"}),
@@ -206,7 +208,7 @@ def test_what_variants_may_be() -> None:
     ]
     assert found[0].name == "KD3A official, vote=hard"
     assert found[0].flat()["kd3a.vote"] == "hard"
-    assert found[0].flat()["kd3a.teacher-batchnorm"]  # of the preset
+    assert found[0].flat()["kd3a.teacher-batchnorm"]  # from the preset
 
 
 @pytest.mark.parametrize(
@@ -222,13 +224,13 @@ def test_what_variants_may_be() -> None:
         ("kd3a,method=fedavg", "not taken here"),
     ],
 )
-def test_what_variants_may_not_be(words: str, part: str) -> None:
+def test_invalid_variants_are_refused(words: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         parse([words])
 
 
-def test_folders_keep_their_names() -> None:
-    """Else a comparison that was begun would be trained anew."""
+def test_folder_names_are_stable_and_distinct() -> None:
+    """Otherwise an unfinished comparison would train its cells again."""
     assert [v.slug for v in parse(["fedavg", "kd3a"])] == ["fedavg-94633fd2", "kd3a-cd5abd1f"]
     alike = [
         Variant("kd3a"),
@@ -246,21 +248,21 @@ def test_folders_keep_their_names() -> None:
 # ---- trainings ---------------------------------------------------------------------------------
 
 
-def test_every_cell_is_trained_once(done: tuple[Plan, Told]) -> None:
-    made, told = done
+def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
+    made, notices = done
     cells = made.cells()
     assert len(cells) == 2 * 2 * 2
     assert [cell.seed for cell in cells] == 4 * [0] + 4 * [1]
     each = [("begin", 0), ("round", 1), ("round", 2), ("done", None)]
-    assert told == [(what, cell.name, value) for cell in cells for what, value in each]
-    again: Told = []
+    assert notices == [(what, cell.name, value) for cell in cells for what, value in each]
+    again: Notices = []
     assert made.run(1, note(again)) == {} and again == []
     left = {path.name for path in made.folder(cells[0]).iterdir()} - {".lock"}
     kept = {"cell.json", "config.json", "journal.jsonl", "roster.json"}
-    assert left == kept | {"model.safetensors", "results.json"}  # and no checkpoint
+    assert left == kept | {"model.safetensors", "results.json"}  # but no checkpoint
 
 
-def test_csv_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
+def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:
     made, _ = done
     rows = list(csv.DictReader(io.StringIO(as_csv(made.scores()))))
     assert list(rows[0]) == list(COLUMNS)
@@ -283,13 +285,13 @@ def test_csv_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
 
 
 def cells_of(text: str, heading: str) -> dict[str, dict[str, str]]:
-    """A Markdown table below a heading -> row -> column -> text."""
+    """Read the Markdown table below a heading -> row -> column -> text."""
     lines = text.partition(f"### {heading}")[2].partition("###")[0].splitlines()
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
 
 
-def test_markdown_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
+def test_markdown_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:
     made, _ = done
     text = as_markdown(made.scores(), "FedAvg")
     last = {
@@ -315,7 +317,7 @@ def test_markdown_has_what_the_trainings_found(done: tuple[Plan, Told]) -> None:
     assert "without labels" in text and "Student's t" in text
 
 
-def test_what_is_missing_is_said() -> None:
+def test_tables_say_which_results_are_missing() -> None:
     scores = [score("A", "x", 0, 0.5), score("A", "x", 1, 0.7), score("B", "x", 0, 0.6)]
     text = as_markdown([*scores, score("B", "y", 0, None)], "A")
     shown = cells_of(text, "Last round")
@@ -328,7 +330,9 @@ def test_what_is_missing_is_said() -> None:
     assert markdown(["", "a|b"], [["c", "1"]])[0] == r"|     | a\|b |"
 
 
-def test_the_header_stays_true(done: tuple[Plan, Told], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_describes_the_finished_runs(
+    done: tuple[Plan, Notices], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, _ = done
     text = header(made, "Heading", "fedda compare x")
     monkeypatch.setattr("fedda.__version__", "9.9.9")
@@ -350,24 +354,24 @@ def test_the_header_stays_true(done: tuple[Plan, Told], monkeypatch: pytest.Monk
     )
 
 
-def test_an_interrupted_training_goes_on_to_the_same_end(
-    root: Path, done: tuple[Plan, Told], tmp_path: Path
+def test_an_interrupted_training_resumes_with_the_same_result(
+    root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
     made = plan(root, tmp_path, seeds=[0], targets=["town"])
-    told: Told = []
+    notices: Notices = []
 
     def interrupt(what: str, cell: Cell, value: Any) -> None:
-        told.append((what, cell.name, value))
+        notices.append((what, cell.name, value))
         if what == "round" and cell.variant.method == "fedprox":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         made.run(1, interrupt)
-    assert told[-1] == ("round", made.cells()[1].name, 1)
+    assert notices[-1] == ("round", made.cells()[1].name, 1)
     assert [s.variant for s in made.scores()] == ["FedAvg"]
-    told.clear()
-    assert made.run(1, note(told)) == {}
-    assert [(what, value) for what, _, value in told] == [
+    notices.clear()
+    assert made.run(1, note(notices)) == {}
+    assert [(what, value) for what, _, value in notices] == [
         ("begin", 1), ("round", 2), ("done", None)
     ]  # fmt: skip
     theirs = {(s.variant, s.target, s.seed): s.last for s in done[0].scores()}
@@ -375,7 +379,7 @@ def test_an_interrupted_training_goes_on_to_the_same_end(
         assert mine.last == theirs[mine.variant, mine.target, mine.seed]
 
 
-def test_what_changed_is_refused(done: tuple[Plan, Told], tmp_path: Path) -> None:
+def test_changed_settings_or_data_are_refused(done: tuple[Plan, Notices], tmp_path: Path) -> None:
     made, _ = done
     cases: list[tuple[dict[str, Any], str]] = [
         ({"settings": TINY | {"train.lr": 0.5}}, "with train.lr 0.05, not 0.5; choose another"),
@@ -385,22 +389,23 @@ def test_what_changed_is_refused(done: tuple[Plan, Told], tmp_path: Path) -> Non
     for change, part in cases:
         changed = replace(made, **change)
         with pytest.raises(RunError, match=part):
-            changed.run(1, nothing)
+            changed.run(1, ignore)
     for name in ("town", "carl"):
         (tmp_path / f"{name}.npz").write_bytes((made.data / f"{name}.npz").read_bytes())
     with pytest.raises(RunError, match="with sites"):
-        replace(made, data=tmp_path).run(1, nothing)
+        replace(made, data=tmp_path).run(1, ignore)
     more = replace(made, settings=TINY | {"kd3a.vote": "hard", "wait.sites": 9.0})
-    told: Told = []
-    assert more.run(1, note(told)) == {} and told == []  # neither matters to these methods
+    notices: Notices = []
+    # Neither setting affects these methods.
+    assert more.run(1, note(notices)) == {} and notices == []
     with pytest.raises(RunError, match="--jobs 1"):
-        replace(made, engine="ray").run(2, nothing)
+        replace(made, engine="ray").run(2, ignore)
     twins = [Variant("fedavg", label="A"), Variant("fedprox", label="A")]
     with pytest.raises(RunError, match="called 'A'"):
-        replace(made, variants=twins).run(1, nothing)
+        replace(made, variants=twins).run(1, ignore)
 
 
-def test_a_begun_training_of_other_settings_is_refused(root: Path, tmp_path: Path) -> None:
+def test_an_unfinished_training_with_other_settings_is_refused(root: Path, tmp_path: Path) -> None:
     def stop(what: str, cell: Cell, value: Any) -> None:
         if what == "round":
             raise KeyboardInterrupt
@@ -408,17 +413,17 @@ def test_a_begun_training_of_other_settings_is_refused(root: Path, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         plan(root, tmp_path).run(1, stop)
     with pytest.raises(RunError, match=r"train\.lr"):
-        plan(root, tmp_path, settings=TINY | {"train.lr": 0.5}).run(1, nothing)
+        plan(root, tmp_path, settings=TINY | {"train.lr": 0.5}).run(1, ignore)
 
 
-def test_what_cannot_be_read_is_found_before_the_first_training(
+def test_unusable_data_is_found_before_the_first_training(
     domains: list[Node], tmp_path: Path
 ) -> None:
-    """Town has no labels, so it can be no source."""
-    told: Told = []
+    """Town has no labels, so it cannot be a source."""
+    notices: Notices = []
     with pytest.raises(DataError, match="town"):
-        plan(Path(domains[0]["data"]).parent, tmp_path).run(1, note(told))
-    assert told == []
+        plan(Path(domains[0]["data"]).parent, tmp_path).run(1, note(notices))
+    assert notices == []
 
 
 def test_a_failed_training_does_not_end_the_others(
@@ -433,13 +438,13 @@ def test_a_failed_training_does_not_end_the_others(
 
     monkeypatch.setattr(simulation, "simulate", simulate)
     made = plan(root, tmp_path, seeds=[0], targets=["town"])
-    failed = made.run(1, nothing)
+    failed = made.run(1, ignore)
     bad, good = made.cells()
     assert failed == {bad: "ZeroDivisionError: by nought"}
     assert "by nought" in (made.folder(bad) / workers.ERROR).read_text()
     assert [s.variant for s in made.scores()] == [good.variant.name]
     monkeypatch.undo()
-    assert made.run(1, nothing) == {}
+    assert made.run(1, ignore) == {}
     assert len(made.scores()) == 2
     assert not (made.folder(bad) / workers.ERROR).exists()
 
@@ -457,8 +462,8 @@ def test_domains_are_those_of_a_simulation(root: Path, tmp_path: Path) -> None:
 # ---- what is shown -----------------------------------------------------------------------------
 
 
-def test_progress_says_how_long(tmp_path: Path) -> None:
-    """Two rounds at 10 s of A, none yet of B: each of the four rounds left counts 10 s."""
+def test_progress_estimates_the_time_left(tmp_path: Path) -> None:
+    """A's two rounds took 10 s each, B has none yet: each of the four rounds left counts 10 s."""
     now = [0.0]
     cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox", "kd3a"])]
     text = io.StringIO()
@@ -500,7 +505,7 @@ def test_progress_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])
-def test_the_picture(tmp_path: Path, variants: int, targets: int, seeds: int) -> None:
+def test_the_plot_is_written(tmp_path: Path, variants: int, targets: int, seeds: int) -> None:
     scores = [
         score(f"${v} named at great length, so that it is wrapped", f"$t{t}", s, 0.1 * v + 0.01 * s)
         for v in range(variants) for t in range(targets) for s in range(seeds)
@@ -540,7 +545,7 @@ def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_pat
     assert other.exit_code == 1 and "with rounds 2, not 4" in other.output
 
 
-def test_the_command_says_where_there_are_no_tests(root: Path, tmp_path: Path) -> None:
+def test_the_command_names_targets_without_labelled_tests(root: Path, tmp_path: Path) -> None:
     words = ("fedavg", "--data", root, "--target", "anna", "--seeds", "7,", "--jobs", "1")
     ended = fedda(*words, "--out", tmp_path, *OPTIONS, "-c", "rounds=1")
     assert ended.exit_code == 0, ended.output
@@ -598,7 +603,7 @@ def test_what_the_command_refuses(
     assert not (tmp_path / "comparison").exists()
 
 
-def test_what_the_command_makes_of_its_options(
+def test_options_of_the_command_become_a_plan(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Plan, int, str]] = []
@@ -615,7 +620,8 @@ def test_what_the_command_makes_of_its_options(
     assert (jobs, base) == (4, "FedAvg")
     assert (found.targets, found.seeds, found.poison) == (["town", "carl"], [5, 6], {"bert": 30.0})
     config = found.config(found.cells()[0])
-    assert (config.rounds, config.train.batch_size) == (3, 100)  # of the command, of the preset
+    # The rounds are from the command, the batch size is from the preset.
+    assert (config.rounds, config.train.batch_size) == (3, 100)
     fedda("kd3a:official", "--data", root, "--baseline", "kd3a:official", "--engine", "ray")
     fedda("kd3a", "--data", root, "--baseline", "none")
     assert [(len(p.variants), jobs, base) for p, jobs, base in made[1:]] == [
@@ -631,7 +637,7 @@ def test_what_the_command_makes_of_its_options(
         (FeddaError("no luck"), 1, "FedAvg → town, seed 0; FedAvg → town, seed 1: no luck"),
     ],
 )
-def test_how_the_command_ends(
+def test_exit_codes_and_messages_of_the_command(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Any, code: int, part: str
 ) -> None:
     def simulate(*_: Any) -> None:
@@ -654,21 +660,25 @@ def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:
 
 
 @pytest.mark.slow
-def test_two_at_a_time_find_the_same(root: Path, done: tuple[Plan, Told], tmp_path: Path) -> None:
+def test_two_jobs_give_the_same_results(
+    root: Path, done: tuple[Plan, Notices], tmp_path: Path
+) -> None:
     made = plan(root, tmp_path)
-    told: Told = []
-    assert made.run(2, note(told)) == {}
+    notices: Notices = []
+    assert made.run(2, note(notices)) == {}
     assert accuracies_of(made) == accuracies_of(done[0])
-    assert sorted(t for t in told if t[0] == "done") == sorted(t for t in done[1] if t[0] == "done")
+    assert sorted(t for t in notices if t[0] == "done") == sorted(
+        t for t in done[1] if t[0] == "done"
+    )
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
-def test_flowers_simulation_finds_the_same(
-    root: Path, done: tuple[Plan, Told], tmp_path: Path
+def test_flowers_simulation_gives_the_same_results(
+    root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
     made = plan(root, tmp_path, seeds=[0], targets=["town"], engine="ray")
-    assert made.run(1, nothing) == {}
+    assert made.run(1, ignore) == {}
     theirs = {entry[:3]: entry for entry in accuracies_of(done[0])}
     assert accuracies_of(made) == [theirs[entry[:3]] for entry in accuracies_of(made)]
     assert len(accuracies_of(made)) == 2
@@ -676,7 +686,7 @@ def test_flowers_simulation_finds_the_same(
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_its_training(root: Path, tmp_path: Path) -> None:
+def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) -> None:
     made = plan(root, tmp_path, settings=TINY | {"rounds": 20})
     killed: list[int] = []
 
@@ -691,14 +701,14 @@ def test_a_killed_process_costs_its_training(root: Path, tmp_path: Path) -> None
     ((cell, error),) = failed.items()
     assert "killed (exit code -9)" in error
     assert len(made.scores()) == len(made.cells()) - 1
-    told: Told = []
-    assert made.run(1, note(told)) == {}
-    assert {name for _, name, _ in told} == {cell.name}
+    notices: Notices = []
+    assert made.run(1, note(notices)) == {}
+    assert {name for _, name, _ in notices} == {cell.name}
     assert len(made.scores()) == len(made.cells())
 
 
 def spawned(pid: int) -> set[int]:
-    """The processes of a session, whoever their parent is now."""
+    """Return the processes of a session, including those that have lost their parent."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -736,7 +746,7 @@ def test_whatever_ends_the_command_leaves_no_process(
         journals = "cells/*/journal.jsonl"
         assert eventually(lambda: len(list(tmp_path.glob(journals))) == 2)
         if number == signal.SIGINT:
-            os.killpg(started.pid, number)  # as a terminal does
+            os.killpg(started.pid, number)  # as a terminal sends it, to the whole group
         else:
             started.send_signal(number)
         _, said = started.communicate(timeout=180)
@@ -754,13 +764,13 @@ from pathlib import Path
 from fedda.compare import Plan, parse
 {guard}
     plan = Plan(Path({root!r}), Path({out!r}), parse(["fedavg"]), ["town"], [0, 1], {settings!r})
-    print(plan.run(2, lambda *told: None))
+    print(plan.run(2, lambda *event: None))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", ["if True:", "if __name__ == '__main__':"])
-def test_a_script_that_would_start_itself_is_told_so(
+def test_a_script_without_a_main_guard_gets_a_clear_error(
     root: Path, tmp_path: Path, guard: str
 ) -> None:
     script = tmp_path / "script.py"

@@ -15,7 +15,7 @@ from fedda.settings import RunConfig, Task, defaults, overrides
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_methods_that_are_there() -> None:
+def test_the_list_of_methods() -> None:
     assert {"fedavg", "fedprox", "kd3a"} <= set(plugins.methods())
     with pytest.raises(ConfigError, match=r"no method 'fedsgd'; choose one of .*kd3a"):
         plugins.method("fedsgd")
@@ -27,7 +27,7 @@ def test_pyproject_repeats_the_defaults() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert flatten(app["config"]) == defaults()
     assert list(flatten(app["config"])) == list(defaults())
-    for key, value in defaults().items():  # 1 and 1.0 are equal and true is 1, but not to Flower
+    for key, value in defaults().items():  # Python takes 1, 1.0 and True as equal, Flower does not
         assert type(flatten(app["config"])[key]) is type(value), key
     assert app["components"] == {"serverapp": "server.app:app", "clientapp": "clients.app:app"}
     assert {pattern.split("/")[0] for pattern in app["fab-include"]} == {
@@ -38,7 +38,7 @@ def test_pyproject_repeats_the_defaults() -> None:
     }
 
 
-def test_every_setting_says_what_it_means() -> None:
+def test_every_setting_has_a_description() -> None:
     def sections(section: Any) -> list[Any]:
         inner = [f.default for f in section.model_fields.values() if hasattr(f.default, "flat")]
         return [section, *(s for part in inner for s in sections(type(part)))]
@@ -53,7 +53,7 @@ def test_every_setting_says_what_it_means() -> None:
 @pytest.mark.parametrize(
     "preset", [(m, p) for m in plugins.methods() for p in plugins.method(m).presets]
 )
-def test_presets_are_settings(preset: tuple[str, str]) -> None:
+def test_presets_are_valid_settings(preset: tuple[str, str]) -> None:
     method, name = preset
     chosen = plugins.method(method).presets[name]
     parsed = RunConfig.parse({f"{method}.{k}": v for k, v in chosen.items()})
@@ -89,7 +89,7 @@ def test_presets_are_settings(preset: tuple[str, str]) -> None:
         ({"rounds": 3, "rounds.extra": 3}, "'rounds.extra' is given beside a value for 'rounds'"),
     ],
 )
-def test_what_is_wrong_is_named(flat: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_named(flat: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         RunConfig.parse(flat)
     assert message in str(error.value)
@@ -147,14 +147,14 @@ def test_overrides_take_the_type_of_the_default() -> None:
         ("mu=3", "no setting 'mu'"),
     ],
 )
-def test_overrides_that_cannot_be(pair: str, message: str) -> None:
+def test_invalid_overrides_are_refused(pair: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         overrides("kd3a", [pair])
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("method", plugins.methods())
-def test_a_task_survives_the_wire(method: str) -> None:
+def test_a_task_is_the_same_after_the_wire(method: str) -> None:
     given = {"train.lr-end": 0.5, "train.carry-momentum": True, "kd3a.gate.low": 0.25}
     task = RunConfig.parse(given).task(method, 7, (3, 32, 32), list("0123456789"), 5)
     assert Task.parse(task.flat()) == task
@@ -165,7 +165,7 @@ def test_a_task_survives_the_wire(method: str) -> None:
         assert Task.parse(task.flat()).options.gate.low == 0.25
 
 
-def test_a_task_says_nothing_of_the_server() -> None:
+def test_a_task_has_no_settings_of_the_server() -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
     assert {key.split(".")[0] for key in flat} == {
         *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"),
@@ -189,7 +189,7 @@ def test_a_task_says_nothing_of_the_server() -> None:
         {"schedule": "encoder 20"},
     ],
 )
-def test_a_task_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_task_is_refused(change: dict[str, Any]) -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
     assert flat["schedule"] == "train 20"
     with pytest.raises(ConfigError):

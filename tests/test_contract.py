@@ -1,7 +1,7 @@
-"""What crosses the wire, method by method: exactly what is listed, and nothing else gets through.
+"""What crosses the wire in each method: exactly what is listed, and nothing else gets through.
 
-A refusal happens twice. The site's bridge refuses to send, so that a mistake in a method does not
-leak; the server refuses to accept, so that a site with other code cannot bring in what it likes.
+Both sides check. The site's bridge refuses to send unlisted content, so that a mistake in a method
+leaks nothing; the server refuses to accept it, so that a site with other code cannot inject it.
 """
 
 import re
@@ -51,7 +51,7 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("to", "target", "train"): ({"model": "model"}, {"round"}),
         ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds"}),
     },
-    # With all that may cross: the loss that moves both encoders, and a target that shares its own.
+    # The loss trains both encoders and the target sends its model, so all that may cross does.
     "dils": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
@@ -95,7 +95,7 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         for way in ("to", "from")
         for role in ("source", "target")
     }
-    | {  # the encoder was there in the round's training already
+    | {  # the encoder arrived in the round's training already
         ("to", "target", "evaluate"): ({"atoms": "atoms"}, {"round"}),
         ("from", "target", "evaluate"): (
             {},
@@ -130,7 +130,9 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
 
 
 @pytest.mark.parametrize("method", plugins.methods())
-def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method: str) -> None:
+def test_exactly_the_listed_content_crosses(
+    domains: list[Node], runs: dict[str, str], method: str
+) -> None:
     assert method in CROSSES, f"say here what {method} sends, per direction, role and request"
     grid = ScriptedGrid(domains)
     settings = runs | {"method": method, "rounds": 1}
@@ -145,7 +147,7 @@ def test_exactly_this_crosses(domains: list[Node], runs: dict[str, str], method:
 
 
 def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]:
-    """What crossed, per direction, role and request: for all sites of a role the same."""
+    """Return what crossed per direction, role and request; it must be equal for a role's sites."""
     seen: dict[tuple[str, str, str], tuple[dict[str, str], set[str]]] = {}
     for c in grid.crossed:
         if c.kind == "query":
@@ -157,8 +159,8 @@ def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, 
     return seen
 
 
-# What crosses in a method's first phase, where the run above is of a later one: the settings with
-# which the first of two rounds is of that phase, and its crossings.
+# What crosses in a method's first phase, while the run above is in a later one. With these
+# settings, the first of two rounds is in the first phase.
 FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
     "dils": (
         {"dils.pretrain": 1},
@@ -177,7 +179,7 @@ FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
 
 
 @pytest.mark.parametrize("method", [m for m in plugins.methods() if plugins.method(m).phases[1:]])
-def test_exactly_this_crosses_in_the_first_phase(
+def test_exactly_the_listed_content_crosses_in_the_first_phase(
     domains: list[Node], runs: dict[str, str], method: str
 ) -> None:
     assert method in FIRST_PHASE, f"say here what {method} sends before its last phase"
@@ -193,10 +195,10 @@ def test_exactly_this_crosses_in_the_first_phase(
     assert crossings(grid) == TESTED | crosses
 
 
-def test_what_more_a_target_is_told_where_teachers_move(
+def test_only_the_target_gets_counts_and_weights_of_other_sites(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
-    """The authors' teachers and a second stage: counts and weights, and only to the target."""
+    """With the authors' teachers and a second stage, only the target gets counts and weights."""
     chosen = {"kd3a.teacher-batchnorm": "updated", "kd3a.smoothing": 0.9, "kd3a.batchnorm": "loss"}
     grid = ScriptedGrid(domains)
     results, _ = run(domains, runs | {"method": "kd3a", "rounds": 2} | chosen, grid=grid)
@@ -221,7 +223,9 @@ def wanted_offer() -> set[str]:
     return {"role", "name", "examples", "tested", "classes", "shape", "version"}
 
 
-def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
+def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
+    domains: list[Node],
+) -> None:
     bench = Bench(domains, "kd3a")
     request = bench.begin()[0]
     assert set(request.content) == {"arrays", "manifests", "task", "step"}
@@ -234,7 +238,7 @@ def test_what_a_site_is_told_and_tells_of_itself(domains: list[Node]) -> None:
 
 # ---- the site refuses to send ------------------------------------------------------------------
 
-# Another method's halves, but for a few lines.
+# Methods that inherit almost all code of both halves from another method; tested as slow.
 INHERIT = ("adabn", "fedprox", "fdan", "fwdgrl", "dils", "mdan")
 roles = pytest.mark.parametrize(
     ("method", "role"),
@@ -248,7 +252,7 @@ roles = pytest.mark.parametrize(
 
 
 def train_request(bench: Bench, role: str) -> Message:
-    """The request that a site of a role trains on."""
+    """Return the training request for a site of a role."""
     requests = bench.begin()
     if "exchange" in requests[0].content:
         roles = {n.id: n.role for n in bench.roster.nodes}
@@ -271,16 +275,16 @@ def train_request(bench: Bench, role: str) -> Message:
 
 
 def heading(request: Message, name: str) -> str:
-    """What a request says of itself."""
+    """Return a value of the request's own heading."""
     return str(request.content["step"][name])  # type: ignore[index]
 
 
 def readdressed(request: Message, node_id: int = 0, kind: str = "", **step: Any) -> Message:
-    """A request to another site, of another kind or with another heading; None leaves that out."""
+    """Return a request with another site, kind or heading; None removes a value of the heading."""
     was = request.metadata
-    told = {**request.content["step"], **step}  # type: ignore[arg-type]
-    told = {name: value for name, value in told.items() if value is not None}
-    content = RecordDict({**request.content, "step": ConfigRecord(told)})
+    fields = {**request.content["step"], **step}  # type: ignore[arg-type]
+    fields = {name: value for name, value in fields.items() if value is not None}
+    content = RecordDict({**request.content, "step": ConfigRecord(fields)})
     return Message(content, node_id or was.dst_node_id, kind or was.message_type, ttl=60)
 
 
@@ -288,7 +292,7 @@ def features(shape: tuple[int, ...]) -> Packed:
     return wire.pack({"z": np.full(shape, 42, np.float32)}, Kind.MODEL)
 
 
-Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # of a reply's numbers and arrays
+Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # changes a reply's numbers and arrays
 
 
 def per_sample(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
@@ -356,7 +360,7 @@ def answer(
     change: Change | None = None,
     error: BaseException | None = None,
 ) -> Message:
-    """What a site replies when its method's code is changed."""
+    """Return a site's reply when its method's code is changed."""
     request = train_request(bench, role)
     hop, part = heading(request, "hop"), heading(request, "part")
     made = plugins.client(bench.task.method, part)  # type: ignore[arg-type]
@@ -405,7 +409,7 @@ def test_a_site_refuses_to_send_what_is_not_listed(
     assert reply.has_error() and not reply.has_content()
     assert (reply.error.code, reply.error.reason) == (Code.WIRE, Code.WIRE.public)
     assert SECRET not in str(reply)
-    assert "to be sent" in caplog.text  # the site's own log says what it was
+    assert "to be sent" in caplog.text  # the site's own log names the content
 
 
 @roles
@@ -433,7 +437,7 @@ def test_values_that_are_not_finite_stay_at_the_site(
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_what_an_exception_quotes_stays_at_the_site(
+def test_the_text_of_an_exception_stays_at_the_site(
     domains: list[Node],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -446,13 +450,13 @@ def test_what_an_exception_quotes_stays_at_the_site(
     reply = answer(bench, role, monkeypatch, error=error)
     assert (reply.error.code, reply.error.reason) == (code, code.public)
     assert SECRET not in str(reply) + str(reply.metadata)
-    assert SECRET in caplog.text  # the site itself is told
+    assert SECRET in caplog.text  # the site's own log has the full text
     assert bench.accept(reply) == []
     assert SECRET not in str(bench.notices) and code.public in str(bench.notices)
 
 
 @pytest.mark.parametrize("kind", ["query", "evaluate"])
-def test_no_other_answer_quotes_data_either(
+def test_errors_outside_of_training_quote_no_data_either(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     bench = Bench(domains, "kd3a")
@@ -479,9 +483,7 @@ def test_no_other_answer_quotes_data_either(
         {"task": MetricRecord({"x": 1}), "step": ConfigRecord({"round": 1})},
     ],
 )
-def test_a_site_refuses_a_request_that_is_none(
-    domains: list[Node], content: dict[str, Any]
-) -> None:
+def test_a_site_refuses_a_malformed_request(domains: list[Node], content: dict[str, Any]) -> None:
     bench = Bench(domains, "kd3a")
     reply = bench.grid.call(Message(RecordDict(content), 1, "train", ttl=60))
     assert reply.error.code == Code.WIRE
@@ -493,7 +495,7 @@ def test_a_site_refuses_settings_and_arrays_it_does_not_know(domains: list[Node]
     bench.begin()
     strategy = bench.strategy
     asked = strategy.request(node, {"model": strategy.model, "teacher/bert": strategy.model})
-    assert bench.grid.call(asked).error.code == Code.WIRE  # teachers are for targets
+    assert bench.grid.call(asked).error.code == Code.WIRE  # only targets get teachers
     other = wire.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
     assert bench.grid.call(strategy.request(node, {"model": other})).error.code == Code.WIRE
     unknown = strategy.request(node, {"model": strategy.model})
@@ -516,7 +518,7 @@ def test_a_site_refuses_a_request_with_numbers_that_are_not_listed(
     assert bench.grid.call(request).error.code == Code.WIRE
 
 
-def test_counts_and_weights_of_other_sites_are_for_targets(domains: list[Node]) -> None:
+def test_sources_refuse_counts_of_other_sites(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a")
     request, *_ = bench.begin()
     for honest in (request, bench.strategy.test_request()):
@@ -534,12 +536,12 @@ def test_the_target_has_no_part_in_training_where_only_sources_train(domains: li
         assert bench.grid.call(asked).error.code == Code.WIRE
 
 
-# ---- what a request says of itself --------------------------------------------------------------
+# ---- the heading of a request -------------------------------------------------------------------
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hops that sites have begun to answer."""
+    """Record the hops that sites have begun to answer."""
     hops: list[str] = []
     begin = base.Client.begin
 
@@ -552,7 +554,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def assert_refused(bench: Bench, request: Message, begun: list[str]) -> None:
-    """See that a site answers by its code alone, and begins nothing."""
+    """Check that a site answers with an error code alone and begins no work."""
     before = list(begun)
     reply = bench.grid.call(request)
     assert reply.has_error() and not reply.has_content()
@@ -571,8 +573,8 @@ def assert_refused(bench: Bench, request: Message, begun: list[str]) -> None:
         ({"phase": 1}, "belongs to"),
         ({"phase": None}, "belongs to"),
         ({"round": None}, "for round None of 2"),
-        ({"hop": "adapt"}, "for 'adapt' in its phase 'pretrain'"),  # of the other phase
-        ({"hop": "outgoing"}, "for 'outgoing' in its phase"),  # a function, but no hop
+        ({"hop": "adapt"}, "for 'adapt' in its phase 'pretrain'"),  # a hop of the other phase
+        ({"hop": "outgoing"}, "for 'outgoing' in its phase"),  # a method of the class, but no hop
         ({"hop": "__init__"}, "for '__init__' in its phase"),
         ({"hop": ""}, "for '' in its phase"),
         ({"hop": 1}, "for '1' in its phase"),
@@ -609,7 +611,7 @@ def test_a_site_refuses_a_request_whose_heading_is_not_the_methods(
         ("target", "test", "train", "A training request asks for a test"),
     ],
 )
-def test_tests_and_trainings_are_asked_for_in_messages_of_their_own(
+def test_tests_and_trainings_have_separate_kinds_of_messages(
     domains: list[Node],
     begun: list[str],
     caplog: pytest.LogCaptureFixture,
@@ -618,7 +620,7 @@ def test_tests_and_trainings_are_asked_for_in_messages_of_their_own(
     kind: str,
     why: str,
 ) -> None:
-    bench = Bench(domains, "adabn")  # whose sites are sent the model alone, whatever it is for
+    bench = Bench(domains, "adabn")  # every request of this method contains only the model
     request = train_request(bench, role) if hop != "test" else asked_to_test(bench)
     begun.clear()
     assert_refused(bench, readdressed(request, kind=kind), begun)
@@ -628,13 +630,13 @@ def test_tests_and_trainings_are_asked_for_in_messages_of_their_own(
 
 
 def asked_to_test(bench: Bench) -> Message:
-    """The request with which the target tests in the first round."""
+    """Return the first round's test request to the target."""
     bench.begin()
     return bench.strategy.test_request()
 
 
 @pytest.mark.parametrize("hop", ["estimate", "test"])
-def test_a_site_with_labels_plays_no_target(
+def test_a_source_refuses_the_part_of_a_target(
     domains: list[Node], begun: list[str], caplog: pytest.LogCaptureFixture, hop: str
 ) -> None:
     bench = Bench(domains, "adabn")
@@ -649,7 +651,7 @@ def test_a_site_with_labels_plays_no_target(
 
 
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "source"), ("dils", "collaborator")])
-def test_a_site_without_labels_plays_no_part_that_takes_some(
+def test_a_target_refuses_a_part_that_needs_labels(
     domains: list[Node],
     begun: list[str],
     caplog: pytest.LogCaptureFixture,
@@ -666,14 +668,14 @@ def test_a_site_without_labels_plays_no_part_that_takes_some(
     assert begun == ["train"]
 
 
-def test_a_target_plays_a_collaborator_that_takes_no_labels(
+def test_a_target_accepts_the_part_of_a_collaborator_without_labels(
     domains: list[Node], begun: list[str]
 ) -> None:
-    """So that a site that has adapted can be the collaborator of the next one."""
+    """A target that has adapted can thus be the collaborator of the next target."""
     bench = Bench(domains, "dils", dils__loss="adda")
     request, _ = bench.begin()
     assert (heading(request, "hop"), heading(request, "part")) == ("adapt", "collaborator")
-    bench.strategy.adjourn()  # nobody is to be waited for
+    bench.strategy.adjourn()  # so that the exchange waits for no other site
     bench.grid.call(readdressed(request, bench.roster.target.id))
     assert begun == ["adapt"]
 
@@ -685,7 +687,7 @@ LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({"steps", "second
 
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> Method:
-    """F-DANN, and a hop after it in which the target says something and sums nothing."""
+    """F-DANN with a second hop, in which the target reports a number and sums no gradient."""
     found = plugins.method("fdann")
     (align,) = found.phases
     hops = {**align.hops, "look": {"target": LOOK}}
@@ -703,7 +705,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Method:
     return changed
 
 
-def test_invitations_go_with_the_hop_that_sums_while_its_session_is_open(
+def test_only_requests_to_sum_in_an_open_session_carry_invitations(
     domains: list[Node], looking: Method
 ) -> None:
     bench = Bench(domains, "fdann")
@@ -717,7 +719,7 @@ def test_invitations_go_with_the_hop_that_sums_while_its_session_is_open(
 
     assert {q.content["exchange"]["node"] for q in asked} == {"anna", "bert", "town"}  # type: ignore[index]
     assert invited("anna", "align") and invited("town", "align")
-    assert not invited("carl", "align")  # who is no member of the session
+    assert not invited("carl", "align")  # carl is not a member of the session
     assert not invited("town", "look")
     assert "exchange" not in strategy.test_request().content
     strategy.adjourn()
@@ -725,7 +727,7 @@ def test_invitations_go_with_the_hop_that_sums_while_its_session_is_open(
     assert "exchange" not in strategy.test_request().content
 
 
-def test_a_site_refuses_an_invitation_where_it_sums_nothing(
+def test_a_site_refuses_an_invitation_in_a_hop_without_sums(
     domains: list[Node], looking: Method, begun: list[str]
 ) -> None:
     bench = Bench(domains, "fdann")
@@ -739,7 +741,7 @@ def test_a_site_refuses_an_invitation_where_it_sums_nothing(
     assert begun == ["look", "test"]
 
 
-def test_what_crossed_in_a_session_is_counted_whenever_in_the_round_it_ends(
+def test_gradients_are_counted_whenever_in_the_round_their_session_ends(
     domains: list[Node], runs: dict[str, str], looking: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Early(plugins.strategy("fdann")):
@@ -780,7 +782,7 @@ def plain_arrays(request: Message, reply: Message) -> Message:
 
 
 def array_of(reply: Message) -> tuple[str, Packed]:
-    """What a reply is about: the model, or atoms."""
+    """Return the name and the content of the reply's main array, the model or atoms."""
     return next(iter(records.read(reply.content)[0].items()))
 
 
@@ -856,10 +858,10 @@ def test_the_server_refuses_what_is_not_listed(
     refused = [text for what, site, text in bench.notices if (what, site) == ("refused", name)]
     assert len(refused) == 1
     assert re.search(message, refused[0])
-    Ledger().count(forged, 1, role, "from")  # counting what came never fails
+    Ledger().count(forged, 1, role, "from")  # counting received bytes never fails
 
 
-def test_replies_that_nobody_asked_for_are_dropped(domains: list[Node]) -> None:
+def test_replies_without_an_open_request_are_dropped(domains: list[Node]) -> None:
     bench = Bench(domains, "fedavg")
     request = bench.begin()[0]
     reply = bench.grid.call(request)
@@ -873,7 +875,7 @@ def test_replies_that_nobody_asked_for_are_dropped(domains: list[Node]) -> None:
     assert ("stale", "") in [n[:2] for n in bench.notices]
 
 
-def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> None:
+def test_a_number_about_an_unknown_site_is_refused(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a")
     request, *_ = bench.begin()
     reply = changed(request, bench.grid.call(request), numbers={"focus/sample-42": 1.0})
@@ -884,7 +886,9 @@ def test_a_number_about_no_site_of_the_run_is_refused(domains: list[Node]) -> No
 
 
 @pytest.mark.parametrize("code", [int(Code.DATA), 2, 31337])
-def test_an_errors_text_is_ours_whatever_came_with_it(domains: list[Node], code: int) -> None:
+def test_the_text_of_a_received_error_is_replaced_by_a_known_one(
+    domains: list[Node], code: int
+) -> None:
     bench = Bench(domains, "fedavg")
     request, *_ = bench.begin()
     assert not bench.accept(Message(Error(code, "secret-sample-42"), reply_to=request))
@@ -905,7 +909,7 @@ def test_statistics_that_explode_are_refused(domains: list[Node]) -> None:
     assert "guard.max-statistics" in {n[1]: n[2] for n in bench.notices}["anna"]
 
 
-def test_a_site_trains_no_round_on_fewer_images_than_it_allows(domains: list[Node]) -> None:
+def test_a_site_refuses_to_train_on_fewer_images_than_it_allows(domains: list[Node]) -> None:
     """The server asks for a quarter of an epoch; one site wants at least 16 of its 40 images."""
     nodes = [n | {"min-images": 16} if n["name"] == "anna" else n for n in domains]
     bench = Bench(nodes, "fedavg", train__rounds_per_epoch=4.0)
@@ -916,7 +920,9 @@ def test_a_site_trains_no_round_on_fewer_images_than_it_allows(domains: list[Nod
 
 
 @pytest.mark.parametrize("number", [0, -1, 3, 1.5])
-def test_a_request_for_no_round_of_the_run_is_refused(domains: list[Node], number: float) -> None:
+def test_a_request_for_a_round_outside_the_run_is_refused(
+    domains: list[Node], number: float
+) -> None:
     bench = Bench(domains, "fedavg")
     bench.begin()
     node = bench.roster.sources[0]

@@ -1,4 +1,4 @@
-"""The data a site brings: what is understood, what is refused and that a target has no labels."""
+"""A site's data: what can be read, what is refused, and that a target has no labels."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def folder(root: Path, files: Mapping[str, int | tuple[int, ...]]) -> Path:
 
 
 def arrays(**others: Any) -> dict[str, Any]:
-    """Grayscale training images with labels 0, 1, 2, 0, 1, 2, and whatever `others` change."""
+    """Return gray training images with labels 0, 1, 2, 0, 1, 2, with the changes in `others`."""
     x = np.arange(120, dtype=np.uint8).reshape(6, 4, 5)
     return {"x_train": x, "y_train": np.arange(6) % 3} | others
 
@@ -48,7 +48,7 @@ def npz(path: Path, given: dict[str, Any]) -> Path:
 
 
 def csr(dense: np.ndarray, name: str) -> dict[str, np.ndarray]:
-    """Compressed sparse rows by two loops, with small index types as files have them."""
+    """Compress sparse rows with two loops, with small index types as in files."""
     values, columns, ends = [], [], [0]
     for row in dense:
         for column, value in enumerate(row):
@@ -64,7 +64,7 @@ def csr(dense: np.ndarray, name: str) -> dict[str, np.ndarray]:
     }
 
 
-# What is understood
+# What can be read
 
 
 def test_image_folder_of_a_source(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_image_folder_of_a_source(tmp_path: Path) -> None:
     assert train.shape == (1, 4, 4) and train.x.dtype == torch.uint8
     assert train.x[:, 0, 0, 0].tolist() == [10, 20, 30]
     assert train.y.tolist() == [0, 1, 1] and train.y.dtype == torch.int64
-    # The test folder has only class b, and still numbers it as the training folder does.
+    # The test folder has only class b, but numbers it as the training folder does.
     assert test is not None and test.y.tolist() == [1] and test.classes == ("a", "b")
 
 
@@ -147,7 +147,7 @@ def test_npz_images(tmp_path: Path, colour: bool) -> None:
     assert train.shape == ((3 if colour else 1), 4, 5) and train.classes == ("0", "1", "2")
     assert train.x[3, -1, 1, 2] == (x[3, 1, 2, 2] if colour else x[3, 1, 2])
     assert evaluation is not None and evaluation.y.tolist() == [2, 0]
-    # The folder that holds it means the same.
+    # The folder that contains the file gives the same.
     assert torch.equal(data.load_source(tmp_path).x, train.x)
 
 
@@ -171,7 +171,7 @@ def test_csr_pieces_equal_the_dense_array(tmp_path: Path, name: str) -> None:
     assert data.describe(path, "source").shape == (300,)
 
 
-def test_csr_entries_in_one_place_add_up(tmp_path: Path) -> None:
+def test_csr_entries_at_the_same_position_add_up(tmp_path: Path) -> None:
     pieces = {
         "x_data": np.array([1.0, 2.0, 4.0]),
         "x_indices": np.array([1, 1, 0]),
@@ -241,7 +241,7 @@ def test_target_folders(tmp_path: Path, layout: str, test: bool) -> None:
     if test:
         folder(tmp_path, {"test/cat/1.png": 100, "test/dog/1.png": 200})
     train, evaluation = data.load_target(tmp_path), data.load_evaluation(tmp_path)
-    assert sorted(train.x[:, 0, 0, 0].tolist()) == [0, 1, 2, 3, 4]  # nothing of test/
+    assert sorted(train.x[:, 0, 0, 0].tolist()) == [0, 1, 2, 3, 4]  # without the images of test/
     assert (evaluation is not None) is test
     if evaluation is not None:
         assert evaluation.classes == ("cat", "dog") and evaluation.y.tolist() == [0, 1]
@@ -250,14 +250,14 @@ def test_target_folders(tmp_path: Path, layout: str, test: bool) -> None:
     assert found.classes == (("cat", "dog") if test else ())
 
 
-def test_unlabelled_type_has_nowhere_to_keep_a_label(tmp_path: Path) -> None:
+def test_unlabelled_type_has_no_field_for_labels(tmp_path: Path) -> None:
     folder(tmp_path, {f"train/{c}/{i}.png": 100 * c + i for c in range(2) for i in range(8)})
     train = data.load_target(tmp_path)
     assert vars(train).keys() == {"x"}
     assert not hasattr(train, "y") and not hasattr(train, "classes")
     assert not isinstance(train, data.Labelled)
     order = (train.x[:, 0, 0, 0] >= 100).tolist()
-    assert order not in (sorted(order), sorted(order, reverse=True))  # nor does the order tell
+    assert order not in (sorted(order), sorted(order, reverse=True))  # so it reveals no label
     assert torch.equal(train.x, data.load_target(tmp_path).x)
 
 
@@ -283,7 +283,7 @@ def test_target_never_opens_the_label_array(
         data.load_source(path)
 
 
-def test_target_npz_may_leave_labels_out(tmp_path: Path) -> None:
+def test_target_npz_needs_no_labels(tmp_path: Path) -> None:
     path = npz(tmp_path / "a.npz", {"x": np.ones((3, 2))})
     assert data.load_target(path).x.tolist() == [[1, 1]] * 3
     with pytest.raises(DataError, match=r"no y \(found: x\).*source needs labels.*--role target"):
@@ -300,11 +300,11 @@ def test_unlabelled_test_images_mean_no_evaluation(tmp_path: Path) -> None:
     assert "no y_test" in data.describe(path, "target").warnings[0]
 
 
-# What is refused: always a DataError that names the place and the way out
+# What is refused: always with a DataError that names the place and a remedy
 
 
 def refused(path: Path, role: data.Role, *words: str) -> None:
-    """Loading and verifying must both say all of `words`, and name what was read."""
+    """Check that loading and verifying both fail with all of `words` and name the path."""
     load = data.load_source if role == "source" else data.load_target
     for attempt in (lambda: load(path), lambda: data.verify(path, role)):
         with pytest.raises(DataError) as caught:
@@ -372,7 +372,7 @@ def test_damaged_images_are_named(tmp_path: Path, damage: str, size: int) -> Non
 def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
     folder(tmp_path, {"train/a/1.png": 1, "test/a/1.png": 1})
     whole = (tmp_path / "test" / "a" / "1.png").read_bytes()
-    (tmp_path / "test" / "a" / "1.png").write_bytes(whole[:45])  # the header is there
+    (tmp_path / "test" / "a" / "1.png").write_bytes(whole[:45])  # the header is complete
     for role in ("source", "target"):
         assert data.describe(tmp_path, role).test == 1
         with pytest.raises(DataError, match=r"test/a/1.png cannot be read"):
@@ -460,7 +460,7 @@ def test_damaged_npz_files_are_named(tmp_path: Path, damage: str) -> None:
         with path.open("wb") as file:
             np.save(file, IMAGES)
     else:
-        middle = whole.index(bytes(range(50, 60)))  # pixels, whose checksum then fails
+        middle = whole.index(bytes(range(50, 60)))  # pixels; the checksum then fails
         changed = whole[:middle] + b"\xff" + whole[middle + 1 :]
         damaged = {"cut": whole[:-30], "flipped": changed, "text": b"not a zip", "empty": b""}
         path.write_bytes(damaged[damage])
@@ -516,7 +516,7 @@ def test_conform_in_chunks_equals_image_by_image(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(conform_images(x, 1, 4), one_by_one)
 
 
-def test_conform_leaves_alone_what_fits() -> None:
+def test_conform_keeps_data_that_fits() -> None:
     images = labelled(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
     for channels, size in [(0, 0), (3, 0), (0, 4), (3, 4)]:
         assert data.conform(images, channels, size) is images
@@ -565,7 +565,7 @@ def test_poison_refusals() -> None:
         data.poison(labelled(torch.zeros(3, 1), classes=1), 50, torch.Generator())
 
 
-# Looking at it
+# Showing the data
 
 
 def test_repr_shows_no_values() -> None:

@@ -1,4 +1,4 @@
-"""The demo as a newcomer types it: a whole federation of processes, and nothing left of it."""
+"""The demo as a newcomer starts it: a whole federation of processes that leaves no process."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_the_demo_in_one_round(tmp_path: Path) -> None:
     assert len(results["trainings"]["kd3a"][0]["rounds"]) == 1
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
-    # What the four sites noted is on this machine, so the page has it.
+    # The four sites' notes are on this machine, so the page shows them.
     assert "KD3A: test at fonts, last round" in page and "KD3A, last round, by domain" in page
     assert "No notes of" not in page
     routes = json.loads((folder / "traffic.json").read_text())["routes"]

@@ -1,4 +1,4 @@
-"""deploy/: its commands are ones that the programs take, and nothing is open but two ports."""
+"""deploy/: the programs accept its commands, and only two ports are open."""
 
 import json
 import os
@@ -40,7 +40,7 @@ ENV = {
 
 
 def substitute(text: str, env: Mapping[str, str] = ENV) -> str:
-    """What compose does to ${NAME}, ${NAME:-default} and ${NAME:?message}."""
+    """Replace ${NAME}, ${NAME:-default} and ${NAME:?message} as compose does."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
@@ -53,7 +53,7 @@ def services(file: str, env: Mapping[str, str] = ENV) -> dict[str, dict[str, Any
     return yaml.safe_load(substitute((DEPLOY / file).read_text(), env))["services"]
 
 
-# The file for GPUs adds to a service of another, and init runs a script, which is tried below.
+# The file for GPUs extends a service of another file. The script of init has a test below.
 COMMANDS = [(f, n) for f in FILES[:3] for n in services(f) if n != "init"]
 LASTING = [(f, n) for f, n in COMMANDS if n != "keys"]
 
@@ -62,8 +62,8 @@ def parse(words: list[str]) -> dict[str, Any]:
     """Read a command line as the program would, without running it -> its parameters.
 
     Raises:
-        click.UsageError: it would be refused.
-        ConfigError: it changes a setting that does not exist.
+        click.UsageError: the program would refuse the command line.
+        ConfigError: the command line changes a setting that does not exist.
     """
     program, *rest = words
     command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
@@ -79,7 +79,7 @@ def parse(words: list[str]) -> dict[str, Any]:
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """Every fedda command in a shell script, a block of README, or a comment of a compose file."""
+    """Yield all fedda commands in a shell script, a code block, or a compose file's comments."""
     text = re.sub(r"\\\n#?", " ", text)
     for line in text.splitlines():
         line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
@@ -95,7 +95,7 @@ def blocks(markdown: str) -> str:
 
 
 @pytest.mark.parametrize(("file", "name"), COMMANDS)
-def test_commands_are_taken(file: str, name: str) -> None:
+def test_commands_are_accepted(file: str, name: str) -> None:
     service = services(file)[name]
     words = [*service.get("entrypoint", []), *service["command"]]
     params = parse(words)
@@ -117,7 +117,7 @@ def test_commands_are_taken(file: str, name: str) -> None:
 
 
 def targets(service: dict[str, Any]) -> dict[Path, bool]:
-    """Where volumes are mounted, and whether read-only."""
+    """Return where volumes are mounted, and whether read-only."""
     mounts = {}
     for volume in service.get("volumes", []):
         if isinstance(volume, str):
@@ -136,7 +136,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
     ("file", "count"),
     [("README.md", 12), ("compose.demo.yml", 2), ("compose.server.yml", 1), ("demo-init.sh", 3)],
 )
-def test_commands_in_prose_are_taken(file: str, count: int) -> None:
+def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()
     found = list(command_lines(blocks(text) if file.endswith(".md") else text))
     assert len(found) == count, found
@@ -191,7 +191,7 @@ def test_the_readmes_ports_are_the_published_ones() -> None:
         assert f"server:{port}/tcp" in text
 
 
-def test_demo_sites_reach_the_server_only() -> None:
+def test_demo_sites_reach_only_the_server() -> None:
     demo = yaml.safe_load((DEPLOY / "compose.demo.yml").read_text())
     assert demo["networks"] == {name: {"internal": True} for name in SITES}
     assert demo["services"]["server"]["networks"] == list(SITES)
@@ -223,7 +223,7 @@ def test_lasting_services_are_confined_and_watched(file: str, name: str) -> None
     assert any(Path(ca).is_relative_to(mount) for mount in targets(service))
 
 
-def test_image_has_what_the_compose_files_use() -> None:
+def test_image_contains_what_the_compose_files_use() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]
     for names in copied:
@@ -237,7 +237,7 @@ def test_image_has_what_the_compose_files_use() -> None:
 
 
 @pytest.mark.parametrize("file", FILES[:3])
-def test_docker_compose_takes_the_file(file: str) -> None:
+def test_docker_compose_accepts_the_file(file: str) -> None:
     def compose(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["docker", "compose", *words],
@@ -281,7 +281,7 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_health_check_tells_up_from_down(tmp_path: Path) -> None:
+def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> None:
     def check(port: int, ca: Path) -> int:
         command = [sys.executable, str(DEPLOY / "health.py"), f"https://{LOOPBACK}:{port}", str(ca)]
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
@@ -302,10 +302,10 @@ def test_health_check_tells_up_from_down(tmp_path: Path) -> None:
 
 
 class Composed:
-    """What the compose files of a server and of sites start, as plain processes.
+    """Starts the services of the server's and the sites' compose files as plain processes.
 
-    The commands are the files' own. Volumes become folders below `root`, and what containers keep
-    apart gets ports of its own.
+    The commands are those of the files. Volumes become folders below `root`; ports are free ones,
+    because the processes share one machine.
     """
 
     def __init__(self, root: Path) -> None:
@@ -325,7 +325,7 @@ class Composed:
             process.stop()
 
     def run(self, words: Sequence[str], mounts: Mapping[str, Path]) -> None:
-        """A command that ends by itself, such as those of `exec server`."""
+        """Run a command that ends by itself, such as those of `exec server`."""
         command = self._command(words, mounts)
         done = subprocess.run(
             command, env=self._env(), capture_output=True, text=True, timeout=200, check=False
@@ -333,13 +333,13 @@ class Composed:
         assert done.returncode == 0, done.stdout + done.stderr + self.logs()
 
     def start(self, name: str, words: Sequence[str], mounts: Mapping[str, Path]) -> Process:
-        """A service."""
+        """Start a service."""
         log = self.root / f"{name}.log"
         self.processes.append(Process(name, self._command(words, mounts), log, self._env()))
         return self.processes[-1]
 
     def logs(self) -> str:
-        """The ends of all services' logs."""
+        """Return the last lines of all services' logs."""
         return "".join(f"\n{p.name}: {p.tail(8)}" for p in self.processes)
 
     def _command(self, words: Sequence[str], mounts: Mapping[str, Path]) -> list[str]:

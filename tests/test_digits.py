@@ -1,4 +1,4 @@
-"""The embedded digits: the same every time, balanced, and no pen digit in two places."""
+"""The embedded digits: reproducible, balanced, and no pen digit occurs in two places."""
 
 from itertools import chain, combinations
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_shapes_types_and_balance(files: list[Path], d: int):
             assert (x.dtype, y.dtype) == (np.uint8, np.int64)
             assert x.shape == (count, digits.SIDE, digits.SIDE, *colour)
             assert np.bincount(y).tolist() == [count // digits.CLASSES] * digits.CLASSES
-            # Every image shows something, and no two are the same.
+            # No image is blank, and no two are equal.
             assert x.reshape(count, -1).std(axis=1).min() > 5
             assert len({image.tobytes() for image in x}) == count
 
@@ -55,7 +55,7 @@ def test_another_seed_gives_other_images(files: list[Path], tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_no_pen_digit_is_dealt_twice(seed: int):
+def test_no_pen_digit_is_used_twice(seed: int):
     dealt = digits.handwritten_ids(seed)
     assert set(dealt) == {(d, s) for d in ("handwritten", "blended") for s in ("train", "test")}
     rows = {pot: np.concatenate(pieces).tolist() for pot, pieces in dealt.items()}
@@ -69,11 +69,11 @@ def test_no_pen_digit_is_dealt_twice(seed: int):
             assert set(target[piece]) == {c}
 
 
-def test_no_font_draws_two_domains():
+def test_no_font_is_used_in_two_domains():
     assert not set(digits.SERIF) & set(digits.SANS)
 
 
-def test_only_dealt_digits_are_drawn(monkeypatch: pytest.MonkeyPatch):
+def test_only_selected_digits_are_drawn(monkeypatch: pytest.MonkeyPatch):
     pen, _ = digits.pen_digits()
     allowed = {
         pen[i].tobytes() for i in np.concatenate(digits.handwritten_ids(0)["blended", "test"])

@@ -24,13 +24,13 @@ from tests.local_grid import CLASSES, make_domains, stop_after
 from tests.reference import windows
 from tests.reference.lazy import mapping, whole_loss
 
-STEPS, SIDE = 3, 16  # of a round: 40 and 48 images in batches of 16
+STEPS, SIDE = 3, 16  # steps per round: 40 and 48 images in batches of 16
 DI_LR, LR, GAMMA = 0.01, 0.003, 10.0
 DILS: dict[str, Any] = {
     "method": "dils",
     "rounds": 2,
     "run.name": "pair",
-    "model.name": "lenet",  # without BatchNorm, before which a bias has no gradient to follow
+    "model.name": "lenet",  # no BatchNorm: before it, a bias has no gradient
     "input.size": SIDE,
     "train.batch-size": 16,
     "dils.pretrain": 0,
@@ -62,13 +62,13 @@ def run(
     )
 
 
-def kept(folder: Path, site: str, server_round: int) -> dict[str, Tensor]:
+def state_of(folder: Path, site: str, server_round: int) -> dict[str, Tensor]:
     place = folder / "pair" / "sites" / site
     return load_file(place / f"pair.dils-0.{server_round}.method.safetensors")
 
 
 def batches(node: dict[str, Any], count: int, p: int) -> list[tuple[Tensor, Tensor | None]]:
-    """What a site reads in its first steps."""
+    """Return the batches of a site's first steps."""
     data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
     x, y = data.x.float() / 255, data.y if isinstance(data, Labelled) else None
     parts = windows.batches(len(x), 16, p, seed_for(0, node["name"]), count)
@@ -76,7 +76,7 @@ def batches(node: dict[str, Any], count: int, p: int) -> list[tuple[Tensor, Tens
 
 
 def penalty(DI: nn.Module, z: Tensor, draws: torch.Generator) -> Tensor:
-    """Eq. 15's L_grad between one side's own samples, sample by sample."""
+    """Compute eq. 15's L_grad between samples of one side, sample by sample."""
     partner = torch.randperm(len(z), generator=draws)
     share = torch.rand(len(z), 1, generator=draws)
     total = torch.zeros(())
@@ -90,7 +90,7 @@ def penalty(DI: nn.Module, z: Tensor, draws: torch.Generator) -> Tensor:
 def centralised(
     loss: str, nodes: list[dict[str, Any]], p: int, rounds: int, overlap: bool = False
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Algorithm 1 in one place -> the collaborator's model, the target's, the discriminator."""
+    """Run algorithm 1 in one loop -> the collaborator's model, the target's, the discriminator."""
     config = RunConfig.parse(DILS)
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
     S, T = copy.deepcopy(start), copy.deepcopy(start)
@@ -141,40 +141,40 @@ def centralised(
     [(loss, 1, False) for loss in ("adda", "grl", "wassda", "cada")]
     + [("adda", 2, False), ("cada", 3, False), ("adda", 2, True)],
 )
-def test_two_sites_compute_what_one_place_with_both_datas_would(
+def test_two_sites_compute_the_same_as_one_loop_with_all_data(
     pair: list[dict[str, Any]], tmp_path: Path, loss: str, p: int, overlap: bool
 ) -> None:
     settings = {"dils.loss": loss, "exchange.p": p, "exchange.overlap": overlap}
     if loss == "wassda":
-        # A critic's bias may have a gradient that is 0 but for rounding, which Adam blows up.
+        # The gradient of a critic's bias can be 0 up to rounding, and Adam magnifies that.
         settings["dils.discriminator.optimizer"] = "sgd"
     run(pair, tmp_path, **settings)
     S, T, DI = centralised(loss, pair, p, rounds=2, overlap=overlap)
     for site, wanted in (("anna", S), ("town", T)):
-        found = kept(tmp_path, site, 2)
+        found = state_of(tmp_path, site, 2)
         for name, value in DI.state_dict().items():
             mine = found[f"discriminator/discriminator/{name}"]
             torch.testing.assert_close(mine, value, rtol=1e-4, atol=5e-6)
         for name, value in wanted.state_dict().items():
             if site == "town" and name.startswith("head."):
-                continue  # taken over when a round begins
+                continue  # the target takes over the head when a round begins
             torch.testing.assert_close(found[f"model/module/{name}"], value, rtol=1e-4, atol=1e-5)
     assert not torch.equal(T.state_dict()["encoder.0.weight"], S.state_dict()["encoder.0.weight"])
 
 
-def test_copies_of_the_discriminator_stay_alike_to_the_bit(
+def test_copies_of_the_discriminator_stay_equal_bit_for_bit(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run(pair, tmp_path, **{"exchange.p": 2, "rounds": 3})
     for server_round in (2, 3):
-        anna, town = (kept(tmp_path, site, server_round) for site in ("anna", "town"))
+        anna, town = (state_of(tmp_path, site, server_round) for site in ("anna", "town"))
         for part in ("discriminator", "optimizer"):
             names = [n for n in anna if n.startswith(f"discriminator/{part}/")]
             assert names
             assert all(torch.equal(anna[n], town[n]) for n in names)
 
 
-def test_after_the_pretraining_no_model_moves_but_gradients_do(
+def test_after_the_pretraining_only_gradients_cross(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     settings = {"rounds": 4, "dils.pretrain": 1, "exchange.p": 2}
@@ -183,19 +183,20 @@ def test_after_the_pretraining_no_model_moves_but_gradients_do(
     gradients = {
         f"{way} {role} gradient" for way in ("to", "from") for role in ("source", "target")
     }
-    test = {"to target model"}  # the pretraining's model is tested where the labels are
+    test = {"to target model"}  # the target tests the pretraining's model
     assert moved[0] == {"to source model", "from source model"} | test
     assert moved[1] == gradients | {"to source model", "to target model"}
     assert moved[2] == moved[3] == gradients
     size = sum(w.numel() for w in Discriminator(500, (8,)).parameters()) * 4
-    for entry, syncs in zip(found[1:], (1, 2, 1), strict=True):  # steps 2; 4 and 6; 8
+    # The three rounds exchange after step 2, after steps 4 and 6, and after step 8.
+    for entry, syncs in zip(found[1:], (1, 2, 1), strict=True):
         for way in gradients:
             assert syncs * size < entry["bytes"][way] < syncs * (size + 64) + 200
     assert {round(sum(entry["weights"].values()), 9) for entry in found} == {1.0}
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_the_targets_model_stays_there_unless_it_is_asked_for(
+def test_the_targets_model_stays_at_the_target_unless_share_is_set(
     pair: list[dict[str, Any]], tmp_path: Path, share: bool
 ) -> None:
     results = run(pair, tmp_path, **{"dils.share": share, "exchange.p": 1})
@@ -208,23 +209,23 @@ def test_the_targets_model_stays_there_unless_it_is_asked_for(
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_resumed_run_gives_the_state_of_an_uninterrupted_one(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """What the sites keep is on their disks; overlap has a sum under way when a round ends."""
+    """The sites' state is on their disks; with overlap, a sum is pending when a round ends."""
     settings = {"rounds": 3, "exchange.p": 2, "exchange.overlap": True, "dils.loss": "cada"}
     run(pair, tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         run(pair, tmp_path / "cut", stop_after(2), **settings)
     run(pair, tmp_path / "cut", **settings, **{"run.resume": True})
     for site in ("anna", "town"):
-        whole, cut = (kept(tmp_path / name, site, 3) for name in ("whole", "cut"))
+        whole, cut = (state_of(tmp_path / name, site, 3) for name in ("whole", "cut"))
         assert whole.keys() == cut.keys()
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_sends_in_the_precision_it_sent_before(
+def test_a_resumed_run_sends_in_the_same_precision_as_before(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     settings = {"rounds": 3, "exchange.p": 1, "dils.loss": "cada", "wire.dtype": "float16"}
@@ -235,9 +236,7 @@ def test_a_resumed_run_sends_in_the_precision_it_sent_before(
     assert found[1] == found[2]
 
 
-def test_a_site_that_lost_what_only_it_had_says_so(
-    pair: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_site_that_lost_its_state_reports_it(pair: list[dict[str, Any]], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
 
     def lose(event: dict[str, Any]) -> None:
@@ -258,7 +257,7 @@ def test_a_site_that_lost_what_only_it_had_says_so(
 def test_rounds_of_other_lengths_are_refused(
     pair: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sites' windows of images would no longer be those that are summed over."""
+    """Otherwise the windows of images would no longer match the windows of the sums."""
     strategy: Any = load_half("strategies", "dils").DILS
     monkeypatch.setattr(strategy, "steps_per_round", lambda self, _: 2 + self.round)
     events: list[dict[str, Any]] = []
@@ -267,7 +266,7 @@ def test_rounds_of_other_lengths_are_refused(
     failed = [(e["round"], e["site"], e["text"]) for e in events if e.get("what") == "failed"]
     assert sorted(failed) == [
         (2, "anna", Code.WIRE.public),
-        (2, "town", Code.EXCHANGE.public),  # it learns by the exchange that anna is gone
+        (2, "town", Code.EXCHANGE.public),  # the exchange reports that anna has left
     ]
 
 
@@ -301,12 +300,12 @@ def test_a_gradient_over_few_examples_is_refused_before_anything_runs(
         RunConfig.parse(DILS | settings)
 
 
-def test_a_round_must_hold_an_exchange(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_round_needs_at_least_one_exchange(pair: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"exchange\.p is 4, more than the steps of a round"):
         run(pair, tmp_path, **{"exchange.p": 4})
 
 
-def test_a_sites_own_limit_holds_whatever_the_run_says(
+def test_a_sites_own_limit_holds_whatever_the_run_sets(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The README holds no gaps, and every file it names is there."""
+"""The README has no placeholders, and every file that it names exists."""
 
 import re
 from pathlib import Path
@@ -14,26 +14,26 @@ PAGES += ["examples/benchmarks/results/README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_gap_is_left_to_fill(page: str) -> None:
+def test_no_placeholder_is_left(page: str) -> None:
     assert not re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", (ROOT / page).read_text())
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_linked_files_are_there(page: str) -> None:
+def test_linked_files_exist(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
     gone = [link for link in links if not (path.parent / link).exists()]
     assert not gone
 
 
-def test_files_named_in_the_readme_are_there() -> None:
+def test_files_named_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     named = re.findall(r"\b((?:fedda|clients|strategies|server|examples|tests)/[\w/]+\.py)", text)
     assert len(named) > 8
     assert not [name for name in named if not (ROOT / name).is_file()]
 
 
-def test_the_wire_table_of_the_readme_is_that_of_the_contracts() -> None:
+def test_the_wire_table_of_the_readme_matches_the_contracts() -> None:
     """Renew it with `fedda methods --wire`."""
     table = wire_table.table()
     assert table in (ROOT / "README.md").read_text()
@@ -43,7 +43,7 @@ def test_the_wire_table_of_the_readme_is_that_of_the_contracts() -> None:
     )
 
 
-def test_what_is_always_there_and_what_is_not() -> None:
+def test_optional_content_is_in_brackets() -> None:
     (fedavg,) = [c for c in wire_table.of_method("fedavg") if c.when == "train"]
     assert fedavg == ("source", "train", "`model`", "`model`; `loss, seconds, steps`")
     dils = {c.part: c for c in wire_table.of_method("dils") if c.when == "adapt"}
@@ -52,7 +52,7 @@ def test_what_is_always_there_and_what_is_not() -> None:
     assert dils["collaborator"]._replace(part="target") == dils["target"]
 
 
-def test_each_phase_of_a_method_has_its_lines() -> None:
+def test_each_phase_of_a_method_has_its_own_lines() -> None:
     found = {(c.part, c.when): c for c in wire_table.of_method("dils")}
     assert set(found) == {
         ("collaborator", "pretrain: train"),
@@ -60,6 +60,6 @@ def test_each_phase_of_a_method_has_its_lines() -> None:
         *(("target", f"{phase}: test") for phase in ("pretrain", "adapt")),
     }
     assert found["target", "pretrain: test"].enters == "`model`"
-    assert found["target", "adapt: test"].enters == "nothing"  # it tests its own
-    # Phases whose test is the same share a line.
+    assert found["target", "adapt: test"].enters == "nothing"  # the target tests its own model
+    # Phases with the same test share a line.
     assert [c.when for c in wire_table.of_method("fdan") if "test" in c.when] == ["test"]

@@ -1,4 +1,4 @@
-"""A whole federation as processes, over TLS with node keys: what crosses, and what does not."""
+"""A whole federation of processes, over TLS with node keys: what crosses, and what does not."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.federation import Federation, final_model, processes_with, rounds
 
 pytestmark = pytest.mark.slow
 
-# Imported by every Python process that has its folder on PYTHONPATH.
+# Every Python process that has this file's folder on PYTHONPATH imports it.
 WATCH = """
 import os, sys
 LOG = {log!r}
@@ -47,14 +47,14 @@ RUN = {
     "method": "kd3a",
     "run.baseline": "fedavg",
     "rounds": 3,
-    "model.sizes": "256",  # so large that its bytes stand out among those of requests
+    "model.sizes": "256",  # large, so that the model's bytes dominate the bytes of requests
     "wait.min-sources": 3,
 }
 STOCK = RUN | {"rounds": 2, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
 
 
 class Watched(Federation):
-    """A federation whose processes write down where they connect to."""
+    """A federation whose processes record all addresses to which they connect."""
 
     def __init__(self, directory: Path, watch: Path) -> None:
         super().__init__(directory)
@@ -66,7 +66,7 @@ class Watched(Federation):
             file.write(MARK.format(folder=str(self.marks)))
 
     def wheres(self) -> dict[str, set[int]]:
-        """The addresses that were connected to or looked up, and by which processes."""
+        """Return the addresses that processes connected to or looked up -> these processes."""
         found: dict[str, set[int]] = {}
         for line in self.connected.read_text().splitlines():
             pid, _, where = line.split(" ", 2)
@@ -127,7 +127,7 @@ def test_the_same_seed_gives_the_same_model_without_a_server(
     assert final_model(results, "kd3a") != final_model(results, "fedavg")
 
 
-def test_what_crossed_is_models_and_a_few_numbers(
+def test_only_models_and_a_few_numbers_cross(
     hub: Watched, results: dict[str, Any], alone: dict[str, Any]
 ) -> None:
     ledger: dict[str, int] = {}
@@ -137,7 +137,8 @@ def test_what_crossed_is_models_and_a_few_numbers(
             assert what.split()[-1] in ("model", "scalars"), what
             ledger[what] = ledger.get(what, 0) + size
     size = sum(a.nbytes for a in load(final_model(results, "kd3a")).values())
-    # Three sources in three rounds of both methods; the target trains in one, with its teachers.
+    # Three sources train in three rounds of both methods. The target trains with teachers in one
+    # of the methods.
     assert ledger["from source model"] == pytest.approx(18 * size, rel=0.01)
     assert ledger["from target model"] == pytest.approx(3 * size, rel=0.01)
     assert ledger["to target model"] == pytest.approx((3 * 4 + 6) * size, rel=0.01)
@@ -153,20 +154,20 @@ def test_the_program_that_the_server_ships_is_not_run(hub: Watched, results: Any
     assert list(hub.marks.iterdir()) == []
 
 
-def test_no_process_talked_to_another_machine(hub: Watched, results: Any) -> None:
+def test_no_process_connects_to_another_machine(hub: Watched, results: Any) -> None:
     found = hub.wheres()
     assert set(found) <= HERE
     assert {p.popen.pid for p in hub.processes.values()} <= found["127.0.0.1"]
 
 
 def test_the_watch_sees_other_addresses(hub: Watched) -> None:
-    """Otherwise the test before could not fail; 127.0.0.2 is this machine as well."""
+    """Otherwise the test before could not fail; 127.0.0.2 is also this machine."""
     reach = "import socket; socket.socket().connect_ex(('127.0.0.2', 9))"
     subprocess.run([sys.executable, "-c", reach], env=hub.env, check=True, timeout=30)
     assert set(hub.wheres()) - HERE == {"127.0.0.2"}
 
 
-def test_flowers_own_node_gives_the_same_result_and_runs_what_it_is_sent(hub: Watched) -> None:
+def test_flowers_own_node_gives_the_same_result_and_runs_the_servers_program(hub: Watched) -> None:
     assert hub.processes["anna"].stop() == 0
     hub.client_options["anna"] = ["--stock"]
     hub.start_site("anna")

@@ -1,4 +1,4 @@
-"""The exchange without a network: what is agreed, the sums, the rules and the turns."""
+"""The exchange without a network: invitations, sums, time limits, and turns."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ def vector(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-# ---- what is agreed ----------------------------------------------------------------------------
+# ---- invitations -------------------------------------------------------------------------------
 
 
 def invitation(**changed: Any) -> Invitation:
@@ -36,7 +36,7 @@ def invitation(**changed: Any) -> Invitation:
     return Invitation(**{**fields, "groups": (PAIR,), "wait": 5.0, **changed})
 
 
-def test_an_invitation_survives_the_way() -> None:
+def test_an_invitation_is_the_same_after_the_wire() -> None:
     sent = invitation(groups=(PAIR, Group("all", 7, 9, ABC)))
     assert all(type(value) in (str, int, float) for value in sent.flat().values())
     assert Invitation.parse(sent.flat()) == sent
@@ -45,7 +45,7 @@ def test_an_invitation_survives_the_way() -> None:
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
-def test_an_invitation_to_another_machine_survives_the_way() -> None:
+def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
     sent = invitation(host="hub", port=7, certificate=PEM)
     assert Invitation.parse(sent.flat()) == sent
 
@@ -57,7 +57,7 @@ def test_an_invitation_to_another_machine_survives_the_way() -> None:
         {"port": 65536},
         {"port": True},
         {"port": 7},  # a port without a certificate
-        {"certificate": PEM},  # and the reverse
+        {"certificate": PEM},  # a certificate without a port
         {"port": 7, "certificate": "-----BEGIN CERTIFICATE-----"},
         {"port": 7, "certificate": PEM.encode()},
         {"host": "h" * 256},
@@ -65,7 +65,7 @@ def test_an_invitation_to_another_machine_survives_the_way() -> None:
         {"ticket": "0" * 63},
         {"ticket": "g" * 64},
         {"ticket": b"0" * 64},
-        {"node": "c"},  # in no group
+        {"node": "c"},  # a site in no group
         {"node": ["a"]},
         {"wait": 0.0},
         {"wait": float("nan")},
@@ -88,7 +88,7 @@ def test_an_invitation_to_another_machine_survives_the_way() -> None:
         {"extra": 1},
     ],
 )
-def test_what_is_no_invitation_is_refused(changed: dict[str, Any]) -> None:
+def test_an_invalid_invitation_is_refused(changed: dict[str, Any]) -> None:
     Invitation.parse(invitation().flat())
     with pytest.raises(WireError, match="cannot be read"):
         Invitation.parse({**invitation().flat(), **changed})
@@ -101,7 +101,7 @@ def test_an_invitation_with_something_missing_is_refused() -> None:
         Invitation.parse(flat)
 
 
-def test_a_site_accepts_an_exchange_however_long_it_may_wait() -> None:
+def test_a_site_accepts_the_longest_time_limits() -> None:
     with LocalHost().open([PAIR], join=60, wait=MAX_WAIT, rejoin=MAX_WAIT) as session:
         assert Invitation.parse(session.invitations["a"].flat()).wait == MAX_WAIT
 
@@ -110,7 +110,7 @@ def test_a_ticket_is_not_shown() -> None:
     assert "000" not in repr(invitation()) and "BEGIN" not in repr(invitation(certificate=PEM))
 
 
-def test_a_group_says_what_is_wrong_with_it() -> None:
+def test_an_invalid_group_is_refused_with_a_reason() -> None:
     with pytest.raises(ExchangeError, match="size=0"):
         Group("g", 0, 1, ("a",))
     with pytest.raises(ExchangeError, match="2 members, of which 1 differ"):
@@ -119,7 +119,7 @@ def test_a_group_says_what_is_wrong_with_it() -> None:
         LocalHost().open([], join=1, wait=1)
 
 
-def test_the_code_of_an_exchange_that_failed() -> None:
+def test_a_failed_exchange_has_its_own_error_code() -> None:
     assert code_of(ExchangeError("x")) is Code.EXCHANGE
     assert "exchange" in Code.EXCHANGE.public
 
@@ -137,7 +137,7 @@ def test_a_sum_by_hand() -> None:
 
 
 @given(st.permutations(range(5)), st.integers(0, 2**32 - 1))
-def test_sums_do_not_depend_on_who_comes_first(order: Sequence[int], seed: int) -> None:
+def test_sums_do_not_depend_on_the_order_of_arrival(order: Sequence[int], seed: int) -> None:
     members = tuple("abcde")
     values = np.random.default_rng(seed).normal(size=(5, 8)).astype(np.float32)
     values *= np.array([1e8, 1, 1e-8, -1e8, 1], np.float32)[:, None]
@@ -187,11 +187,11 @@ def test_more_syncs_than_agreed_are_refused() -> None:
         sums.add("a", 1, vector(1))
 
 
-# ---- the rules, with a clock that the test moves -------------------------------------------------
+# ---- time limits, with a clock that the test moves -----------------------------------------------
 
 
-class Told:
-    """A meeting of a and b, what it told, and its clock."""
+class Watched:
+    """A meeting of a and b, its notices, and a clock that the test moves."""
 
     def __init__(self, rejoin: float = 5.0, groups: Sequence[Group] = (PAIR,)) -> None:
         self.notices: list[tuple[str, str]] = []
@@ -219,118 +219,118 @@ class Told:
         return self.meeting.add(site, group, index, 256, vector(1, 2, 3))
 
 
-def test_whoever_does_not_join_is_named() -> None:
-    told = Told()
-    told.arrive("b")
-    told.add("b")
-    assert not told.after(59.9)  # of `join`; `wait` counts from when all are there
-    ended = told.after(0.2)
+def test_a_site_that_does_not_join_is_named() -> None:
+    watched = Watched()
+    watched.arrive("b")
+    watched.add("b")
+    assert not watched.after(59.9)  # the limit is `join`; `wait` starts once all have joined
+    ended = watched.after(0.2)
     assert "missing after 60 s (exchange.join): a." in ended and "a simulation one slot" in ended
-    assert told.notices == [("joined", "b"), ("ended", "")]
+    assert watched.notices == [("joined", "b"), ("ended", "")]
 
 
-def test_whoever_does_not_send_is_named() -> None:
-    told = Told()
-    told.arrive("a")
-    told.add("a")
-    told.after(50)
-    told.arrive("b")
-    assert not told.after(19.9)
-    assert "Sync 1 of 2 of group 'pair' waited 20 s (exchange.wait) for b" in told.after(0.2)
+def test_a_site_that_does_not_send_is_named() -> None:
+    watched = Watched()
+    watched.arrive("a")
+    watched.add("a")
+    watched.after(50)
+    watched.arrive("b")
+    assert not watched.after(19.9)
+    assert "Sync 1 of 2 of group 'pair' waited 20 s (exchange.wait) for b" in watched.after(0.2)
 
 
-def test_nobody_waits_while_everybody_computes() -> None:
-    told = Told()
-    told.arrive("a", "b")
-    assert not told.after(1000)
-    told.add("a")
-    assert not told.after(19.9)
-    told.add("b")
-    assert not told.after(1000)
-    told.add("b", 1)
-    assert "for a" in told.after(20.1)
+def test_the_limit_does_not_run_while_all_sites_compute() -> None:
+    watched = Watched()
+    watched.arrive("a", "b")
+    assert not watched.after(1000)
+    watched.add("a")
+    assert not watched.after(19.9)
+    watched.add("b")
+    assert not watched.after(1000)
+    watched.add("b", 1)
+    assert "for a" in watched.after(20.1)
 
 
-def test_whoever_does_not_come_back_is_named() -> None:
-    told = Told()
-    told.arrive("a", "b")
-    told.add("a")
-    told.meeting.lose("b")
-    told.meeting.lose("b")
-    assert not told.after(4.9)
-    assert "connection of b" in told.after(0.2)
-    assert told.notices[2:] == [("cut", "b"), ("ended", "")]
+def test_a_site_that_does_not_reconnect_is_named() -> None:
+    watched = Watched()
+    watched.arrive("a", "b")
+    watched.add("a")
+    watched.meeting.lose("b")
+    watched.meeting.lose("b")
+    assert not watched.after(4.9)
+    assert "connection of b" in watched.after(0.2)
+    assert watched.notices[2:] == [("cut", "b"), ("ended", "")]
 
 
-def test_whoever_comes_back_goes_on_and_is_waited_for_anew() -> None:
-    told = Told()
-    told.arrive("a", "b")
-    told.add("a")
-    told.after(19)
-    told.meeting.lose("b")
-    assert not told.after(4)
-    told.arrive("b")
-    assert told.notices[-1] == ("resumed", "b")
-    assert not told.after(19.9)
-    assert told.add("b").tolist() == [2, 4, 6]
+def test_a_site_that_reconnects_gets_the_full_time_again() -> None:
+    watched = Watched()
+    watched.arrive("a", "b")
+    watched.add("a")
+    watched.after(19)
+    watched.meeting.lose("b")
+    assert not watched.after(4)
+    watched.arrive("b")
+    assert watched.notices[-1] == ("resumed", "b")
+    assert not watched.after(19.9)
+    assert watched.add("b").tolist() == [2, 4, 6]
 
 
-def test_without_patience_a_cut_ends_the_session() -> None:
-    told = Told(rejoin=0)
-    told.arrive("a", "b")
-    told.meeting.lose("b")
-    assert "connection of b" in told.meeting.ended
+def test_with_rejoin_0_a_broken_connection_ends_the_session() -> None:
+    watched = Watched(rejoin=0)
+    watched.arrive("a", "b")
+    watched.meeting.lose("b")
+    assert "connection of b" in watched.meeting.ended
 
 
-def test_a_cut_after_the_last_sync_is_no_loss() -> None:
-    told = Told(rejoin=0, groups=(PAIR, Group("other", 3, 2, ("a", "c"))))
-    told.arrive(*ABC)
+def test_a_connection_may_break_after_the_last_sync() -> None:
+    watched = Watched(rejoin=0, groups=(PAIR, Group("other", 3, 2, ("a", "c"))))
+    watched.arrive(*ABC)
     for index in range(2):
-        told.add("a", index)
-        told.add("b", index)
-    told.meeting.lose("b")
-    assert not told.after(1000)
-    told.add("a", 0, "other")
-    assert "for c" in told.after(20.1)  # the others are held to their limits all the same
+        watched.add("a", index)
+        watched.add("b", index)
+    watched.meeting.lose("b")
+    assert not watched.after(1000)
+    watched.add("a", 0, "other")
+    assert "for c" in watched.after(20.1)  # the limits still hold for the other sites
 
 
-def test_whoever_was_cut_before_the_last_sum_comes_back_for_it() -> None:
-    told = Told(rejoin=0)
-    told.arrive("a", "b")
+def test_a_site_reconnects_to_receive_the_last_sum() -> None:
+    watched = Watched(rejoin=0)
+    watched.arrive("a", "b")
     for index in range(2):
-        told.add("a", index)
-        told.add("b", index)
-    told.meeting.lose("b")
-    told.arrive("b")
-    assert told.notices[-2:] == [("cut", "b"), ("resumed", "b")]
+        watched.add("a", index)
+        watched.add("b", index)
+    watched.meeting.lose("b")
+    watched.arrive("b")
+    assert watched.notices[-2:] == [("cut", "b"), ("resumed", "b")]
 
 
-def test_whoever_leaves_is_missed_only_by_those_who_need_it() -> None:
-    told = Told(groups=(PAIR, Group("other", 3, 2, ("b", "c"))))
-    told.arrive("a", "b", "c")
-    told.add("b")
-    told.add("a")
-    told.meeting.leave("a")
-    told.add("c", group="other")
-    told.add("b", group="other")
-    assert not told.meeting.ended
-    told.add("b", 1)
-    assert "a left the exchange after 1 of 2 syncs of group 'pair'" in told.meeting.ended
+def test_a_site_that_left_ends_the_session_once_its_gradient_is_needed() -> None:
+    watched = Watched(groups=(PAIR, Group("other", 3, 2, ("b", "c"))))
+    watched.arrive("a", "b", "c")
+    watched.add("b")
+    watched.add("a")
+    watched.meeting.leave("a")
+    watched.add("c", group="other")
+    watched.add("b", group="other")
+    assert not watched.meeting.ended
+    watched.add("b", 1)
+    assert "a left the exchange after 1 of 2 syncs of group 'pair'" in watched.meeting.ended
     with pytest.raises(ExchangeError, match="a left"):
-        told.add("c", 1, "other")
+        watched.add("c", 1, "other")
     with pytest.raises(ExchangeError, match="a left"):
-        told.arrive("c")
+        watched.arrive("c")
 
 
-def test_a_ticket_is_good_for_one_connection() -> None:
-    told = Told()
-    told.arrive("a")
+def test_a_ticket_is_valid_for_one_connection() -> None:
+    watched = Watched()
+    watched.arrive("a")
     with pytest.raises(ExchangeError, match="takes part already"):
-        told.arrive("a")
-    assert not told.meeting.ended
-    told.meeting.leave("a")
+        watched.arrive("a")
+    assert not watched.meeting.ended
+    watched.meeting.leave("a")
     with pytest.raises(ExchangeError, match="has left"):
-        told.arrive("a")
+        watched.arrive("a")
 
 
 @pytest.mark.parametrize(
@@ -342,19 +342,19 @@ def test_a_ticket_is_good_for_one_connection() -> None:
     ],
 )
 def test_a_refusal_ends_the_session(site: str, group: str, examples: int, said: str) -> None:
-    told = Told(groups=(PAIR, Group("other", 3, 2, ABC)))
-    told.arrive(*ABC)
+    watched = Watched(groups=(PAIR, Group("other", 3, 2, ABC)))
+    watched.arrive(*ABC)
     with pytest.raises(ExchangeError, match=said):
-        told.meeting.add(site, group, 0, examples, vector(1, 2, 3))
-    assert said in told.meeting.ended
-    assert told.notices[-2:] == [("refused", site), ("ended", "")]
+        watched.meeting.add(site, group, 0, examples, vector(1, 2, 3))
+    assert said in watched.meeting.ended
+    assert watched.notices[-2:] == [("refused", site), ("ended", "")]
 
 
 # ---- in one process ------------------------------------------------------------------------------
 
 
 def in_threads(works: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Run each in a thread -> what each returned, or raised."""
+    """Run each function in a thread -> its result, or the error that it raised."""
     found: dict[str, Any] = {}
 
     def run(name: str, work: Callable[[], Any]) -> None:
@@ -390,7 +390,7 @@ def test_threads_without_turns_sum() -> None:
     assert not session.ended
 
 
-def test_what_was_sent_may_be_written_to() -> None:
+def test_a_sent_gradient_may_be_overwritten() -> None:
     with LocalHost().open([PAIR], join=5, wait=5) as session:
         a, b = (exchange.connect(session.invitations[site]) for site in "ab")
         mine = vector(1, 2, 3)
@@ -398,11 +398,11 @@ def test_what_was_sent_may_be_written_to() -> None:
         mine[:] = 100
         assert a.swap("pair", vector(0, 0, 0), 256).tolist() == [1, 2, 3]
         total = b.receive("pair")
-        total[:] = 0  # the caller's own
+        total[:] = 0  # the total is the caller's own copy
         assert a.sent("pair") == 1
 
 
-def test_a_stream_refuses_what_was_not_agreed_on_before_it_leaves() -> None:
+def test_a_stream_refuses_to_send_what_was_not_agreed_on() -> None:
     with LocalHost().open([PAIR], join=5, wait=5) as session:
         stream = exchange.connect(session.invitations["a"])
         wrong: list[tuple[Any, str]] = [
@@ -435,21 +435,21 @@ def test_a_sum_that_overflows_is_refused() -> None:
             b.swap("pair", vector(3e38, 0, 0), 256)
 
 
-def test_a_local_session_ends_clearly_for_all() -> None:
-    told: list[str] = []
-    host = LocalHost(lambda what, *_: told.append(what))
+def test_a_local_session_ends_with_a_clear_error_for_all() -> None:
+    notices: list[str] = []
+    host = LocalHost(lambda what, *_: notices.append(what))
     with host.open([PAIR], join=0.2, wait=5) as session:
         a = exchange.connect(session.invitations["a"])
         with pytest.raises(ExchangeError, match=r"missing after 0\.2 s .*: b"):
             a.swap("pair", vector(1, 2, 3), 256)
         with pytest.raises(ExchangeError, match="missing"):
             exchange.connect(session.invitations["b"])
-    assert told == ["joined", "ended"]
+    assert notices == ["joined", "ended"]
     with pytest.raises(ExchangeError, match="one that is over"):
         exchange.connect(session.invitations["b"])
 
 
-def test_closing_wakes_whoever_waits() -> None:
+def test_closing_wakes_waiting_sites() -> None:
     session = LocalHost().open([PAIR], join=60, wait=60)
     a = exchange.connect(session.invitations["a"])
     threading.Timer(0.1, session.close).start()
@@ -459,7 +459,7 @@ def test_closing_wakes_whoever_waits() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_an_invitation_that_nobody_made_is_refused() -> None:
+def test_a_forged_invitation_is_refused() -> None:
     with LocalHost().open([PAIR], join=5, wait=5) as session:
         forged = replace(session.invitations["a"], ticket="f" * 64)
         with pytest.raises(ExchangeError, match="another process"):
@@ -470,7 +470,7 @@ def test_an_invitation_that_nobody_made_is_refused() -> None:
 
 
 def played(seed: int, delays: dict[str, float]) -> tuple[list[str], dict[str, list[float]]]:
-    """Three sites that draw, exchange and draw -> who computed when, and what each saw."""
+    """Run three sites that draw numbers and sum -> the order of computing, each site's numbers."""
     torch.manual_seed(seed)
     order: list[str] = []
     turns = Turns(ABC)
@@ -502,9 +502,9 @@ def test_turns_make_threads_repeatable() -> None:
     after = torch.rand(1)
     again = played(0, {"a": 0.008, "b": 0.0, "c": 0.004})
     assert first == again
-    assert torch.rand(1) == after  # whoever called them finds its own numbers again
+    assert torch.rand(1) == after  # the caller's random numbers continue as before
     order, seen = first
-    # Each goes on until it needs somebody else; c brings the last gradient, so it need not wait.
+    # Each site computes until it needs another one; c sends the last gradient, so it does not wait.
     assert order[:7] == ["a", "a", "b", "b", "c", "c", "a"]
     torch.manual_seed(0)
     alone = [float(torch.randn(1)), float(torch.rand(1))]
@@ -513,7 +513,7 @@ def test_turns_make_threads_repeatable() -> None:
     torch.set_rng_state(before)
 
 
-def test_only_one_computes_at_a_time() -> None:
+def test_only_one_site_computes_at_a_time() -> None:
     inside, most = 0, 0
     turns = Turns(ABC)
     with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
@@ -533,7 +533,7 @@ def test_only_one_computes_at_a_time() -> None:
     assert most == 1
 
 
-def test_whoever_fails_hands_the_baton_on() -> None:
+def test_a_site_that_fails_passes_the_turn_on() -> None:
     turns = Turns(ABC)
     with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
 
@@ -550,8 +550,8 @@ def test_whoever_fails_hands_the_baton_on() -> None:
             done[site].result()
 
 
-def test_nobody_is_late_who_waits_for_his_turn() -> None:
-    """Three that compute for .15 s one after the other, with .2 s for all to join and to send."""
+def test_waiting_for_a_turn_does_not_count_as_late() -> None:
+    """Three sites compute .15 s each, one after the other; the limits to join and send are .2 s."""
     turns = Turns(ABC)
     with LocalHost().open([Group("g", 1, 2, ABC)], join=0.2, wait=0.2) as session:
 
@@ -566,12 +566,12 @@ def test_nobody_is_late_who_waits_for_his_turn() -> None:
     assert [done[site].result() for site in ABC] == [3.0] * 3
 
 
-def test_turns_wait_for_a_sum_that_never_comes_until_the_limit() -> None:
+def test_turns_wait_for_a_missing_sum_until_the_limit() -> None:
     turns = Turns(("a", "b"))
     with LocalHost().open([PAIR], join=5, wait=0.2) as session:
 
         def work(site: str) -> None:
-            stream = exchange.connect(session.invitations[site])  # and no one closes b's
+            stream = exchange.connect(session.invitations[site])  # b's stream is never closed
             if site == "a":
                 stream.swap("pair", vector(1, 2, 3), 256)
 
@@ -581,7 +581,7 @@ def test_turns_wait_for_a_sum_that_never_comes_until_the_limit() -> None:
     done["b"].result()
 
 
-def test_an_interrupted_wait_stops_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_wait_stops_all_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(("a", "b"))
 
     def interrupt(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Methods that sum gradients, wherever their sites run: what is refused before anything begins."""
+"""Methods that sum gradients, in all kinds of runs: what is refused before a run begins."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def pair(domains: list[Node]) -> list[Node]:
         ),
         ({"method": "fdann", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
         ({"method": "fdan", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
-        # Whichever source the first round draws.
+        # This is refused whichever source the first round draws.
         (
             {
                 "method": "fdann",
@@ -78,10 +78,10 @@ def pair(domains: list[Node]) -> list[Node]:
         ),
     ],
 )
-def test_what_a_run_would_founder_on_is_said_before_its_first_round(
+def test_a_run_that_would_fail_is_refused_before_its_first_round(
     domains: list[Node], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    """Also before the baseline's: here, and where the sites answer a server's question."""
+    """Also before the baseline's rounds: in a simulation, and once sites have answered a server."""
     flat = DILS | {"run.baseline": "fedavg", "run.dir": str(tmp_path)} | settings
     config = RunConfig.parse(flat)
     with pytest.raises(ConfigError, match=message):
@@ -96,10 +96,10 @@ def test_what_a_run_would_founder_on_is_said_before_its_first_round(
 @pytest.mark.parametrize(
     ("method", "settings"), [("dils", {"dils.collaborator": "carl"}), ("fdann", {}), ("fdan", {})]
 )
-def test_what_can_run_passes_the_rehearsal_and_leaves_nothing(
+def test_a_valid_run_passes_the_rehearsal_and_leaves_no_session(
     domains: list[Node], method: str, settings: dict[str, Any]
 ) -> None:
-    before = set(in_process._sessions)  # of tests that drive a single round
+    before = set(in_process._sessions)  # left by tests that run single rounds
     rehearse(RunConfig.parse(DILS | {"method": method} | settings), domains)
     assert set(in_process._sessions) == before
 
@@ -131,7 +131,7 @@ def test_a_simulation_needs_a_slot_for_each_site_that_sums(
     )
 
 
-def test_the_exchange_has_a_port_of_its_own(tmp_path: Path) -> None:
+def test_the_exchange_needs_its_own_port(tmp_path: Path) -> None:
     words = ["superlink", "--insecure", "--dir", str(tmp_path), "--exchange-port", "8443"]
     said = CliRunner().invoke(cli.app, words)
     assert said.exit_code == 1
@@ -171,7 +171,7 @@ def test_results_and_report_say_where_the_adapted_model_is(
 
 SLOW = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchange.join": 90.0}
 
-# A process of its own: Flower knows one simulation per process.
+# This runs in its own process, because Flower supports one simulation per process.
 ON_RAY = """
 import json, sys
 import ray
@@ -198,7 +198,7 @@ def on_ray(flat: dict[str, Any], sites: list[Node], cpus: int) -> subprocess.Com
 
 
 @pytest.mark.slow
-def test_two_sites_on_ray_hold_what_they_would_in_one_process(
+def test_two_sites_on_ray_get_the_same_state_as_in_one_process(
     pair: list[Node], tmp_path: Path
 ) -> None:
     kept: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ def test_two_sites_on_ray_hold_what_they_would_in_one_process(
 # ---- Flower's own node ---------------------------------------------------------------------------
 
 
-def test_flowers_own_node_is_told_the_sites_limit_and_the_server(
+def test_flowers_own_node_gets_the_sites_limit_and_the_server(
     pair: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "execv", lambda program, command: sys.exit(7))
@@ -238,7 +238,7 @@ def test_flowers_own_node_is_told_the_sites_limit_and_the_server(
     words += ["--superlink", "[::1]:8443", "--insecure", "--stock"]
     for more, least in (([], 256), (["--min-examples", "300"], 300)):
         assert CliRunner().invoke(client_app, [*words, *more]).exit_code == 7
-        told = tomllib.loads((tmp_path / "node.toml").read_text())
-        assert (told["server"], told["min-examples"]) == ("::1", least)
-        site = Site(told)
+        settings = tomllib.loads((tmp_path / "node.toml").read_text())
+        assert (settings["server"], settings["min-examples"]) == ("::1", least)
+        site = Site(settings)
         assert (site.server, site.min_examples) == ("::1", least)

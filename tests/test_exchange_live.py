@@ -1,4 +1,4 @@
-"""Methods that sum gradients in mid-round, over real processes, TLS and node keys."""
+"""Methods that sum gradients within a round, over real processes, TLS and node keys."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,28 +38,28 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture
 def hub(federation: Federation) -> Iterator[Federation]:
-    """The federation, whole and honest after each test."""
+    """Give the federation, and restore its sites after each test."""
     yield federation
     federation.mend()
 
 
-def kept(state: Path, name: str, site: str) -> dict[str, Any]:
+def state_of(state: Path, name: str, site: str) -> dict[str, Any]:
     return load_file(state / site / f"{name}.dils-0.3.method.safetensors")
 
 
 def same(hub: Federation, name: str, results: dict[str, Any], alone: dict[str, Any]) -> bool:
-    """Whether both sites hold what they would without a network, and the server too."""
+    """Check the server's model -> whether both sites have the same state as without a network."""
     assert final_model(results, "dils") == final_model(alone, "dils")
     for site in ("bert", "town"):
-        live = kept(hub.directory / "state" / site, name, site)
-        here = kept(hub.directory / "alone" / name, name, site)
+        live = state_of(hub.directory / "state" / site, name, site)
+        here = state_of(hub.directory / "alone" / name, name, site)
         assert live.keys() == here.keys()
         if not all(live[tensor].equal(here[tensor]) for tensor in here):
             return False
     return True
 
 
-def test_two_processes_compute_what_one_does_and_gradients_are_counted(hub: Federation) -> None:
+def test_two_processes_compute_the_same_as_one_and_gradients_are_counted(hub: Federation) -> None:
     results = hub.begin("pair", DILS).finish()
     assert results["events"] == []
     alone = hub.alone("pair", DILS)
@@ -69,15 +69,15 @@ def test_two_processes_compute_what_one_does_and_gradients_are_counted(hub: Fede
     ):
         gradients = [k for k in now["bytes"] if k.endswith("gradient")]
         assert len(gradients) == (4 if now["round"] > 1 else 0)
-        values = 4 * (64 * 8 + 8 + 8 + 1) * 4 if gradients else 0  # 4 syncs of 4 bytes a value
+        values = 4 * (64 * 8 + 8 + 8 + 1) * 4 if gradients else 0  # 4 syncs, 4 bytes per value
         for key in gradients:
             assert values < now["bytes"][key] < values + 1500
-            assert abs(now["bytes"][key] - then["bytes"][key]) < 300  # greetings alone differ
+            assert abs(now["bytes"][key] - then["bytes"][key]) < 300  # only the greetings differ
     journal = (hub.runs / "pair" / "journal.jsonl").read_text()
     assert "BEGIN CERTIFICATE" not in journal
 
 
-def test_a_participant_that_dies_in_mid_exchange_is_waited_for_and_nothing_is_lost(
+def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     hub: Federation,
 ) -> None:
     hub.act("bert", {"3": ["sleep", 600]})
@@ -92,11 +92,11 @@ def test_a_participant_that_dies_in_mid_exchange_is_waited_for_and_nothing_is_lo
     alone = hub.alone("cut", DILS)
     assert same(hub, "cut", results, alone)
     assert run.find("trouble", what="silent", site="bert")
-    assert run.find("trouble", what="exchange ended")  # town is told, and computes no further
+    assert run.find("trouble", what="exchange ended")  # town gets this and stops computing
 
 
-def test_sites_refuse_a_run_that_asks_for_too_much(hub: Federation) -> None:
-    """The run accepts few examples; a site that was not told so does not."""
+def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation) -> None:
+    """The run accepts gradients over few examples; a site without that setting does not."""
     hub.processes["town"].stop()
     hub.client_options["town"] = []
     hub.start_site("town")

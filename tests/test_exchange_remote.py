@@ -36,8 +36,8 @@ TRIO = [PAIR, Group("trio", SIZE, SYNCS, ("c", "a", "b"))]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Every test closes what it opened: no thread, no socket."""
+def no_thread_or_socket_is_left() -> Iterator[None]:
+    """Check that a test leaves no thread and no socket open."""
 
     def sockets() -> int:
         links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
@@ -57,8 +57,8 @@ def gradient(site: str, index: int) -> np.ndarray:
     return np.random.default_rng([ord(site), index]).normal(size=SIZE).astype(np.float32)
 
 
-class Told:
-    """What a host told."""
+class Notices:
+    """The notices of a host."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str, str]] = []
@@ -73,17 +73,17 @@ class Told:
 @contextmanager
 def opened(
     groups: Sequence[Group] = (PAIR,),
-    told: Told | None = None,
+    notices: Notices | None = None,
     **limits: float,
 ) -> Iterator[Session]:
-    with Host(notice=told or Told()).open(
+    with Host(notice=notices or Notices()).open(
         groups, **{"join": 10, "wait": 10, "rejoin": 10, **limits}
     ) as session:
         yield session
 
 
 def train(invitation: Invitation, before: Callable[[int], None] = lambda _: None) -> list[bytes]:
-    """Every sync of all groups of a site, sent at once -> the sums as bytes."""
+    """Do all syncs of a site; each sends to all groups at once -> the sums as bytes."""
     found = []
     with exchange.connect(invitation) as stream:
         for index in range(SYNCS):
@@ -96,34 +96,34 @@ def train(invitation: Invitation, before: Callable[[int], None] = lambda _: None
 
 
 def together(*works: Callable[[], Any]) -> list[Future[Any]]:
-    """Each in a thread -> all done."""
+    """Run each function in a thread until all are done -> their futures."""
     with ThreadPoolExecutor(len(works)) as pool:
         return [pool.submit(work) for work in works]
 
 
-def as_it_should_be(groups: Sequence[Group]) -> dict[str, list[bytes]]:
-    """The same session without a network."""
+def local_sums(groups: Sequence[Group]) -> dict[str, list[bytes]]:
+    """Run the same session without a network -> the sums of each site."""
     with LocalHost().open(groups, join=10, wait=10) as session:
         sites = list(session.invitations)
         works = [lambda s=s: train(session.invitations[s]) for s in sites]
         return {s: f.result() for s, f in zip(sites, together(*works), strict=True)}
 
 
-def test_it_sums_as_without_a_network(caplog: pytest.LogCaptureFixture) -> None:
+def test_sums_equal_those_without_a_network(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="fedda.exchange")
-    told = Told()
-    with opened(TRIO, told) as session:
+    notices = Notices()
+    with opened(TRIO, notices) as session:
         asked = {s: Invitation.parse(i.flat()) for s, i in session.invitations.items()}
         found = together(*(lambda i=i: train(i) for i in asked.values()))
-        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == as_it_should_be(TRIO)
+        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == local_sums(TRIO)
         assert not session.ended
         with LocalHost().open(TRIO, join=1, wait=1) as local:
             together(*(lambda i=i: train(i) for i in local.invitations.values()))
             for site, counts in session.traffic().items():
                 for ours, theirs in zip(counts, local.traffic()[site], strict=True):
-                    assert theirs <= ours <= theirs + 100  # greeting and leaving
+                    assert theirs <= ours <= theirs + 100  # messages to greet and to leave
         assert session.fewest() == {"a": 256, "b": 256, "c": 256}
-    assert {what for what, *_ in told.all} == {"joined", "left"}
+    assert {what for what, *_ in notices.all} == {"joined", "left"}
     assert all(i.ticket not in caplog.text for i in asked.values())
     assert "a joined the exchange." in caplog.text
 
@@ -138,9 +138,9 @@ def test_it_sums_as_without_a_network(caplog: pytest.LogCaptureFixture) -> None:
         ),
     ],
 )
-def test_a_cut_changes_no_bit(cuts: tuple[int, ...]) -> None:
-    told = Told()
-    with opened(TRIO, told) as session, Relay(session.invitations["a"].port) as relay:
+def test_a_broken_connection_changes_no_bit(cuts: tuple[int, ...]) -> None:
+    notices = Notices()
+    with opened(TRIO, notices) as session, Relay(session.invitations["a"].port) as relay:
         asked = dict(session.invitations)
         asked["a"] = replace(asked["a"], port=relay.port)
 
@@ -154,36 +154,36 @@ def test_a_cut_changes_no_bit(cuts: tuple[int, ...]) -> None:
         cutter = {"a": cut}
         works = [lambda i=i: train(i, cutter.get(i.node, leave_alone)) for i in asked.values()]
         found = together(*works)
-        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == as_it_should_be(TRIO)
+        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == local_sums(TRIO)
         assert relay.connections > 1
-    assert told.kinds("a").count("resumed") == told.kinds("a").count("cut") >= 1
-    assert told.kinds("b") == ["joined", "left"]
+    assert notices.kinds("a").count("resumed") == notices.kinds("a").count("cut") >= 1
+    assert notices.kinds("b") == ["joined", "left"]
 
 
-def test_a_cut_while_the_others_wait_and_the_site_computes() -> None:
-    told = Told()
-    with opened(told=told) as session, Relay(session.invitations["a"].port) as relay:
+def test_a_connection_may_break_while_the_site_computes() -> None:
+    notices = Notices()
+    with opened(notices=notices) as session, Relay(session.invitations["a"].port) as relay:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
             b.send("pair", gradient("b", 0), 256)
             relay.cut()
-            until(lambda: "resumed" in told.kinds("a"))  # though a asks for nothing
+            until(lambda: "resumed" in notices.kinds("a"))  # although a sends nothing
             total = a.swap("pair", gradient("a", 0), 256)
             assert b.receive("pair").tobytes() == total.tobytes()
 
 
-def test_a_site_comes_back_before_the_server_noticed_that_it_was_gone() -> None:
-    told = Told()
-    with opened(told=told) as session, Relay(session.invitations["a"].port) as relay:
+def test_a_site_reconnects_before_the_server_noticed_the_break() -> None:
+    notices = Notices()
+    with opened(notices=notices) as session, Relay(session.invitations["a"].port) as relay:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
             b.send("pair", gradient("b", 0), 256)
             relay.forget()
-            until(lambda: "refused" in told.kinds("a"))
+            until(lambda: "refused" in notices.kinds("a"))
             relay.remember()
             total = a.swap("pair", gradient("a", 0), 256)
             assert b.receive("pair").tobytes() == total.tobytes()
-    assert told.kinds("a")[-2:] == ["resumed", "left"]
+    assert notices.kinds("a")[-2:] == ["resumed", "left"]
 
 
 def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -208,9 +208,9 @@ time.sleep(60)
 """
 
 
-def test_a_site_whose_program_died_goes_on_with_its_ticket() -> None:
-    told = Told()
-    with opened(told=told) as session:
+def test_a_site_whose_program_died_continues_with_its_ticket() -> None:
+    notices = Notices()
+    with opened(notices=notices) as session:
         asked = session.invitations
 
         def dies_and_goes_on() -> list[bytes]:
@@ -218,7 +218,7 @@ def test_a_site_whose_program_died_goes_on_with_its_ticket() -> None:
             with subprocess.Popen(command, cwd=ROOT) as process:
                 until(lambda: session._meeting.sums["pair"].taken("a") == 3, 30)
                 process.kill()
-            until(lambda: "cut" in told.kinds("a"))
+            until(lambda: "cut" in notices.kinds("a"))
             with exchange.connect(asked["a"]) as stream:
                 assert stream.sent("pair") == 3
                 with pytest.raises(ExchangeError, match="still owes the sum of sync 3"):
@@ -229,41 +229,41 @@ def test_a_site_whose_program_died_goes_on_with_its_ticket() -> None:
                 return found
 
         a, b = together(dies_and_goes_on, lambda: train(asked["b"]))
-        assert a.result() == b.result()[2:] == as_it_should_be([PAIR])["a"][2:]
+        assert a.result() == b.result()[2:] == local_sums([PAIR])["a"][2:]
 
 
-def test_a_sum_that_is_complete_before_a_site_is_greeted_again_follows_its_welcome() -> None:
-    told = Told()
-    with opened(told=told) as session:
+def test_a_sum_completed_during_a_reconnection_follows_the_welcome() -> None:
+    notices = Notices()
+    with opened(notices=notices) as session:
         first = Raw(session.invitations["a"]).send(HELLO, frames.gradient("pair", 0, 256, FINE))
         until(lambda: session._meeting.sums["pair"].taken("a") == 1)
         first.close()
-        until(lambda: "cut" in told.kinds("a"))
+        until(lambda: "cut" in notices.kinds("a"))
         again = Raw(session.invitations["a"])
-        until(lambda: "resumed" in told.kinds("a"))
+        until(lambda: "resumed" in notices.kinds("a"))
         with exchange.connect(session.invitations["b"]) as b:
             b.swap("pair", FINE, 256)
         back = Up(hello=Hello(received=[Position(group="pair", count=0)]))
         again.send(back.SerializeToString(), frames.gradient("pair", 1, 256, FINE))
-        assert again.kinds() == ["welcome", "sum", "ended"]  # b has left
+        assert again.kinds() == ["welcome", "sum", "ended"]  # the session ends because b has left
 
 
-def test_a_server_that_closes_first_after_the_last_sync_disturbs_nobody() -> None:
-    told = Told()
-    host = Host(notice=told)
+def test_the_server_may_close_right_after_the_last_sync() -> None:
+    notices = Notices()
+    host = Host(notice=notices)
     session = host.open([Group("pair", SIZE, 1, ("a", "b"))], join=10, wait=10, rejoin=10)
     a, b = (exchange.connect(session.invitations[site]) for site in "ab")
     with a, b:
         b.send("pair", gradient("b", 0), 256)
         total = a.swap("pair", gradient("a", 0), 256)
         session.close()
-        assert np.array_equal(b.receive("pair"), total)  # it was on its way
+        assert np.array_equal(b.receive("pair"), total)  # the sum was already sent
         with pytest.raises(ExchangeError, match="All 1 syncs of group 'pair' are done"):
             a.send("pair", gradient("a", 1), 256)
-    assert [what for what, *_ in told.all] == ["joined", "joined"]
+    assert [what for what, *_ in notices.all] == ["joined", "joined"]
 
 
-def test_without_patience_a_cut_ends_the_session_for_all() -> None:
+def test_with_rejoin_0_a_broken_connection_ends_the_session_for_all() -> None:
     with opened(rejoin=0) as session, Relay(session.invitations["a"].port) as relay:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
@@ -276,7 +276,7 @@ def test_without_patience_a_cut_ends_the_session_for_all() -> None:
 
 
 @pytest.mark.slow
-def test_who_does_not_come_back_is_named_and_knows_why() -> None:
+def test_a_site_that_does_not_reconnect_is_named_and_gets_the_reason() -> None:
     with opened(rejoin=0.5) as session, Relay(session.invitations["a"].port) as relay:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
@@ -289,22 +289,25 @@ def test_who_does_not_come_back_is_named_and_knows_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_peer_that_falls_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "PING_MS", 200)
     monkeypatch.setattr(tls, "PONG_MS", 200)
-    told = Told()
-    with opened(told=told, rejoin=0.3) as session, Relay(session.invitations["a"].port) as relay:
+    notices = Notices()
+    with (
+        opened(notices=notices, rejoin=0.3) as session,
+        Relay(session.invitations["a"].port) as relay,
+    ):
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
             b.send("pair", gradient("b", 0), 256)
             relay.fall_silent()
             with pytest.raises(ExchangeError, match="connection of a"):
                 b.receive("pair")
-    assert "cut" in told.kinds("a")
+    assert "cut" in notices.kinds("a")
 
 
 @pytest.mark.slow
-def test_who_does_not_join_and_who_does_not_send_is_named() -> None:
+def test_sites_that_do_not_join_or_send_are_named() -> None:
     with opened(join=0.3) as session, exchange.connect(session.invitations["a"]) as a:
         with pytest.raises(ExchangeError, match=r"missing after 0\.3 s \(exchange\.join\): b\."):
             a.swap("pair", gradient("a", 0), 256)
@@ -319,7 +322,7 @@ def test_who_does_not_join_and_who_does_not_send_is_named() -> None:
                 b.swap("pair", gradient("b", 0), 256)
 
 
-def test_who_leaves_early_is_named_and_closing_wakes_who_waits() -> None:
+def test_a_site_that_leaves_early_is_named_and_closing_wakes_waiting_sites() -> None:
     with opened() as session, exchange.connect(session.invitations["a"]) as a:
         exchange.connect(session.invitations["b"]).close()
         with pytest.raises(ExchangeError, match="b left the exchange after 0 of 12 syncs"):
@@ -339,7 +342,7 @@ def test_who_leaves_early_is_named_and_closing_wakes_who_waits() -> None:
 
 
 class Raw:
-    """A participant that sends what it likes."""
+    """A participant that can send any bytes."""
 
     def __init__(self, invitation: Invitation, **changed: Any) -> None:
         asked = replace(invitation, **changed)
@@ -357,11 +360,11 @@ class Raw:
         return self
 
     def ended(self) -> str:
-        """What the exchange says last."""
+        """Return the reason in the last message of the exchange."""
         return self._heads()[-1].ended.reason
 
     def kinds(self) -> list[str | None]:
-        """Of all that the exchange says."""
+        """Return the kinds of all messages from the exchange."""
         return [head.WhichOneof("kind") for head in self._heads()]
 
     def _heads(self) -> list[Down]:
@@ -418,15 +421,15 @@ CASES: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_due_ends_the_session_clearly_for_all(
+def test_an_unexpected_message_ends_the_session_with_a_clear_error_for_all(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given, said = CASES[case]
     caplog.set_level(logging.DEBUG)
-    told = Told()
+    notices = Notices()
     others = Group("others", SIZE, 1, ("b",))
     with (
-        opened([PAIR, others], told) as session,
+        opened([PAIR, others], notices) as session,
         exchange.connect(session.invitations["b"]) as b,
     ):
         raw = Raw(session.invitations["a"]).send(*given)
@@ -435,8 +438,8 @@ def test_what_is_not_due_ends_the_session_clearly_for_all(
             b.swap("pair", gradient("b", 0), 256)
         assert said in str(caught.value) and "\n" not in str(caught.value)
         late = Raw(session.invitations["a"]).send(HELLO, sent())
-        assert said in late.ended()  # also after the end
-    refused = [(site, text) for what, site, text in told.all if what == "refused"]
+        assert said in late.ended()  # a later connection gets the same reason
+    refused = [(site, text) for what, site, text in notices.all if what == "refused"]
     assert refused[0][0] == "a" and said in refused[0][1]
     assert said in caplog.text
     for secret in (str(SECRET), FINE.tobytes()[:8].hex(), session.invitations["a"].ticket):
@@ -444,7 +447,7 @@ def test_what_is_not_due_ends_the_session_clearly_for_all(
 
 
 @pytest.mark.slow
-def test_a_frame_larger_than_any_agreed_on_never_reaches_the_sums() -> None:
+def test_a_frame_above_the_size_limit_never_reaches_the_sums() -> None:
     with opened(rejoin=0) as session, exchange.connect(session.invitations["b"]) as b:
         raw = Raw(session.invitations["a"]).send(HELLO, sent(values=np.zeros(100_000, np.float32)))
         with pytest.raises(ExchangeError, match="connection of a"):
@@ -455,8 +458,8 @@ def test_a_frame_larger_than_any_agreed_on_never_reaches_the_sums() -> None:
 
 
 def test_a_stranger_and_a_second_connection_are_refused_and_the_session_goes_on() -> None:
-    told = Told()
-    with opened(told=told) as session:
+    notices = Notices()
+    with opened(notices=notices) as session:
         asked = session.invitations
         with exchange.connect(asked["a"]) as a, exchange.connect(asked["b"]) as b:
             with pytest.raises(ExchangeError, match="ticket this session of the exchange does not"):
@@ -466,7 +469,7 @@ def test_a_stranger_and_a_second_connection_are_refused_and_the_session_goes_on(
             b.send("pair", gradient("b", 0), 256)
             total = a.swap("pair", gradient("a", 0), 256)
             assert np.array_equal(total, gradient("a", 0) + gradient("b", 0))
-        assert [(w, s) for w, s, _ in told.all if w == "refused"] == [
+        assert [(w, s) for w, s, _ in notices.all if w == "refused"] == [
             ("refused", ""),
             ("refused", "a"),
         ]
@@ -475,35 +478,35 @@ def test_a_stranger_and_a_second_connection_are_refused_and_the_session_goes_on(
 
 
 def test_strangers_cannot_fill_the_log() -> None:
-    told = Told()
-    with opened(told=told) as session:
+    notices = Notices()
+    with opened(notices=notices) as session:
         forged = replace(session.invitations["a"], ticket="f" * 64)
         for _ in range(12):
             assert "does not know" in Raw(forged).ended()
-    texts = [text for what, _, text in told.all if what == "refused"]
+    texts = [text for what, _, text in notices.all if what == "refused"]
     assert len(texts) == 10 and texts[-1].endswith("further ones are not reported.")
 
 
-def test_another_server_is_not_believed() -> None:
+def test_a_server_with_another_certificate_is_refused() -> None:
     with opened() as session, opened() as other:
         asked = session.invitations["a"]
         with pytest.raises(ExchangeError, match="cannot be reached"):
             exchange.connect(replace(asked, certificate=other.invitations["a"].certificate))
 
 
-def test_a_port_that_is_taken_is_one_clear_error() -> None:
+def test_a_port_in_use_gives_one_clear_error() -> None:
     with opened() as session:
         port = session.invitations["a"].port
         host = Host(port=port)
         with pytest.raises(ExchangeError, match=rf"cannot listen on 127\.0\.0\.1:{port}: wait for"):
             host.open([PAIR], join=0.3, wait=1, rejoin=1)
-    for _ in range(2):  # free again, at once
+    for _ in range(2):  # the port is free again at once
         with host.open([PAIR], join=5, wait=5, rejoin=5) as session:
             exchange.connect(session.invitations["a"]).close()
 
 
 @pytest.mark.slow
-def test_a_session_waits_for_another_runs_to_leave_the_port() -> None:
+def test_a_session_waits_until_another_runs_session_frees_the_port() -> None:
     with opened() as session:
         host = Host(port=session.invitations["a"].port)
         threading.Timer(0.3, session.close).start()
@@ -512,7 +515,7 @@ def test_a_session_waits_for_another_runs_to_leave_the_port() -> None:
             exchange.connect(next_one.invitations["a"]).close()
 
 
-def test_an_address_of_others_is_not_waited_for() -> None:
+def test_an_address_of_another_machine_fails_without_waiting() -> None:
     began = time.monotonic()
     with pytest.raises(ExchangeError, match=r"cannot listen on 192\.0\.2\.1:"):
         Host("192.0.2.1", 18444).open([PAIR], join=30, wait=1, rejoin=1)
@@ -526,12 +529,12 @@ def test_a_host_that_listens_everywhere_names_no_address() -> None:
         exchange.connect(asked, "127.0.0.1").close()
 
 
-# ---- a server that does not keep to it -----------------------------------------------------------
+# ---- a server that breaks the protocol -----------------------------------------------------------
 
 
 @contextmanager
 def pretending(*answers: bytes) -> Iterator[Invitation]:
-    """A server that says what it likes once it has been greeted, then waits."""
+    """Start a server that sends any bytes after it was greeted, then waits."""
     over = threading.Event()
 
     def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
@@ -571,7 +574,7 @@ WELCOME = Down(welcome=Welcome(rejoin=5)).SerializeToString()
         ([], r"no answer within 0\.5 s"),
     ],
 )
-def test_a_site_believes_no_server(
+def test_a_site_refuses_invalid_answers_of_a_server(
     answers: list[bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedda.exchange.remote.LEAVE_S", 0.1)
@@ -582,7 +585,7 @@ def test_a_site_believes_no_server(
         assert len(str(caught.value)) <= 1000
 
 
-def test_a_server_that_counts_what_cannot_be_is_not_joined() -> None:
+def test_a_server_with_an_impossible_count_is_refused() -> None:
     taken = [Position(group="pair", count=SYNCS + 1)]
     welcome = Down(welcome=Welcome(taken=taken)).SerializeToString()
     with pretending(welcome) as asked, pytest.raises(ExchangeError, match="cannot be"):
@@ -593,7 +596,7 @@ def test_a_server_that_counts_what_cannot_be_is_not_joined() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 5000])
-def test_frames_are_what_protobuf_writes_and_reads(size: int) -> None:
+def test_frames_equal_those_of_protobuf(size: int) -> None:
     values = np.arange(size, dtype=np.float32)
     up = Up(gradient=Gradient(group="pair", index=300, examples=70_000), values=values.tobytes())
     assert frames.gradient("pair", 300, 70_000, values) == up.SerializeToString()
@@ -605,7 +608,7 @@ def test_frames_are_what_protobuf_writes_and_reads(size: int) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     with contextlib.suppress(ExchangeError):
         frames.up(data)
     whole = frames.gradient("pair", 1, 256, FINE)

@@ -1,4 +1,4 @@
-"""`fedda export`: a file that says what it is and, without fedda, gives the model's own answers."""
+"""`fedda export`: a file that describes itself and gives the model's answers without fedda."""
 
 import json
 import re
@@ -35,7 +35,7 @@ FAMILIES: list[Any] = [
 def saved(
     path: Path, config: ModelConfig = MLP, shape: tuple[int, ...] = (5,), seed: int = 3
 ) -> Path:
-    """A model whose BatchNorm layers have seen data, so that their statistics matter."""
+    """Save a model whose BatchNorm layers have seen data, so that their statistics matter."""
     model = models.build(config, shape, len(CLASSES), seed=seed)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def inputs(shape: tuple[int, ...], n: int) -> torch.Tensor:
 
 
 def run_onnx(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """As the help text shows it."""
+    """Run an ONNX file as the help text shows it."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -102,8 +102,8 @@ def test_onnx_gives_the_models_answers(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
-def test_a_pretrained_model_brings_its_normalisation(tmp_path: Path) -> None:
-    """Inputs stay in [0, 1]: what ImageNet's weights want is in the file."""
+def test_a_pretrained_model_is_exported_with_its_normalisation(tmp_path: Path) -> None:
+    """Inputs stay in [0, 1], because the file contains the scaling that ImageNet's weights need."""
     model = models.build(MLP, (3, 4, 4), len(CLASSES), seed=0)
     model.pretrained = True
     made = export._traced(export.Classifier(model).eval(), (3, 4, 4)).module()
@@ -125,7 +125,7 @@ def test_a_pretrained_model_brings_its_normalisation(tmp_path: Path) -> None:
     ],
     ids=["a little", "not a number", "a class less", "classes in another order"],
 )
-def test_what_differs_is_deleted_and_what_was_there_stays(
+def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, word: str
 ) -> None:
     source, out = saved(tmp_path / "model.safetensors"), tmp_path / "model.pt2"
@@ -186,7 +186,7 @@ def refused(*words: object) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a finished run of two methods and two seeds."""
+    """Make the folder of a finished run with two methods and two seeds."""
     folder = tmp_path / "run"
     for seed, name in enumerate(("kd3a-4", "kd3a-5", "fedavg-4", "fedavg-5")):
         (folder / name).mkdir(parents=True)
@@ -222,7 +222,7 @@ def test_a_runs_trainings_can_be_chosen(
 
 
 @slow
-def test_where_files_go(run: Path, tmp_path: Path) -> None:
+def test_files_are_written_beside_the_model_or_to_out(run: Path, tmp_path: Path) -> None:
     fedda(run, "--torch", "--seed", 5)
     check(run_torch, run / "kd3a-5" / "model.pt2", run / "kd3a-5" / "model.safetensors", MLP)
     source, place = run / "fedavg-4" / "model.safetensors", tmp_path / "new" / "place"
@@ -231,7 +231,7 @@ def test_where_files_go(run: Path, tmp_path: Path) -> None:
 
 
 @slow
-def test_both_kinds_at_once(run: Path) -> None:
+def test_both_formats_at_once(run: Path) -> None:
     shown = fedda(run, "--onnx", "--torch")
     assert [line.partition(":")[0] for line in shown.splitlines()] == [
         str(run / "model.onnx"),
@@ -241,7 +241,7 @@ def test_both_kinds_at_once(run: Path) -> None:
     check(run_torch, run / "model.pt2", run / "model.safetensors", MLP)
 
 
-def test_what_cannot_be_is_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
+def test_invalid_commands_are_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
     model = run / "model.safetensors"
     assert "--onnx, --torch, or both" in refused(run)
     assert "one file for two" in refused(run, "--onnx", "--torch", "--out", "a.onnx")
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_refused_with_a_reason(run: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_extra_is_one_sentence(
+def test_a_missing_extra_gives_one_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)

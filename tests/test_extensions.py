@@ -46,15 +46,15 @@ class Narrow(fedavg.Config):
 
 
 def add_bottleneck(model: Model, settings: Mapping[str, Any]) -> None:
-    """A linear layer and BatchNorm between encoder and head."""
+    """Add a linear layer and BatchNorm between encoder and head."""
     d, classes = settings["width"], model.head.out_features
-    narrow = nn.Linear(model.width, d, bias=False)  # whose bias BatchNorm would take away
+    narrow = nn.Linear(model.width, d, bias=False)  # BatchNorm would cancel a bias
     model.encoder = nn.Sequential(model.encoder, narrow, nn.BatchNorm1d(d))
     model.head = nn.Linear(d, classes)
 
 
 class Mixed(nn.Module):
-    """BatchNorm by a learnt mixture of the batch's statistics and the running ones."""
+    """BatchNorm with a learnt mixture of batch statistics and running statistics."""
 
     def __init__(self, norm: BatchNorm) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class Mixed(nn.Module):
 
 
 def mix_statistics(model: Model, settings: Mapping[str, Any]) -> None:
-    """Put a mixture in the place of every BatchNorm."""
+    """Replace every BatchNorm with a mixture."""
     for name, norm in batchnorms(model).items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, Mixed(norm))
 
 
 def add_head(model: Model, settings: Mapping[str, Any]) -> None:
-    """A second head on the same features."""
+    """Add a second head on the same features."""
     model.second = nn.Linear(model.width, model.head.out_features)
 
 
@@ -116,7 +116,7 @@ NARROW_DILS = replace(
 )
 METHODS = {m.name: m for m in (BOTTLENECK, MIXING, TWO_HEADS)}
 
-# What each adds to the model's entries, and which of these a training moves.
+# The entries that each method adds to the model.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 ADDED = {
     "bottleneck": {
@@ -130,7 +130,7 @@ ADDED = {
 
 @pytest.fixture
 def add(install: Install) -> Install:
-    """The methods above, as another package would bring them."""
+    """Install the methods above as other packages would provide them."""
 
     def package(name: str, method: str, **modules: str) -> None:
         here = f"from tests.test_extensions import {method} as METHOD"
@@ -156,7 +156,7 @@ def extension(name: str) -> Extension:
 
 
 def plain_name(name: str, entry: str) -> str:
-    """What an entry of an extended model is called in one that is not."""
+    """Return the name of an extended model's entry in a model without the extension."""
     if name == "bottleneck":
         return entry.replace("encoder.0.", "encoder.", 1)
     return entry.replace(".norm.", ".") if name == "mixing" else entry
@@ -173,7 +173,7 @@ def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
     def weights(seed: int) -> dict[str, np.ndarray]:
         state = torch.random.get_rng_state()
         made = models.to_arrays(models.build(MLP, SHAPE, CLASSES, seed, extension(name)))
-        assert torch.random.get_rng_state().equal(state)  # no draw of anybody else's
+        assert torch.random.get_rng_state().equal(state)  # torch's own generator is not used
         return {n: a.copy() for n, a in made.items()}
 
     first, again, other = weights(3), weights(3), weights(4)
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
     drawn = [n for n in ADDED[name] if n.endswith("weight") and first[n].ndim > 1]
     assert all(first[n].tobytes() != other[n].tobytes() for n in [*drawn, "head.weight"])
 
-    # What is there without the method is as it would be without it.
+    # Entries that the method does not add are the same as without the method.
     plain = models.to_arrays(models.build(MLP, SHAPE, CLASSES, 3))
     replaced = {"head.weight", "head.bias"} if name == "bottleneck" else set()
     kept = [n for n in first if n not in ADDED[name] | replaced]
@@ -202,9 +202,7 @@ def test_a_blank_has_the_same_entries_in_the_same_order(add: Install, name: str)
 
 
 @every
-def test_of_a_pretrained_model_only_what_it_came_with_learns_slowly(
-    add: Install, name: str
-) -> None:
+def test_only_the_pretrained_layers_learn_slowly(add: Install, name: str) -> None:
     config = ModelConfig(name="resnet18", weights="somewhere.pth")
     model = models.blank(config, (3, 32, 32), CLASSES, extension(name))
     slow, fast = model.groups(0.1)
@@ -222,7 +220,7 @@ def test_of_a_pretrained_model_only_what_it_came_with_learns_slowly(
     assert len(slow["params"]) + len(fast["params"]) == len(names)
 
 
-def test_settings_that_no_file_can_hold_are_refused() -> None:
+def test_settings_that_cannot_be_saved_are_refused() -> None:
     with pytest.raises(ModelError, match=r"bottleneck extends a model with .*; use plain"):
         Extension("bottleneck", {"width": {1, 2}})
     with pytest.raises(ModelError, match="plain numbers"):
@@ -230,7 +228,7 @@ def test_settings_that_no_file_can_hold_are_refused() -> None:
     assert Extension("a", {"sizes": (1, 2)}) == Extension("a", {"sizes": [1, 2]})
 
 
-def test_settings_that_a_method_cannot_use_are_an_error_that_names_it(add: Install) -> None:
+def test_settings_that_a_method_cannot_use_give_an_error_with_its_name(add: Install) -> None:
     with pytest.raises(ModelError, match=r"bottleneck cannot add its layers .*KeyError"):
         models.blank(MLP, SHAPE, CLASSES, Extension("bottleneck", {}))
     with pytest.raises(
@@ -241,7 +239,7 @@ def test_settings_that_a_method_cannot_use_are_an_error_that_names_it(add: Insta
         models.blank(MLP, SHAPE, CLASSES, Extension("nobody", {}))
 
 
-def test_heads_of_feddadil_are_such_an_extension(tmp_path: Path) -> None:
+def test_heads_of_feddadil_are_an_extension(tmp_path: Path) -> None:
     model = models.blank(MLP, SHAPE, CLASSES, Extension("feddadil", {"heads": 3}))
     assert isinstance(model.head, Mixture) and model.head.heads == 3
     path = tmp_path / "m.safetensors"
@@ -251,7 +249,7 @@ def test_heads_of_feddadil_are_such_an_extension(tmp_path: Path) -> None:
     assert about.extension == loaded.extension == Extension("feddadil", {"heads": 3})
 
 
-def test_no_method_is_named_among_the_models() -> None:
+def test_the_models_package_names_no_method() -> None:
     folder = Path(models.__file__).parent
     text = "".join(path.read_text().lower() for path in folder.glob("*.py"))
     code = [line for line in text.splitlines() if "import" in line or "==" in line]
@@ -267,7 +265,9 @@ def settings(tmp_path: Path, name: str) -> dict[str, Any]:
 
 
 @every
-def test_what_travels_has_the_added_entries(add: Install, domains: list[Node], name: str) -> None:
+def test_sent_models_contain_the_added_entries(
+    add: Install, domains: list[Node], name: str
+) -> None:
     bench = Bench(domains, name)
     layout = {entry.name for entry in bench.strategy.setup.model.entries}
     assert layout > ADDED[name]
@@ -295,7 +295,7 @@ def test_a_run_trains_saves_loads_and_predicts(
     assert set(found) == set(start)
     assert all(found[entry].tobytes() != start[entry].tobytes() for entry in ADDED[name])
 
-    # The file's model says what the model says that the run ended with, to the bit.
+    # The saved model gives the same answers as the run's last model, bit for bit.
     ended = models.build(MLP, SHAPE, CLASSES, 5, extension(name)).eval()
     models.load_arrays(ended, found)
     tests = data.load_evaluation(domains[-1]["data"], classes=tuple("0123"))
@@ -304,7 +304,7 @@ def test_a_run_trains_saves_loads_and_predicts(
     assert p.numpy().tobytes() == predict(ended, tests.x).numpy().tobytes()
     assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).float().mean())
 
-    # And in `fedda predict`, to the digits that it prints.
+    # So does `fedda predict`, up to the digits that it prints.
     rows = list(table(Path(training["model"]), Path(domains[-1]["data"]), 16, "cpu"))
     shown = {tuple(f"{value:.6g}" for value in each) for each in p.tolist()}
     assert len(shown) > 1 and {tuple(row[3:]) for row in rows} >= shown
@@ -324,7 +324,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
 
 @every
-def test_the_next_run_starts_from_it(
+def test_the_next_run_can_start_from_an_extended_model(
     add: Install, domains: list[Node], name: str, settings: dict[str, Any]
 ) -> None:
     first, _ = run(domains, settings)
@@ -349,7 +349,7 @@ def test_the_next_run_starts_from_it(
         run(domains, settings | plain | {"run.name": "third"})
 
 
-def test_other_settings_of_the_extension_are_another_model(
+def test_a_model_with_other_settings_of_the_extension_is_refused(
     add: Install, domains: list[Node], tmp_path: Path
 ) -> None:
     settings = {"run.dir": str(tmp_path), "method": "bottleneck", "run.name": "first"}
@@ -361,7 +361,7 @@ def test_other_settings_of_the_extension_are_another_model(
 
 @pytest.mark.slow
 @every
-def test_the_export_gives_the_models_answers(
+def test_an_exported_model_gives_the_same_answers(
     add: Install, domains: list[Node], name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -374,13 +374,13 @@ def test_the_export_gives_the_models_answers(
 
 
 class Undecided(nn.Module):
-    """What it computes depends on the batch, which no exported program can follow."""
+    """Its computation depends on the values in the batch, so it cannot be exported."""
 
     def forward(self, z: Tensor) -> Tensor:
         return z if z.mean() > 0 else -z
 
 
-def test_what_cannot_be_exported_says_so(
+def test_an_export_that_is_impossible_gives_a_clear_error(
     add: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def extend(model: Model, settings: Mapping[str, Any]) -> None:
@@ -397,7 +397,7 @@ def test_what_cannot_be_exported_says_so(
 
 
 @every
-def test_a_site_without_the_method_says_so(
+def test_a_site_without_the_method_gives_a_clear_error(
     add: Install, domains: list[Node], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(domains, name)
@@ -409,7 +409,7 @@ def test_a_site_without_the_method_says_so(
     assert f"There is no method '{name}'" in caplog.text
 
 
-def test_a_site_whose_method_adds_something_else_refuses(
+def test_a_site_whose_method_adds_other_layers_refuses(
     add: Install,
     domains: list[Node],
     monkeypatch: pytest.MonkeyPatch,
@@ -427,7 +427,7 @@ def test_a_site_whose_method_adds_something_else_refuses(
 
 
 @every
-def test_a_model_without_its_method_says_what_to_install(
+def test_loading_a_model_without_its_method_says_what_to_install(
     add: Install, name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.safetensors"
@@ -443,10 +443,10 @@ def test_a_model_without_its_method_says_what_to_install(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_targets_own_model_has_the_layers_too(
+def test_the_model_that_stays_at_the_target_has_the_layers_too(
     add: Any, domains: list[Node], tmp_path: Path
 ) -> None:
-    """With a rehearsal of the exchange, whose discriminator is as wide as the bottleneck."""
+    """This includes a rehearsal; the discriminator's inputs are as wide as the bottleneck."""
     strategy = "from strategies.dils import STRATEGY"
     client = "from clients.dils import Collaborator, Target\nfrom clients.fedavg import Source"
     add("narrow-dils", "NARROW_DILS", strategy=strategy, client=client)

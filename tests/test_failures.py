@@ -1,6 +1,6 @@
-"""What goes wrong in a live federation, and what the operator and the sites are told of it.
+"""Failures in a live federation, and what the operator and the sites learn about them.
 
-Every site is a process of its own, ended by its id; `tests.actor` says how a site misbehaves.
+Every site is its own process, ended by its id; `tests.actor` defines how a site misbehaves.
 """
 
 import contextlib
@@ -55,13 +55,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture
 def hub(federation: Federation) -> Iterator[Federation]:
-    """The federation, whole and honest after each test."""
+    """Give the federation, and restore its sites after each test."""
     yield federation
     federation.mend()
 
 
 def troubles(found: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """What the results say went wrong: what, where and in which round."""
+    """Return the troubles in the results: what happened, at which site, in which round."""
     return [(e["what"], e["site"], e.get("round", 0)) for e in found["events"]]
 
 
@@ -74,7 +74,8 @@ def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Fed
     hub.act("carl", {"join": "hold"})
     hub.processes["carl"].start()
     run.wait_for("round", round=2)
-    hub.act("carl", {})  # later than the deadline: a site that joins again is given up at once
+    # Not before the deadline: the server gives up a site at once if it joins again.
+    hub.act("carl", {})
     hub.processes["carl"].wait_for("connected", PATIENCE)
     hub.act("anna", {})
     results = run.finish()
@@ -128,9 +129,9 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
 
 def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
     settings = KD3A | {
-        "kd3a.smoothing": 0.5,  # remembered at the server,
-        "kd3a.heads": "local",  # kept there for each source,
-        "train.carry-momentum": True,  # and kept at the sites
+        "kd3a.smoothing": 0.5,  # its state is at the server
+        "kd3a.heads": "local",  # its state is at the server, for each source
+        "train.carry-momentum": True,  # its state is at the sites
     }
     changes = [f"{key}={value}" for key, value in (LIVE | settings).items() if key != "method"]
     begin = ["run", "kd3a", "--server", hub.home, "--dir", hub.runs, "--name", "cut"]
@@ -160,11 +161,11 @@ def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
         assert now["weights"] == then["weights"]
 
 
-def test_what_an_exception_quotes_stays_at_the_site(hub: Federation) -> None:
+def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
     data = hub.sites["carl"][1]
     good = data.read_bytes()
     hub.processes["carl"].stop()
-    hub.revive("carl")  # with nothing of its data in memory
+    hub.revive("carl")  # its memory then contains none of its data
     hub.act("carl", {"1": ["hold", 0]})
     hub.act("anna", {"2": ["raise", f"the sample {SECRET} is broken"]})
     run = hub.begin("errors", FEDAVG)
@@ -229,16 +230,16 @@ def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> N
 
 
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
-    """The server may write no file larger than a model: ENOSPC by another name."""
+    """A limit on file sizes, below the model's size, has the effect of a full disk."""
     settings = FEDAVG | {"model.sizes": "8000"}
     hub.act("anna", {"2": ["hold", 0]})
     run = hub.begin("full", settings)
     hub.processes["anna"].wait_for("acting: hold in round 2", PATIENCE)
     superlink = hub.processes["superlink"].popen.pid
     (serverapp,) = descendants(superlink, "flwr-serverapp")
-    # It ends with its SuperLink, whatever Flower's own end of it waits for (tests/test_spawn.py).
-    told = Path(f"/proc/{serverapp}/environ").read_bytes().split(b"\0")
-    assert f"{SERVER_PID}={superlink}".encode() in told
+    # It must end with its SuperLink, even if Flower's own shutdown hangs (tests/test_spawn.py).
+    environment = Path(f"/proc/{serverapp}/environ").read_bytes().split(b"\0")
+    assert f"{SERVER_PID}={superlink}".encode() in environment
     limit = (1_000_000, resource.RLIM_INFINITY)
     assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
     resource.prlimit(serverapp, resource.RLIMIT_FSIZE, limit)
@@ -276,8 +277,8 @@ def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -
     assert "acting: sleep in round 2" in hub.processes["bert"].text()
 
 
-def test_two_runs_at_once_do_not_meet(hub: Federation) -> None:
-    """Not even where the sites keep an optimizer between the rounds of each."""
+def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
+    """This holds even if the sites keep each run's optimizer between rounds."""
     both = {
         "left": KD3A | {"train.carry-momentum": True},
         "right": KD3A | {"train.carry-momentum": True, "train.lr": 0.02},
@@ -293,7 +294,7 @@ def test_two_runs_at_once_do_not_meet(hub: Federation) -> None:
         assert final_model(results, "kd3a") == final_model(hub.alone(name, settings), "kd3a")
 
 
-def test_who_may_not_join_is_told_why(
+def test_a_refused_site_gets_the_reason(
     hub: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys.init(tmp_path, [LOOPBACK])
@@ -309,7 +310,7 @@ def test_who_may_not_join_is_told_why(
         assert len(errors) == 1, done.output
         return done.exit_code, errors[0]
 
-    for key in (known, stranger):  # one is in use, the other was never registered
+    for key in (known, stranger):  # the first key is in use, the second was never registered
         code, text = join(ca, key, hub.port)
         assert code == 3
         assert "does not accept this site's key: it is not registered, was revoked, or" in text
@@ -336,7 +337,7 @@ def test_who_may_not_join_is_told_why(
 
 
 class Operator(Process):
-    """A command that the operator types."""
+    """A command of the operator, as a process."""
 
     def __init__(self, hub: Federation, command: list[Any]) -> None:
         log = hub.logs / f"operator-{time.monotonic_ns()}.log"
@@ -346,7 +347,7 @@ class Operator(Process):
 
 @contextlib.contextmanager
 def expired_server(folder: Path) -> Iterator[int]:
-    """Speaks TLS with the certificate in a folder, and hangs up -> its port."""
+    """Start a server that greets with the folder's certificate and hangs up -> its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     listener = socket.create_server((LOOPBACK, 0))

@@ -1,4 +1,4 @@
-"""f-DAN over four sites: features' means under random Fourier features, matched by sums alone."""
+"""f-DAN over four sites: sums alone match the means of random Fourier features."""
 
 import json
 from pathlib import Path
@@ -32,19 +32,19 @@ from tests.reference import fourier as exact
         pytest.param(3, True, marks=pytest.mark.slow),
     ],
 )
-def test_four_sites_compute_what_one_place_would(
+def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:
     assert_as_in_one_place(domains, tmp_path, "fdan", p, pairs)
 
 
 def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
-    """20 frequencies are 40 numbers, and there is no discriminator that travels."""
+    """20 frequencies give 40 numbers, and no discriminator crosses."""
     training = run(domains, tmp_path, "fdan")
     assert_declared_arrays_cross(training, "fdan", sums=2, floats=40, numbers={"mmd"})
 
 
-def test_without_a_scale_the_first_round_finds_it(domains: list[Node], tmp_path: Path) -> None:
+def test_without_a_scale_the_first_round_determines_it(domains: list[Node], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     found = run(domains, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
     first, *others = found["rounds"]
@@ -53,7 +53,7 @@ def test_without_a_scale_the_first_round_finds_it(domains: list[Node], tmp_path:
     assert set(first["weights"]) == set(SOURCES)
     folder = Path(found["model"]).parent
     scale = json.loads((folder / "checkpoint.json").read_text())["numbers"]["scale"]
-    # It is of the first round's mean, a round of FedAvg over the sources.
+    # The scale is that of the first round's mean model, which a round of FedAvg gives.
     once = run(domains, tmp_path / "once", "fedavg", **{"rounds": 1})
     network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
     network.load_state_dict(load_file(once["model"]))
@@ -62,11 +62,11 @@ def test_without_a_scale_the_first_round_finds_it(domains: list[Node], tmp_path:
     with torch.no_grad():
         z = network.features(images(town)[0])
     expected = exact.median_distance(z.tolist())
-    assert scale == pytest.approx(expected, rel=0.05)  # 3 rounds have another schedule than 1
+    assert scale == pytest.approx(expected, rel=0.05)  # the schedule differs between 3 rounds and 1
     assert not [e for e in events if e["event"] == "trouble"]
 
 
-def test_a_target_with_few_images_does_not_tell_their_distances(
+def test_a_target_with_few_images_refuses_to_send_their_median_distance(
     domains: list[Node], tmp_path: Path
 ) -> None:
     events: list[dict[str, Any]] = []

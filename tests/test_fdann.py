@@ -1,4 +1,4 @@
-"""f-DANN over four sites: a discriminator whose gradient the encoders reverse."""
+"""f-DANN over four sites: the encoders reverse the discriminator's gradient."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.local_grid import Node
         pytest.param(3, True, marks=pytest.mark.slow),
     ],
 )
-def test_four_sites_compute_what_one_place_would(
+def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:
     assert_as_in_one_place(domains, tmp_path, "fdann", p, pairs)
@@ -31,7 +31,9 @@ def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_pat
     assert_declared_arrays_cross(training, "fdann", sums=2, floats=floats, numbers=numbers)
 
 
-def test_a_round_of_one_window_that_only_sends(domains: list[Node], tmp_path: Path) -> None:
+def test_a_run_with_one_window_per_round_and_overlap_completes(
+    domains: list[Node], tmp_path: Path
+) -> None:
     settings = {"exchange.overlap": True, "exchange.p": 4}
     found = run(domains, tmp_path, "fdann", **settings)
     assert len(found["rounds"]) == 2

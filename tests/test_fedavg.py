@@ -9,7 +9,9 @@ from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, chang
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_a_round_is_the_mean_by_the_rosters_counts(domains: list[Node], weighting: str) -> None:
+def test_a_round_gives_the_mean_weighted_by_the_rosters_counts(
+    domains: list[Node], weighting: str
+) -> None:
     bench = Bench(domains, "fedavg", fedavg__weighting=weighting)
     model, numbers = bench.round()
     counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
@@ -21,7 +23,7 @@ def test_a_round_is_the_mean_by_the_rosters_counts(domains: list[Node], weightin
     assert numbers["loss"] > 0
 
 
-def test_what_a_reply_claims_changes_no_weight(domains: list[Node]) -> None:
+def test_numbers_in_a_reply_change_no_weight(domains: list[Node]) -> None:
     def boast(request: Message, reply: Message) -> list[Message]:
         return [changed(request, reply, numbers={"steps": 10**9, "seconds": 1e9})]
 
@@ -42,7 +44,7 @@ def test_the_order_of_replies_changes_no_bit(domains: list[Node]) -> None:
     assert all(forwards[n].tobytes() == backwards[n].tobytes() for n in forwards)
 
 
-def test_who_is_missing_leaves_the_others_to_weigh_among_themselves(domains: list[Node]) -> None:
+def test_the_weights_of_the_remaining_sites_sum_to_one(domains: list[Node]) -> None:
     bench = Bench(domains, "fedavg")
     bench.grid.offline = {"bert"}
     bench.round()

@@ -1,4 +1,4 @@
-"""FedDaDiL's rounds: atoms out and back, coordinates that stay, heads that the target fits."""
+"""FedDaDiL's rounds: atoms cross both ways, coordinates stay, and the target fits heads."""
 
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ def stateful(domains: list[Node], folder: Path) -> list[Node]:
     return [{**n, "state-dir": str(folder)} for n in domains]
 
 
-def came(bench: Bench, name: str, kind: str = "train") -> list[dict[str, Arrays]]:
-    """What a site was sent, request by request."""
+def received(bench: Bench, name: str, kind: str = "train") -> list[dict[str, Arrays]]:
+    """Return the arrays that a site received, request by request."""
     to = bench.grid.id_of(name)
     asked = [q for q in bench.grid.requests if q.metadata.dst_node_id == to]
     found = [q for q in asked if q.metadata.message_type == kind]
     return [{n: p.unpack() for n, p in records.read(q.content)[0].items()} for q in found]
 
 
-def went(bench: Bench, name: str) -> list[Arrays]:
-    """Atoms that a site sent back."""
+def sent_back(bench: Bench, name: str) -> list[Arrays]:
+    """Return the atoms that a site sent back."""
     of = bench.grid.id_of(name)
     found = [r for r in bench.grid.replies if r.metadata.src_node_id == of and r.has_content()]
     arrays = [records.read(r.content)[0] for r in found]
@@ -51,7 +51,7 @@ def went(bench: Bench, name: str) -> list[Arrays]:
 
 
 def dictionary_of(node: Node) -> Dictionary:
-    """What a site of this process keeps in memory."""
+    """Return the dictionary that a site of this process keeps in memory."""
     (workspace,) = resident(tuple(sorted(node.items())))._workspaces.values()
     return workspace.held["dictionary"]
 
@@ -60,7 +60,7 @@ def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node])
     bench = Bench(domains, "feddadil")
     start = bench.model
     model, numbers = bench.round()
-    versions = [went(bench, name)[-1] for name in SITES]
+    versions = [sent_back(bench, name)[-1] for name in SITES]
     kept = bench.strategy.memory.arrays["atoms"].unpack()
     for name in "zy":
         np.testing.assert_allclose(
@@ -69,20 +69,24 @@ def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node])
         assert not np.array_equal(versions[0][name], versions[1][name])
     assert bench.strategy.weights == dict.fromkeys(SITES, 0.25)
     assert set(numbers) == {"loss", *(f"reconstruction/{name}" for name in SITES)}
-    assert all(np.array_equal(model[n], start[n]) for n in start)  # the encoder stays
+    assert all(np.array_equal(model[n], start[n]) for n in start)  # the encoder does not change
 
 
-def test_stage_1_is_fedavg_to_the_last_bit(domains: list[Node]) -> None:
-    """And all of its rounds are; the dictionary begins where it ends."""
+def test_stage_1_is_fedavg_bit_for_bit(domains: list[Node]) -> None:
+    """This holds for all rounds of stage 1; the dictionary starts from its last model."""
     half: dict[str, Any] = {"rounds": 4, "feddadil.encoder-share": 0.5}
     bench, plain = Bench(domains, "feddadil", **half), Bench(domains, "fedavg", rounds=4)
     for server_round in (1, 2):
         found, wanted = bench.round(server_round)[0], plain.round(server_round)[0]
         assert all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
-    assert not came(bench, "town") and "atoms" not in bench.strategy.memory.arrays
+    assert not received(bench, "town") and "atoms" not in bench.strategy.memory.arrays
     bench.round(3)
-    assert set(came(bench, "town")[0]) == {"model", "atoms"}
-    assert [set(sent) for sent in came(bench, "anna")] == [{"model"}, {"model"}, {"model", "atoms"}]
+    assert set(received(bench, "town")[0]) == {"model", "atoms"}
+    assert [set(sent) for sent in received(bench, "anna")] == [
+        {"model"},
+        {"model"},
+        {"model", "atoms"},
+    ]
 
 
 def test_the_encoder_goes_once_to_every_site(domains: list[Node]) -> None:
@@ -90,17 +94,17 @@ def test_the_encoder_goes_once_to_every_site(domains: list[Node]) -> None:
     bench.round(1)
     bench.round(2)
     for name in SITES:
-        assert [set(sent) for sent in came(bench, name)] == [{"model", "atoms"}, {"atoms"}]
+        assert [set(sent) for sent in received(bench, name)] == [{"model", "atoms"}, {"atoms"}]
     assert bench.notices == []
 
 
 def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: list[Node]) -> None:
     bench = Bench(domains, "feddadil")
     bench.round(1)
-    resident.cache_clear()  # every site forgets
+    resident.cache_clear()  # clears the memory of all sites
     bench.round(2)
     assert set(bench.strategy.weights) == set(SITES)
-    sent = came(bench, "town")
+    sent = received(bench, "town")
     assert [set(arrays) for arrays in sent] == [{"model", "atoms"}, {"atoms"}, {"model", "atoms"}]
     assert {n[:2] for n in bench.notices} == {("failed", name) for name in SITES}
 
@@ -108,8 +112,8 @@ def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: 
 # ---- coordinates -------------------------------------------------------------------------------
 
 
-def test_coordinates_never_leave(domains: list[Node], tmp_path: Path) -> None:
-    """Nothing that a site sends holds them, in whatever order or precision, or tells them."""
+def test_coordinates_never_leave_a_site(domains: list[Node], tmp_path: Path) -> None:
+    """No array and no number from a site contains them, in any order or precision."""
     nodes = stateful(domains, tmp_path)
     settings = {"feddadil.lr-coordinates": 0.3, "feddadil.atoms": 4, "method": "feddadil"}
     grid = ScriptedGrid(nodes)
@@ -130,11 +134,11 @@ def test_coordinates_never_leave(domains: list[Node], tmp_path: Path) -> None:
             assert not has(np.concatenate([values["z"].ravel(), values["y"].ravel()]), secrets)
             for alpha in secrets:
                 assert alpha.tobytes() not in packed.buffer
-    assert has([0.5, *secrets[3]], secrets)  # the test can tell
+    assert has([0.5, *secrets[3]], secrets)  # the check does find coordinates
 
 
 def has(values: Any, secrets: list[np.ndarray]) -> bool:
-    """Whether the parts of some site's coordinates are among values, all but parts of 0 and 1."""
+    """Return whether values contain all parts of a site's coordinates, apart from parts 0 and 1."""
     values = np.asarray(values)
     found = []
     for alpha in secrets:
@@ -144,22 +148,25 @@ def has(values: Any, secrets: list[np.ndarray]) -> bool:
     return any(found)
 
 
-@pytest.mark.parametrize(("optimizer", "told"), [("sgd", True), ("adam", False)])
-def test_lengths_of_moves_tell_coordinates(domains: list[Node], optimizer: str, told: bool) -> None:
-    """What the README warns of: they are in no reply, but the server can work them out."""
+@pytest.mark.parametrize(("optimizer", "revealed"), [("sgd", True), ("adam", False)])
+def test_lengths_of_the_atoms_moves_reveal_coordinates(
+    domains: list[Node], optimizer: str, revealed: bool
+) -> None:
+    """The README warns of this: no reply contains them, but the server can compute them."""
     bench = Bench(domains, "feddadil", **{"feddadil.optimizer": optimizer})
     bench.round()
     for node in domains:
-        sent, back = came(bench, node["name"])[-1]["atoms"]["z"], went(bench, node["name"])[-1]["z"]
+        sent = received(bench, node["name"])[-1]["atoms"]["z"]
+        back = sent_back(bench, node["name"])[-1]["z"]
         moves = np.linalg.norm((back - sent).reshape(3, -1), axis=1)
         alpha = dictionary_of(node).coordinates(1).numpy()
-        assert (np.abs(moves / moves.sum() - alpha).max() < 0.03) == told
+        assert (np.abs(moves / moves.sum() - alpha).max() < 0.03) == revealed
 
 
-def test_a_reply_with_coordinates_in_it_is_refused(
+def test_a_reply_that_contains_coordinates_is_refused(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an array of its own, within the atoms, as numbers: at the site, and on arrival."""
+    """As a separate array, within the atoms, or as numbers; by the site and by the server."""
     from clients import feddadil as clients
 
     alpha = np.array([0.2, 0.3, 0.5], np.float32)
@@ -197,8 +204,8 @@ def test_a_reply_with_coordinates_in_it_is_refused(
 
 
 @pytest.mark.slow
-def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> None:
-    """A run whose sites are restarted after every round has the bits of one whose are not."""
+def test_coordinates_survive_a_restart(domains: list[Node], tmp_path: Path) -> None:
+    """A run whose sites restart after every round gives the same bits as one without restarts."""
 
     def train(folder: Path, restart: bool) -> tuple[Arrays, dict[str, bytes]]:
         resident.cache_clear()
@@ -207,8 +214,8 @@ def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> N
             bench.round(server_round)
             if restart:
                 resident.cache_clear()
-        assert bench.notices == []  # nor did anybody have to ask for the encoder
-        assert [set(sent) for sent in came(bench, "anna")][1:] == [{"atoms"}] * 2
+        assert bench.notices == []  # no site had to ask for the encoder
+        assert [set(sent) for sent in received(bench, "anna")][1:] == [{"atoms"}] * 2
         last = sorted(folder.rglob("*.3.coordinates.safetensors"))
         coordinates = {p.parent.name: load_file(p)["alpha"].numpy().tobytes() for p in last}
         return bench.strategy.memory.arrays["atoms"].unpack(), coordinates
@@ -216,11 +223,11 @@ def test_coordinates_outlive_a_restart(domains: list[Node], tmp_path: Path) -> N
     kept, first = train(tmp_path / "a", restart=False)
     again, second = train(tmp_path / "b", restart=True)
     assert first == second and set(first) == set(SITES)
-    assert len(set(first.values())) == len(SITES)  # each site has its own
+    assert len(set(first.values())) == len(SITES)  # all sites have different coordinates
     assert all(np.array_equal(kept[n], again[n]) for n in kept)
 
 
-def test_without_a_disk_a_restarted_site_begins_anew_and_says_so(
+def test_without_a_disk_a_restarted_site_starts_anew_and_reports_it(
     domains: list[Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(domains, "feddadil")
@@ -231,7 +238,7 @@ def test_without_a_disk_a_restarted_site_begins_anew_and_says_so(
     assert "no coordinates of round 1 are left; drawn anew" in caplog.text
 
 
-def test_a_round_asked_for_again_starts_from_the_same_coordinates(domains: list[Node]) -> None:
+def test_a_repeated_round_starts_from_the_same_coordinates(domains: list[Node]) -> None:
     bench = Bench(domains, "feddadil")
     bench.round(1)
     first = [bench.grid.call(request) for request in bench.begin(2)]
@@ -242,10 +249,10 @@ def test_a_round_asked_for_again_starts_from_the_same_coordinates(domains: list[
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_coordinates_wait_for_a_site_that_missed_rounds(
+def test_coordinates_are_kept_while_a_site_misses_rounds(
     domains: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, disk: bool
 ) -> None:
-    """And a round after them that is asked for again starts where it did."""
+    """If a later round is requested twice, both times start from the same coordinates."""
     nodes = stateful(domains, tmp_path) if disk else domains
     bench = Bench(nodes, "feddadil", rounds=5)
     bench.round(1)
@@ -267,10 +274,10 @@ def test_coordinates_wait_for_a_site_that_missed_rounds(
     assert "drawn anew" not in caplog.text
 
 
-def test_coordinates_outlive_an_encoder_that_comes_again(
+def test_coordinates_survive_an_encoder_that_is_sent_again(
     domains: list[Node], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it does when the server was restarted; the same run begun anew draws new ones."""
+    """A restarted server sends the encoder again; the coordinates must not be drawn anew."""
     bench = Bench(domains, "feddadil", rounds=4)
     bench.round(1)
     before = dictionary_of(domains[0])
@@ -280,7 +287,7 @@ def test_coordinates_outlive_an_encoder_that_comes_again(
     after = dictionary_of(domains[0])
     assert after is not before and after.coordinates(1).equal(before.coordinates(1))
     assert "drawn anew" not in caplog.text
-    assert after.coordinates(0).equal(before.coordinates(0))  # no round's: the first ones
+    assert after.coordinates(0).equal(before.coordinates(0))  # of no round yet: the first ones
     assert not after.coordinates(0).equal(after.coordinates(1))
 
 
@@ -308,11 +315,11 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
     assert isinstance(bench.strategy, FedDaDiL)
     bench.strategy.has_encoder.update(bench.grid.nodes)
     bench.round()
-    assert len(came(bench, "bert")) == 1 and len(came(bench, "anna")) == 2
+    assert len(received(bench, "bert")) == 1 and len(received(bench, "anna")) == 2
 
 
 @pytest.mark.slow
-def test_a_shared_rate_would_send_coordinates_to_a_vertex(domains: list[Node]) -> None:
+def test_a_large_rate_would_drive_coordinates_to_a_vertex(domains: list[Node]) -> None:
     def smallest(rate: float) -> float:
         resident.cache_clear()
         bench = Bench(domains, "feddadil", rounds=6, **{"feddadil.lr-coordinates": rate})
@@ -363,7 +370,7 @@ def test_the_loss_falls(domains: list[Node]) -> None:
     ],
     ids=str,
 )
-def test_every_choice_gives_a_round(
+def test_a_round_works_with_every_choice_of_settings(
     domains: list[Node], runs: dict[str, str], settings: dict[str, Any]
 ) -> None:
     full = {k if "." in k else f"feddadil.{k}": v for k, v in settings.items()}
@@ -375,7 +382,7 @@ def test_every_choice_gives_a_round(
         assert entry["accuracy"] == counts
 
 
-def test_a_part_of_the_dictionary_travels_and_the_rest_stays(domains: list[Node]) -> None:
+def test_with_travel_batch_only_some_points_change_and_cross(domains: list[Node]) -> None:
     bench = Bench(domains, "feddadil", **{"feddadil.travel": "batch"})
     assert isinstance(bench.strategy, FedDaDiL)
     bench.begin()
@@ -383,11 +390,12 @@ def test_a_part_of_the_dictionary_travels_and_the_rest_stays(domains: list[Node]
     bench.round()
     moved = (bench.strategy.memory.arrays["atoms"].unpack()["z"] != before["z"]).any(axis=(0, 2))
     assert moved.sum() == 12 and set(np.flatnonzero(moved)) == set(bench.strategy.chosen)
-    assert went(bench, "anna")[0]["z"].shape == (3, 12, 16)
+    assert sent_back(bench, "anna")[0]["z"].shape == (3, 12, 16)
     (q,) = bench.strategy.configure_evaluate(
         1, bench.strategy.packed(bench.model), ConfigRecord(), bench.grid
     )
-    assert records.read(q.content)[0]["atoms"].unpack()["z"].shape == (3, 24, 16)  # all of it
+    # The target tests with the whole dictionary.
+    assert records.read(q.content)[0]["atoms"].unpack()["z"].shape == (3, 24, 16)
 
 
 def test_features_are_extracted_once(
@@ -402,7 +410,7 @@ def test_features_are_extracted_once(
 
     monkeypatch.setattr(models.Model, "features", counted)
     run(domains, runs | {"method": "feddadil", "rounds": 3})
-    assert sorted(seen) == [24, 40, 48, 50, 60]  # each training set, and the target's tests
+    assert sorted(seen) == [24, 40, 48, 50, 60]  # each training set once, and the target's test set
 
 
 def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -> None:
@@ -454,7 +462,7 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 
 
 @pytest.mark.slow
-def test_heads_are_tested_every_round_and_predict_as_they_did(
+def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     domains: list[Node], tmp_path: Path
 ) -> None:
     nodes = stateful(domains, tmp_path / "state")
@@ -484,7 +492,7 @@ def test_heads_are_tested_every_round_and_predict_as_they_did(
 
 
 @pytest.mark.slow
-def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -> None:
+def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path: Path) -> None:
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)
     grid = ScriptedGrid(domains)
@@ -493,7 +501,7 @@ def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -
     files = [tmp_path / name / "model.safetensors" for name in ("first", "second")]
     assert files[0].read_bytes() == files[1].read_bytes()
     entries = results["trainings"]["feddadil"][0]["rounds"]
-    assert all("accuracy-encoder" in entry for entry in entries)  # all rounds are the dictionary's
+    assert all("accuracy-encoder" in entry for entry in entries)  # all rounds train the dictionary
     assert not [q for q in grid.requests if str(tmp_path) in str(q.content.get("task"))]
     other = RunConfig.parse(FAST | {"model.sizes": "17", "method": "feddadil"})
     with pytest.raises(ConfigError, match="has sizes '16', but this run has '17'"):
@@ -501,7 +509,7 @@ def test_a_finished_run_gives_the_encoder(domains: list[Node], tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = stateful(domains, tmp_path / "state")

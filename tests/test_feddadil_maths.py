@@ -1,4 +1,4 @@
-"""FedDaDiL's formulas beside transport: against naive twins, by hand, and their symmetries."""
+"""FedDaDiL's formulas besides transport: against naive references, by hand, symmetries."""
 
 import math
 
@@ -31,31 +31,31 @@ def model(name: str, shape: tuple[int, ...], classes: int, **more: str) -> dict[
 # Rounds and settings
 
 
-def test_the_encoder_has_the_first_rounds():
+def test_the_first_rounds_train_the_encoder():
     share = feddadil.Config(encoder_share=0.5)
     assert [share.encoder_rounds(rounds) for rounds in (1, 2, 5, 20)] == [0, 1, 2, 10]
     assert feddadil.Config(encoder_share=0.0).encoder_rounds(7) == 0
 
 
-def test_a_site_is_not_told_where_the_server_keeps_its_runs():
-    def told(**settings: str) -> Task:
+def test_a_task_does_not_contain_the_servers_paths():
+    def task(**settings: str) -> Task:
         config = RunConfig.parse({"method": "feddadil", "feddadil.encoder-share": 0.3} | settings)
         return config.task("feddadil", 0, (1, 8, 8), ("a", "b"), 4)
 
-    assert told().schedule == "encoder 6, dictionary 14"
-    started = told(**{"run.start-from": "/home/operator/runs/digits"})
-    assert started.schedule == "dictionary 20"  # a finished encoder leaves FedAvg no rounds
+    assert task().schedule == "encoder 6, dictionary 14"
+    started = task(**{"run.start-from": "/home/operator/runs/digits"})
+    assert started.schedule == "dictionary 20"  # with a finished encoder, FedAvg has no rounds
     assert not [value for value in started.flat().values() if "operator" in str(value)]
 
 
-def test_points_that_travel():
+def test_the_number_of_points_that_cross():
     assert feddadil.Config(samples=50, batch_size=20).travelling == 50
     assert feddadil.Config(samples=50, batch_size=20, travel="batch").travelling == 20
     assert feddadil.Config(samples=50, batch_size=0, travel="batch").travelling == 50
     assert feddadil.Config(samples=50, batch_size=80).step_size == 50
 
 
-def test_the_layout_is_the_settings_and_the_models_width():
+def test_the_layout_follows_from_the_settings_and_the_models_width():
     manifest = wire.pack(model("identity", (7,), 4), Kind.MODEL).manifest
     options = feddadil.Config(samples=50, batch_size=20, atoms=3, travel="batch")
     part = feddadil.layout(options, manifest, whole=False)
@@ -67,7 +67,7 @@ def test_the_layout_is_the_settings_and_the_models_width():
 # Atoms
 
 
-def test_first_atoms_lie_where_the_head_looks():
+def test_first_atoms_lie_where_the_head_predicts_their_class():
     arrays = model("identity", (40,), 4)
     z, y = feddadil.initial_atoms(arrays, SMALL, seed=0)
     assert z.shape == (2, 12, 40) and y.shape == (2, 12, 4)
@@ -78,7 +78,7 @@ def test_first_atoms_lie_where_the_head_looks():
     assert (y.argmax(axis=2) == label).all()
     w = arrays["head.weight"] - arrays["head.weight"].mean(axis=0)
     assert ((z @ w.T).argmax(axis=2) == label).mean() > 0.9
-    # Points of one index are near one another, so that atoms begin aligned.
+    # Points with the same index are near each other, so the atoms start aligned.
     apart = np.linalg.norm(z[0][:, None] - z[1][None], axis=2)
     assert (apart.argmin(axis=1) == np.arange(12)).all()
     again, _ = feddadil.initial_atoms(arrays, SMALL, seed=0)
@@ -101,10 +101,10 @@ def test_moments_behind_a_batchnorm_and_a_relu(delta: float, gamma: float):
 
 
 def test_first_atoms_are_near_the_features_of_a_trained_batchnorm():
-    """Their distance to the features is less than that of noise of the same size."""
+    """They are nearer to the features than noise of the same size is."""
     network = models.build(ModelConfig(name="mlp", sizes="32"), (10,), 3, 0)
     x = torch.randn(400, 10, generator=torch.Generator().manual_seed(1))
-    for _ in range(50):  # running statistics
+    for _ in range(50):  # let the running statistics settle
         network.features(x)
     with torch.no_grad():
         found = network.eval().features(x)
@@ -121,7 +121,7 @@ def test_atoms_need_a_point_of_each_class():
         feddadil.initial_atoms(model("identity", (7,), 13), SMALL, 0)
 
 
-def test_the_mean_of_versions_is_the_twins():
+def test_the_mean_of_versions_matches_the_reference():
     versions = [
         {"z": draw(2, 3, 4, seed=s).numpy(), "y": draw(2, 3, 2, seed=9 + s).softmax(2).numpy()}
         for s in range(3)
@@ -149,7 +149,7 @@ def test_logits_of_labels():
     assert twin.softmax(v[0].tolist()) == pytest.approx([0.25, 0.75])
 
 
-def test_the_gradient_for_logits_is_autograds():
+def test_the_gradient_for_logits_matches_autograd():
     v = draw(2, 5, 3).requires_grad_()
     g = draw(2, 5, 3, seed=1)
     (wanted,) = torch.autograd.grad((v.softmax(dim=2) * g).sum(), v)
@@ -161,8 +161,8 @@ def test_first_coordinates_lie_around_the_middle():
     found = torch.stack([feddadil.first_coordinates(3, g) for _ in range(2000)])
     torch.testing.assert_close(found.sum(dim=1), torch.ones(2000))
     torch.testing.assert_close(found.mean(dim=0), torch.full((3,), 1 / 3), atol=0.02, rtol=0)
-    # Each part of an even draw has the variance (K - 1) / (K^2 (K + 1)) = 1 / 18; three tenths of
-    # it are drawn.
+    # A part of a uniform draw has the variance (K - 1) / (K^2 (K + 1)) = 1 / 18. First coordinates
+    # deviate from the middle by three tenths of such a draw.
     wanted = torch.full((3,), 0.09 / 18)
     torch.testing.assert_close(found.var(dim=0), wanted, atol=5e-4, rtol=0)
     assert found.min() > 0.2
@@ -190,7 +190,7 @@ def test_scaled_points_have_a_mean_square_of_one(form):
 
 
 @pytest.mark.parametrize("form", ["scalar", "dimension", "none"])
-def test_heads_say_the_same_of_features_as_of_points(form):
+def test_heads_give_the_same_for_features_as_for_scaled_points(form):
     x, W, b = draw(9, 6) * 3 + 1, draw(2, 4, 6, seed=1), draw(2, 4, seed=2)
     scale, alpha = feddadil.scaling(x, form), torch.tensor([0.3, 0.7], dtype=torch.float64)
     raw = feddadil.unscaled(W, b, scale)
@@ -202,7 +202,7 @@ def test_heads_say_the_same_of_features_as_of_points(form):
 # Heads
 
 
-def test_the_ensemble_is_the_twins():
+def test_the_ensemble_matches_the_reference():
     x, W, b = draw(5, 3), draw(2, 4, 3, seed=1), draw(2, 4, seed=2)
     alpha = torch.tensor([0.25, 0.75], dtype=torch.float64)
     found = feddadil.ensemble(x, W, b, alpha)
@@ -212,11 +212,11 @@ def test_the_ensemble_is_the_twins():
     torch.testing.assert_close(found.sum(dim=1), torch.ones(5, dtype=torch.float64))
 
 
-def test_fitted_heads_are_where_the_gradient_ends():
+def test_the_gradient_is_zero_at_fitted_heads():
     z, y = draw(2, 40, 3), draw(2, 40, 4, seed=1).softmax(dim=2)
     W, b = feddadil.fit_heads(z, y, decay=0.01, steps=200)
     size = float(z.square().sum(dim=2).mean().sqrt())
-    for k in range(2):  # each head is fitted by itself: its own residuals balance its decay
+    for k in range(2):  # each head is fitted separately, so its residuals balance its own decay
         p = (z[k] @ W[k].T + b[k]).softmax(dim=1)
         slope = (p - y[k]).T @ (z[k] / size) / 40 + 0.01 * W[k] * size
         torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-5, rtol=0)
@@ -225,7 +225,7 @@ def test_fitted_heads_are_where_the_gradient_ends():
         )
 
 
-def test_a_mixture_is_the_ensemble():
+def test_a_mixture_head_matches_the_ensemble():
     x, W, b = draw(5, 3).float(), draw(2, 4, 3, seed=1).float(), draw(2, 4, seed=2).float()
     for alpha in (torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])):
         head = Mixture(2, 3, 4)
@@ -246,8 +246,8 @@ def test_the_distilled_set_has_so_many_points_of_each_class(spc: int):
     torch.testing.assert_close(labels.sum(dim=1), torch.ones(4 * spc))
 
 
-def test_one_sample_per_class_is_the_classes_mean():
-    """Each sample takes its quarter of an atom's mass: all of its class."""
+def test_with_one_sample_per_class_each_is_the_mean_of_its_class():
+    """Each sample takes a quarter of the atom's mass, which is exactly its class."""
     z, y = feddadil.initial_atoms(model("identity", (5,), 4), SMALL, seed=0)
     alpha = torch.tensor([1.0, 0.0])
     found, _ = feddadil.distilled(torch.from_numpy(z), torch.from_numpy(y), alpha, 1)

@@ -11,7 +11,7 @@ from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, sent_
 
 
 def test_the_penalty_by_hand() -> None:
-    """mu/2 (1 + 4 + 9) with mu = 3; its gradient is mu times the way from the anchor."""
+    """mu/2 (1 + 4 + 9) with mu = 3; the gradient is mu times the difference to the anchor."""
     w, b = nn.Parameter(torch.tensor([2.0, 4.0])), nn.Parameter(torch.tensor(-1.0))
     anchor = [torch.tensor([1.0, 2.0]), torch.tensor(2.0)]
     penalty = proximal([w, b], anchor, 3.0)
@@ -22,7 +22,9 @@ def test_the_penalty_by_hand() -> None:
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_a_round_is_the_mean_by_the_rosters_counts(domains: list[Node], weighting: str) -> None:
+def test_a_round_gives_the_mean_weighted_by_the_rosters_counts(
+    domains: list[Node], weighting: str
+) -> None:
     bench = Bench(domains, "fedprox", fedprox__weighting=weighting)
     model, numbers = bench.round()
     counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
@@ -40,7 +42,7 @@ def test_without_the_penalty_it_is_fedavg(domains: list[Node]) -> None:
     assert all(model[n].tobytes() == plain[n].tobytes() for n in plain)
 
 
-def test_sources_stay_nearer_to_what_was_sent(domains: list[Node]) -> None:
+def test_sources_stay_nearer_to_the_model_that_was_sent(domains: list[Node]) -> None:
     def moved(**settings: Any) -> float:
         bench = Bench(domains, "fedprox", **settings)
         start = bench.model

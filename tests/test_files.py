@@ -1,4 +1,4 @@
-"""A file that is replaced is the old one or the new one, whatever happens in between."""
+"""Replacing a file leaves the whole old file or the whole new one, even after an error."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from fedda.files import partial_path, replacing
 
 
-def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_replaces_the_old_one_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
     with replacing(path) as part:
@@ -18,9 +18,7 @@ def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_error_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_after_an_error_only_the_old_file_exists(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
     with pytest.raises(type(error)), replacing(path) as part:

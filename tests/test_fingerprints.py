@@ -1,4 +1,4 @@
-"""No method computes anything else than when its fingerprints were taken, to the bit."""
+"""Each method computes the same as when its fingerprints were recorded, bit for bit."""
 
 import json
 from pathlib import Path
@@ -12,23 +12,23 @@ TAKEN: dict[str, Any] = json.loads(fingerprints.RECORDS.read_text())
 
 
 @pytest.mark.parametrize("case", fingerprints.CASES)
-def test_nothing_else_is_computed(case: str, tmp_path: Path) -> None:
+def test_a_method_computes_its_fingerprint(case: str, tmp_path: Path) -> None:
     taken, then = fingerprints.take(case, tmp_path), TAKEN[case]
     found, wanted = taken["seeds"], then["seeds"]
     assert set(found) == set(wanted) == set(fingerprints.SEEDS.split(","))
     for seed in wanted:
-        # The numbers first: where they differ they say what changed, and a hash does not.
+        # Compare numbers first: if they differ, they show what changed, which a hash does not.
         last, known = found[seed]["last"], wanted[seed]["last"]
         assert set(last) == set(known)
         for name, value in known.items():
-            within = 0.15 if "accuracy" in name else 1e-2  # an image or a few, a rounding or many
+            within = 0.15 if "accuracy" in name else 1e-2  # a few images; many roundings
             assert last[name] == pytest.approx(value, rel=within, abs=within), name
         if taken["machine"] == then["machine"]:
             assert last == known
             assert found[seed]["hash"] == wanted[seed]["hash"]
 
 
-def test_a_fingerprint_tells_apart_what_differs_in_a_bit(tmp_path: Path) -> None:
+def test_fingerprints_differ_after_a_tiny_change(tmp_path: Path) -> None:
     case = "fedavg"
     method, settings = fingerprints.CASES[case]
     before = fingerprints.take(case, tmp_path / "before")

@@ -1,4 +1,4 @@
-"""Random Fourier features: the kernel, MMD and its gradient, up to what features approximate."""
+"""Random Fourier features: the kernel, MMD and its gradient, up to approximation errors."""
 
 import math
 
@@ -15,7 +15,7 @@ SIGMAS = (0.5, 1.0, 2.0)
 
 
 def domains() -> tuple[Tensor, Tensor]:
-    """Two clouds of points that overlap."""
+    """Draw two clouds of points that overlap."""
     g = generator("domains")
     S = torch.randn(12, 3, generator=g, dtype=torch.float64)
     T = torch.randn(9, 3, generator=g, dtype=torch.float64) * 0.7 + 0.8
@@ -27,7 +27,7 @@ def frequencies(M: int, seed: int = 0) -> Tensor:
 
 
 def exchanged(S: Tensor, T: Tensor, W: Tensor) -> Tensor:
-    """What both sides know after a sync."""
+    """Return the witness that both sides know after a sync."""
     parts = [fourier.half_gradient(S, W, "source"), fourier.half_gradient(T, W, "target")]
     return fourier.witness(parts[0] + parts[1])
 
@@ -36,7 +36,7 @@ def exchanged(S: Tensor, T: Tensor, W: Tensor) -> Tensor:
 
 
 def test_features_by_hand() -> None:
-    """One frequency (0, pi) and one (pi / 2, 0): angles of (1, .5) are pi / 2 both times."""
+    """With the frequencies (0, pi) and (pi / 2, 0), both angles of the point (1, .5) are pi / 2."""
     W = torch.tensor([[0.0, math.pi], [math.pi / 2, 0.0]])
     found = fourier.embed(torch.tensor([[1.0, 0.5], [0.0, 1.0]]), W)
     half = 1 / math.sqrt(2)
@@ -72,7 +72,7 @@ def test_kernel_by_hand() -> None:
 
 
 def spread(M: int) -> tuple[float, float, float]:
-    """Root mean square errors of kernel, MMD^2 and its gradient over ten draws of M."""
+    """Return the errors (RMS) of kernel, MMD^2 and its gradient over ten draws of M frequencies."""
     S, T = domains()
     exact = torch.tensor([[twin.kernel(s, t, SIGMAS) for t in T.tolist()] for s in S.tolist()])
     mmd2 = twin.mmd2(S.tolist(), T.tolist(), SIGMAS)
@@ -95,16 +95,16 @@ def spread(M: int) -> tuple[float, float, float]:
     return kernel, distance / mmd2, gradient
 
 
-def test_what_is_exchanged_gives_mmds_gradient_the_better_the_more_features() -> None:
+def test_more_features_approximate_mmd_and_its_gradient_better() -> None:
     few, some, many = spread(30), spread(480), spread(7680)
     for a, b, c in zip(few, some, many, strict=True):
-        # 16 times the frequencies, a quarter of the error; ten draws tell it to some 30 percent
+        # 16 times the frequencies give a quarter of the error, here within the noise of ten draws
         assert 2.2 < a / b < 7 and 2.2 < b / c < 7
     assert many[0] < 0.01 and many[1] < 0.05 and many[2] < 0.1
 
 
 def test_the_gradient_of_the_features_mmd_is_exact() -> None:
-    """Whatever W: holding w fixed and doubling gives all of d |mu_S - mu_T|^2."""
+    """For any W: twice the gradient with w held fixed is the gradient of |mu_S - mu_T|^2."""
     S, T = (z.requires_grad_() for z in domains())
     W = frequencies(40)
     difference = fourier.mean_embedding(S, W) - fourier.mean_embedding(T, W)
@@ -119,7 +119,7 @@ def test_the_gradient_of_the_features_mmd_is_exact() -> None:
 
 
 def test_mmd_by_hand() -> None:
-    """Points 0 and 1, sigma 1: k(s, s) + k(t, t) - 2 k(s, t) = 2 - 2 exp(-1/2)."""
+    """For points 0 and 1 and sigma 1, k(s, s) + k(t, t) - 2 k(s, t) = 2 - 2 exp(-1/2)."""
     wanted = 2 - 2 * math.exp(-0.5)
     assert twin.mmd2([[0.0]], [[1.0]], (1.0,)) == pytest.approx(wanted)
     # d/ds = -2 k'(s, t) = -2 exp(-1/2) (t - s): it pulls s towards t
@@ -128,7 +128,7 @@ def test_mmd_by_hand() -> None:
     ]
 
 
-def test_the_twins_gradient_is_its_derivative() -> None:
+def test_the_gradient_of_the_reference_is_its_derivative() -> None:
     S, T = (z[:4].tolist() for z in domains())
     slope, h = twin.mmd2_gradient(S, T, SIGMAS), 1e-6
     for i in range(4):
@@ -140,11 +140,11 @@ def test_the_twins_gradient_is_its_derivative() -> None:
             assert slope[i][j] == pytest.approx(change / (2 * h), abs=1e-7)
 
 
-# ---- the discriminator it is -------------------------------------------------------------------
+# ---- as a discriminator ------------------------------------------------------------------------
 
 
-def test_mean_embeddings_are_a_linear_discriminators_gradients() -> None:
-    """Those of the critic's halves, whatever w is; and their sum's best w is the witness."""
+def test_mean_embeddings_are_the_gradients_of_a_linear_discriminator() -> None:
+    """They are the gradients of the critic's halves at any w; the best w is the witness."""
     (S, T), W = domains(), frequencies(20)
     DI = nn.Linear(40, 1, bias=False).double()
     for z, role in ((S, "source"), (T, "target")):
@@ -158,12 +158,12 @@ def test_mean_embeddings_are_a_linear_discriminators_gradients() -> None:
     assert float(at_best.abs().max()) < 1e-12
 
 
-def test_what_leaves_has_no_gradient_and_the_witness_none_of_the_encoder() -> None:
+def test_the_mean_and_the_witness_pass_no_gradient_to_the_encoder() -> None:
     E = nn.Linear(3, 3).double()
     (S, T), W = domains(), frequencies(20)
     assert not fourier.half_gradient(E(S), W, "source").requires_grad
     w = fourier.witness(fourier.mean_embedding(E(S), W))
-    fourier.mapping_loss(T, W, w, "target")  # w came attached and must not pull E along
+    fourier.mapping_loss(T, W, w, "target")  # w depends on E, but the loss must not reach E
     loss = fourier.mapping_loss(T.requires_grad_(), W, w, "target")
     assert torch.autograd.grad(loss, list(E.parameters()), allow_unused=True) == (None, None)
 
@@ -178,11 +178,11 @@ def test_median_by_hand() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 7, 30])
-def test_median_is_the_twins(n: int) -> None:
+def test_median_matches_the_reference(n: int) -> None:
     z = torch.randn(n, 4, generator=generator("median", n))
     assert fourier.median_distance(z) == pytest.approx(twin.median_distance(z.tolist()), rel=1e-5)
 
 
-def test_median_is_of_the_first_features_of_many() -> None:
+def test_median_uses_only_the_first_of_many_features() -> None:
     z = torch.randn(fourier.PAIRED + 50, 2, generator=generator("many"))
     assert fourier.median_distance(z) == fourier.median_distance(z[: fourier.PAIRED])

@@ -1,4 +1,4 @@
-"""f-WDGRL over four sites: a critic with steps of its own estimates a Wasserstein distance."""
+"""f-WDGRL over four sites: a critic with extra steps estimates a Wasserstein distance."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ from tests.local_grid import Node
         pytest.param(3, True, marks=pytest.mark.slow),
     ],
 )
-def test_four_sites_compute_what_one_place_would(
+def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:
     assert_as_in_one_place(domains, tmp_path, "fwdgrl", p, pairs)
 
 
 def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
-    """Twice f-DANN's sums: the critic takes as many steps of its own as the encoders."""
+    """There are twice f-DANN's sums: the critic makes one extra step per step of the encoders."""
     floats = discriminators.count(WIDTH, (8,))
     training = run(domains, tmp_path, "fwdgrl")
     assert_declared_arrays_cross(

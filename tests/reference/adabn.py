@@ -1,4 +1,4 @@
-"""AdaBN's statistics, value by value and layer by layer, without batches being merged."""
+"""AdaBN's statistics, value by value and layer by layer, without merging batches."""
 
 import copy
 import math
@@ -15,9 +15,9 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def statistics(model: nn.Module, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What every BatchNorm layer saw when each batch was normalised by itself -> by entry name.
+    """Measure each BatchNorm layer's inputs, with each batch normalised by itself -> by entry name.
 
-    All that a layer saw is kept and measured once, in float64.
+    All inputs of a layer are stored and then measured once, in float64.
     """
     model = copy.deepcopy(model).eval()
     layers = {n: m for n, m in model.named_modules() if "BatchNorm" in type(m).__name__}

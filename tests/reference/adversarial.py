@@ -1,4 +1,4 @@
-"""f-DANN, f-WDGRL and f-DAN where one machine has every site's data: no messages, no exchange."""
+"""f-DANN, f-WDGRL and f-DAN on one machine with all sites' data: no messages, no exchange."""
 
 import copy
 import math
@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 Batch = tuple[Tensor, Tensor | None]
-Penalty = Callable[[nn.Module, Tensor, str], Tensor]  # of a side's samples, by the site's name
+# From a discriminator, a site's samples and the site's name, the penalty.
+Penalty = Callable[[nn.Module, Tensor, str], Tensor]
 
 
 def half(loss: str, v: Tensor, source: bool) -> Tensor:
@@ -22,24 +23,24 @@ def half(loss: str, v: Tensor, source: bool) -> Tensor:
 
 
 def averaged(local: Mapping[str, nn.Module], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """Encoders by all sites' examples, heads by the sources' alone."""
+    """Average encoders over all sites and heads over the sources, weighted by their examples."""
     mean: dict[str, Tensor] = {}
     for name, like in local["town"].state_dict().items():
-        who = [s for s in local if s != "town" or not name.startswith("head.")]
-        total = sum(counts[s] for s in who)
-        parts = [local[s].state_dict()[name].double() * counts[s] / total for s in who]
+        sites = [s for s in local if s != "town" or not name.startswith("head.")]
+        total = sum(counts[s] for s in sites)
+        parts = [local[s].state_dict()[name].double() * counts[s] / total for s in sites]
         mean[name] = torch.stack(parts).sum(dim=0).to(like.dtype)
     return mean
 
 
 class Window:
-    """Gradients of a whole loss, kept for good and looked up: eq. 27 of FRUDA."""
+    """Stores all gradients of a whole loss and looks up the latest full window: FRUDA, eq. 27."""
 
     def __init__(self, p: int) -> None:
         self.p, self.seen, self.before = p, [], None
 
     def add(self, g: Tensor) -> Tensor | None:
-        """Take in a step's gradient -> the mean of the latest full window."""
+        """Add a step's gradient -> the mean of the latest full window."""
         self.seen.append(g)
         last = len(self.seen) // self.p * self.p
         if not last:
@@ -47,7 +48,7 @@ class Window:
         return torch.stack(self.seen[last - self.p : last]).sum(dim=0) / self.p
 
     def new_round(self) -> None:
-        """Begin with what the last round ended on."""
+        """Begin a round with the last window of the round before."""
         assert len(self.seen) % self.p == 0
         if self.seen:
             self.before = torch.stack(self.seen[-self.p :]).sum(dim=0) / self.p
@@ -67,20 +68,20 @@ def adversarial(
     make: Callable[[Any], optim.Optimizer],
     penalty: Penalty | None = None,
 ) -> Any:
-    """The whole training -> the last mean.
+    """Do the whole training -> the last mean model.
 
     Args:
         loss: grl or wassda.
-        model: before the first round.
+        model: the model before the first round.
         DIs: discriminators by name.
-        members: the sources that each is about.
-        data: per site, round and step its batch; the target is called town and has no labels.
-        extra: per site and round batches of the critic alone, in the order they come.
+        members: the sources of each discriminator.
+        data: a batch per site, round and step; the target is called town and has no labels.
+        extra: per site and round, the batches for the critic alone, in order.
         counts: examples by site.
         p: steps per window.
-        lr: of sgd, whose momentum is .9 and new in every round.
-        make: the optimizer of a discriminator, one for the whole training.
-        penalty: of a critic.
+        lr: rate of the models' sgd, whose momentum is .9 and starts anew in every round.
+        make: makes a discriminator's optimizer, which lasts for the whole training.
+        penalty: a critic's penalty.
     """
     sites = list(data)
     optimizers = {d: make(DI.parameters()) for d, DI in DIs.items()}
@@ -125,7 +126,7 @@ def adversarial(
             q = (t + n / steps) / rounds
             strength = 2 / (1 + math.exp(-10 * q)) - 1
             for s in sites:
-                # a critic's encoder follows what it has become, a discriminator's what it was
+                # the encoder follows the critic after its step, but a discriminator before its step
                 against = DIs if loss == "wassda" else before
                 mine = [d for d in DIs if s == "town" or s in members[d]]
                 halves = [half(loss, against[d](z[s]), s != "town") for d in mine]
@@ -150,7 +151,7 @@ def matching(
     p: int,
     lr: float,
 ) -> Any:
-    """f-DAN: as `adversarial`, against witnesses w = mean over sources of mu_S, minus mu_T."""
+    """Train f-DAN: as `adversarial`, with witnesses w = mean over sources of mu_S, minus mu_T."""
     sites = list(data)
     windows = {d: Window(p) for d in members}
     rounds = len(data["town"])

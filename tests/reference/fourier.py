@@ -28,7 +28,7 @@ def mmd2(S: Sequence[Row], T: Sequence[Row], sigmas: Sequence[float]) -> float:
 def mmd2_gradient(S: Sequence[Row], T: Sequence[Row], sigmas: Sequence[float]) -> list[list[float]]:
     """Derivative of `mmd2` in every value of S; swap the two for T's.
 
-    d k(x, y) / dx = mean_b -k_b(x, y) (x - y) / sigma_b^2, and each s stands in two of the sums.
+    d k(x, y) / dx = mean_b -k_b(x, y) (x - y) / sigma_b^2, and each s occurs in two of the sums.
     """
 
     def along(x: Row, y: Row, i: int) -> float:

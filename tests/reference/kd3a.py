@@ -28,7 +28,7 @@ def soft_vote(image: Image, gate: float) -> tuple[list[float], float]:
 
 
 def hard_vote(image: Image, gate: float) -> tuple[list[float], float, float]:
-    """The official code -> one-hot p_i, mask, summed top-1 confidence of the winner."""
+    """The vote of the official code -> one-hot p_i, mask, summed top-1 confidence of the winner."""
     tops = [max(q) for q in image]
     some = any(top > gate for top in tops)
     votes = [0.0] * len(image[0])
@@ -65,7 +65,7 @@ def marginal(images: list[Image], gate: float, form: str) -> list[float]:
 
 
 def shapley(images: list[Image], gate: float, form: str) -> list[float]:
-    """What each source adds on joining those before it, averaged over all K! orders."""
+    """Return what each source adds to those that joined before it, averaged over all K! orders."""
     K = len(images[0])
     focus = [0.0] * K
     for order in itertools.permutations(range(K)):
@@ -77,7 +77,7 @@ def shapley(images: list[Image], gate: float, form: str) -> list[float]:
 
 
 def weights(focus: list[float], examples: list[int], target_examples: int) -> list[float]:
-    """Eq. 9, target first; negative focus counts as none, no focus at all leaves N_k."""
+    """Eq. 9, target first; negative focus counts as 0; if all focus is 0, N_k alone decides."""
     target = target_examples / (sum(examples) + target_examples)
     parts = [N * max(cf, 0.0) for N, cf in zip(examples, focus, strict=True)]
     if sum(parts) == 0:

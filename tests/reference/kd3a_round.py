@@ -1,6 +1,6 @@
-"""The server's part of a KD3A round, read from Algorithm 1: one number at a time, plain lists.
+"""The server's part of a KD3A round, from Algorithm 1: one number at a time, in plain lists.
 
-models      one per site, the target's first: name -> flat list of numbers
+models      one per site, the target first: name -> flat list of numbers
 p           N images x K teachers x C classes
 """
 
@@ -12,12 +12,12 @@ Flat = dict[str, list[float]]
 
 
 def alpha(p: list[kd3a.Image], gate: float, examples: list[int], target: int) -> list[float]:
-    """Lines 6 to 12: the consensus focus of every source, and from it the weights of all."""
+    """Lines 6 to 12: the consensus focus of every source, and the weights that follow from it."""
     return kd3a.weights(kd3a.marginal(p, gate, "soft"), examples, target)
 
 
 def mean(models: Sequence[Flat], weights: list[float]) -> Flat:
-    """Line 13 and eq. 18: every parameter's mean, and of BatchNorm the means of the moments."""
+    """Line 13 and eq. 18: the mean of every parameter; for BatchNorm, the mean of the moments."""
     mixed: Flat = {}
     for name in models[0]:
         mixed[name] = []

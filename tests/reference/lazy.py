@@ -1,4 +1,4 @@
-"""Lazy synchronisation and DILS in one place: no sites, no buffers, no exchange."""
+"""Lazy synchronisation and DILS on one machine: no sites, no buffers, no exchange."""
 
 import copy
 import math
@@ -13,27 +13,27 @@ Row = list[float]
 def applied(
     gradients: Sequence[Sequence[Row]], p: int, halves: int = 2, overlap: bool = False
 ) -> list[Row | None]:
-    """Eq. 27, step by step: what copies are moved by, from what every member computed.
+    """Eq. 27: the gradients that move the copies in each step, from the members' gradients.
 
     Args:
-        gradients: per step n = 1, 2, ... and per member, its gradient.
+        gradients: a gradient per step n = 1, 2, ... and member.
         p: steps per window.
-        halves: the sum is divided by this and p.
-        overlap: what was exchanged at a step is used only p steps later.
+        halves: the sum is divided by halves * p.
+        overlap: whether a sum is used only p steps after its exchange.
     """
-    found: list[Row | None] = []
+    moves: list[Row | None] = []
     for n in range(1, len(gradients) + 1):
         last = n // p * p - (p if overlap else 0)  # t_p, the latest sync-up step that counts
         if last < p:
-            found.append(None)
+            moves.append(None)
             continue
         window = [row for step in gradients[last - p : last] for row in step]
-        found.append([math.fsum(column) / (halves * p) for column in zip(*window, strict=True)])
-    return found
+        moves.append([math.fsum(column) / (halves * p) for column in zip(*window, strict=True)])
+    return moves
 
 
 def protect(g: Row, clip: float) -> Row:
-    """The same direction, but never longer than `clip`."""
+    """Keep the direction and limit the length to `clip`."""
     length = math.sqrt(math.fsum(v * v for v in g))
     return [v * clip / length for v in g] if length > clip else list(g)
 
@@ -45,7 +45,7 @@ LOG: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def whole_loss(loss: str, f_S: Tensor, f_T: Tensor) -> Tensor:
-    """Eqs. 6 and 15 without its penalty, in one piece."""
+    """Eqs. 6 and 15 without the penalty, for both sides together."""
     if loss == "wassda":
         return -(f_S.mean() - f_T.mean())
     return -LOG["DI"](f_S) - LOG["1 - DI"](f_T)
@@ -71,10 +71,10 @@ def algorithm_1(
     DI_lr: float,
     penalty: Callable[[nn.Module, Tensor, str], Tensor] | None = None,
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Algorithm 1 where one machine has both sides' batches -> E_opt, E_T, DI.
+    """Algorithm 1 on one machine that has both sides' batches -> E_opt, E_T, DI.
 
     One discriminator is moved by half the mean gradient of the whole loss over the latest full
-    window of p steps; gradients are kept for good and looked up. Both optimizers are plain SGD.
+    window of p steps; all gradients are stored and looked up. Both optimizers are plain SGD.
     """
     E_opt, E_T = copy.deepcopy(E), copy.deepcopy(E)
     DI = copy.deepcopy(DI)

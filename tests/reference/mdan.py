@@ -1,4 +1,4 @@
-"""MDAN, number by number, and its training where one machine has every site's data."""
+"""MDAN, number by number, and its training on one machine that has all sites' data."""
 
 import copy
 import math
@@ -10,21 +10,21 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 Batch = tuple[Tensor, Tensor | None]
-Said = Mapping[str, tuple[float, float]]  # CE_j and d_j by source
+Reported = Mapping[str, tuple[float, float]]  # CE_j and d_j by source
 
 
 def domain_loss(CE: float, d: float, mu: float, sign: str) -> float:
-    """What one source adds: the paper's bound falls with d, the code's loss rises with it."""
+    """Return a source's term: the paper's bound falls with d, the authors' loss rises with d."""
     return CE + {"paper": -1, "code": 1}[sign] * mu * d
 
 
 def objective(f: Sequence[float], gamma: float) -> float:
-    """The soft maximum of a few moderate numbers."""
+    """Return the soft maximum of a few numbers of moderate size."""
     return math.log(sum(math.exp(gamma * term) for term in f)) / gamma
 
 
 def weights(f: Sequence[float | None], gamma: float, maximum: str = "soft") -> list[float]:
-    """1 / sum_k exp(gamma (f_k - f_j)), or one share each for the largest; None: not known."""
+    """1 / sum_k exp(gamma (f_k - f_j)); "hard": equal shares for the largest. None: not known."""
     known = [term for term in f if term is not None]
     mean = math.fsum(known) / len(known) if known else 0.0
     filled = [mean if term is None else term for term in f]
@@ -34,9 +34,9 @@ def weights(f: Sequence[float | None], gamma: float, maximum: str = "soft") -> l
     return [1 / sum(_exp(gamma * (other - term)) for other in filled) for term in filled]
 
 
-def source_weights(sources: Sequence[str], said: Said, o: Any) -> dict[str, float]:
-    """By source, from what was said of it; nothing was said of those that were away."""
-    f = [domain_loss(*said[s], o.mu, o.sign) if s in said else None for s in sources]
+def source_weights(sources: Sequence[str], reported: Reported, o: Any) -> dict[str, float]:
+    """Return weights by source from reported losses; an absent source has reported nothing."""
+    f = [domain_loss(*reported[s], o.mu, o.sign) if s in reported else None for s in sources]
     return dict(zip(sources, weights(f, o.gamma, o.max), strict=True))
 
 
@@ -46,7 +46,7 @@ def averaged(
     w: Mapping[str, float],
     target: str = "town",
 ) -> dict[str, Tensor]:
-    """Of the sources' part of the mean each has w_j; the head's mean has no other part."""
+    """Average: source j has w_j of the sources' part; heads are averaged over sources alone."""
     total = sum(counts[s] for s in [*w, target])
     part = {s: w[s] * sum(counts[k] for k in w) / total for s in w if s in local}
     mean = {}
@@ -63,7 +63,7 @@ def averaged(
 
 
 def half(DI: nn.Module, z: Tensor, source: bool) -> Tensor:
-    """One side's part of d_j."""
+    """Return one side's part of d_j."""
     p = torch.sigmoid(DI(z))
     return -(p if source else 1 - p).log().mean()
 
@@ -77,25 +77,25 @@ def training(
     lr: float,
     momentum: float,
 ) -> tuple[Any, list[dict[str, float]]]:
-    """Rounds in which gradients are summed in every step -> the last mean, each round's weights.
+    """Train with gradients summed in every step -> the last mean model, each round's weights.
 
     Args:
-        model: before the first round.
-        DIs: a discriminator by source.
-        data: per site, round and step its batch; the target is called town and has no labels.
+        model: the model before the first round.
+        DIs: discriminators by source.
+        data: a batch per site, round and step; the target is called town and has no labels.
         counts: examples by site.
         options: the method's settings; discriminators learn by sgd.
-        lr: of the models' sgd, whose momentum is new in every round.
-        momentum: the same of the discriminators' and the models'.
+        lr: rate of the models' sgd, whose momentum starts anew in every round.
+        momentum: momentum of the discriminators' and of the models' sgd.
     """
-    said: dict[str, tuple[float, float]] = {}
+    reported: dict[str, tuple[float, float]] = {}
     past = []
     moves = {
         s: optim.SGD(DI.parameters(), lr=options.discriminator.lr, momentum=momentum)
         for s, DI in DIs.items()
     }
     for t in range(len(data["town"])):
-        w = source_weights(list(DIs), said, options)
+        w = source_weights(list(DIs), reported, options)
         past.append(w)
         local = {s: copy.deepcopy(model).train() for s in data}
         steps = {s: optim.SGD(m.parameters(), lr=lr, momentum=momentum) for s, m in local.items()}
@@ -131,7 +131,7 @@ def training(
                 parameter.grad = g
             for optimizer in (*moves.values(), *steps.values()):
                 optimizer.step()
-        said = {s: (math.fsum(CE[s]) / len(CE[s]), math.fsum(d[s]) / len(d[s])) for s in DIs}
+        reported = {s: (math.fsum(CE[s]) / len(CE[s]), math.fsum(d[s]) / len(d[s])) for s in DIs}
         model = copy.deepcopy(model)
         model.load_state_dict(averaged({s: m.state_dict() for s, m in local.items()}, counts, w))
     return model, past

@@ -1,4 +1,4 @@
-"""DaDiL's step, transcribed with POT: every cost anew, every plan a matrix, gradients by autograd.
+"""DaDiL's step with POT: all costs computed anew, plans as matrices, gradients by autograd.
 
 Fernandes Montesuma et al., DaDiL, algorithms 1 and 2; FedDaDiL, eqs. 2 to 6, 11 and 14.
 """
@@ -36,20 +36,20 @@ def barycenter(
     most: int = 10,
     beta: float | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Eq. 14 repeated until the plans stay -> support (m, d), its labels (m, C), K plans (m, n)."""
+    """Eq. 14 until the plans no longer change -> support (m, d), labels (m, C), K plans (m, n)."""
     beta = label_weight(z) if beta is None else beta
     if start is None:
         start = torch.einsum("k,knd->nd", alpha, z), torch.einsum("k,knc->nc", alpha, y)
     b_z, b_y = start
     plans: list[Tensor] = []
     for _ in range(most):
-        found = [plan(cost(b_z, b_y, z[k], y[k], beta)) for k in range(len(z))]
+        latest = [plan(cost(b_z, b_y, z[k], y[k], beta)) for k in range(len(z))]
         m = len(b_z)
-        b_z = torch.stack([alpha[k] * m * p @ z[k] for k, p in enumerate(found)]).sum(dim=0)
-        b_y = torch.stack([alpha[k] * m * p @ y[k] for k, p in enumerate(found)]).sum(dim=0)
-        if plans and all(torch.equal(a, b) for a, b in zip(plans, found, strict=True)):
+        b_z = torch.stack([alpha[k] * m * p @ z[k] for k, p in enumerate(latest)]).sum(dim=0)
+        b_y = torch.stack([alpha[k] * m * p @ y[k] for k, p in enumerate(latest)]).sum(dim=0)
+        if plans and all(torch.equal(a, b) for a, b in zip(plans, latest, strict=True)):
             break
-        plans = found
+        plans = latest
     return b_z, b_y, plans
 
 
@@ -62,7 +62,7 @@ def reconstruction(
     most: int = 10,
     beta: float | None = None,
 ) -> tuple[float, Tensor, Tensor, Tensor]:
-    """Eq. 11 and what autograd makes of it with the plans held fixed -> loss, dz, dy, dalpha."""
+    """Eq. 11 and its gradients by autograd, with the plans held fixed -> loss, dz, dy, dalpha."""
     with torch.no_grad():
         plans = barycenter(z, y, alpha, most=most, beta=beta)[2]
     z, y, alpha = (t.clone().requires_grad_() for t in (z, y, alpha))

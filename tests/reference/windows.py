@@ -1,4 +1,4 @@
-"""Which images a site reads in each step of a discriminator, window by window."""
+"""The images that a site reads in each step of a discriminator, window by window."""
 
 import torch
 
@@ -11,7 +11,7 @@ def shuffled(items: list[int], seed: int, *name: object) -> list[int]:
 
 
 def parts(items: list[int], count: int) -> list[list[int]]:
-    """Nearly equal parts, the longer ones first."""
+    """Split into nearly equal parts, the longer ones first."""
     length, longer = divmod(len(items), count)
     found = []
     for k in range(count):
@@ -21,7 +21,7 @@ def parts(items: list[int], count: int) -> list[list[int]]:
 
 
 def batches(n: int, size: int, p: int, seed: int, count: int) -> list[list[int]]:
-    """The same windows in every epoch, each of p batches; images come again if one needs more."""
+    """Return batches: p per window, the same windows in every epoch; images repeat if too few."""
     many = max(n // (p * size), 1)
     images = shuffled(list(range(n)), seed, "windows", many)
     while len(images) < p * size:
