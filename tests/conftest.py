@@ -1,4 +1,4 @@
-"""What every test runs under."""
+"""The settings, fixtures and test order of the whole suite."""
 
 import signal
 from collections.abc import Iterator
@@ -17,27 +17,27 @@ torch.set_num_threads(1)  # two cores and small tensors: more threads only wait 
 settings.register_profile("fedda", deadline=None, derandomize=True)
 settings.load_profile("fedda")
 
-# The slow tests of these files begin first, the longest before the others, so that none is left
-# over at the end when the other workers have nothing to do.
+# The slow tests of these files start first, the longest file before the others. Otherwise one
+# worker would still run a long test at the end while the other workers have nothing to do.
 LONGEST = ("failures", "benchmarks", "exchange_live", "compare", "demo", "deploy", "end_to_end")
 # The tests of each of these share a federation or a wheel, which is made once per worker.
 SHARING = ("failures", "exchange_live", "end_to_end", "packaging")
 
 
 class Together(LoadScopeScheduling):
-    """All tests of a file in SHARING go to one worker, in their order; the others to any."""
+    """Sends all tests of a file in SHARING to one worker, in order; other tests to any worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """What goes to one worker together; xdist's own schedulers differ in this alone."""
+        """Return a key; tests with the same key go to the same worker."""
         file = nodeid.partition("::")[0]
         return file if Path(file).stem.removeprefix("test_") in SHARING else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
-    """Have `--dist loadscope` keep together what shares, and nothing else.
+    """Make `--dist loadscope` keep the tests of each file in SHARING together, and no others.
 
-    `--dist loadgroup` and marks would say the same, but with pytest 9.2 xdist 3.8 ignores them.
+    `--dist loadgroup` with marks would do the same, but xdist 3.8 ignores the marks of pytest 9.2.
     """
     return Together(config, log) if config.getvalue("dist") == "loadscope" else None
 
@@ -55,19 +55,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def domains(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
-    """Three sources and a target as .npz files -> their node configurations."""
+    """Make three sources and a target as .npz files -> their node configurations."""
     return make_domains(tmp_path_factory.mktemp("domains"))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> dict[str, str]:
-    """Settings of a run that keeps its results in the test's own folder."""
+    """Return settings that keep a run's results in the test's own folder."""
     return {"run.dir": str(tmp_path / "runs")}
 
 
 @pytest.fixture
 def fresh_sites() -> Iterator[None]:
-    """No site of this process remembers anything, before a test and after it."""
+    """Clear the memory of all sites of this process before and after a test."""
     resident.cache_clear()
     yield
     resident.cache_clear()
@@ -75,8 +75,10 @@ def fresh_sites() -> Iterator[None]:
 
 @pytest.fixture
 def signal_handlers() -> Iterator[None]:
-    """What a test's command does to signals ends with the test."""
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    """Restore the signal handlers that a command under test has replaced."""
+    handlers = {
+        each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
     yield
-    for each, handler in kept.items():
+    for each, handler in handlers.items():
         signal.signal(each, handler)

@@ -1,4 +1,4 @@
-"""The benchmarks in a small form: they run, and print the keys that they promise."""
+"""Short runs of the benchmarks: they work and print the keys that they promise."""
 
 import ast
 import csv
@@ -20,7 +20,7 @@ from fedda.settings import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
-# What each is run with here; HERE is a folder of this file's own.
+# Arguments of each benchmark's short run; HERE stands for a temporary folder of this file.
 ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
 ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
 LAZY = ("--table", "lazy", "--images", "256", "--delay", "30", "--repeats", "1")
@@ -46,9 +46,9 @@ SMALL: dict[str, tuple[str, ...]] = {
     "rounds": ROUNDS,
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
-# A table of one of the programs, and which program that is.
+# A table that is tested by itself -> the program that makes it.
 PROGRAM_OF = {"lazy": "adversarial"}
-# Promised keys of the parts that these leave out.
+# Promised keys that are missing because the short run leaves out a part.
 LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
     "adversarial": {"mnist-rotations", "digits", "lazy"},
@@ -101,7 +101,7 @@ def printed(name: str, here: Path) -> dict[str, Any]:
 
 
 def keys(figures: Any) -> Iterator[str]:
-    """Those of an object and of all objects in it."""
+    """Yield the keys of an object and of all objects in it."""
     for value in figures.values() if isinstance(figures, dict) else figures:
         if isinstance(value, dict | list):
             yield from keys(value)
@@ -109,14 +109,14 @@ def keys(figures: Any) -> Iterator[str]:
 
 
 def promised(program: str) -> set[str]:
-    """The keys that a benchmark's docstring lists; N stands for a number."""
+    """Return the keys that a benchmark's docstring lists; N stands for a number."""
     text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text()))
     return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a benchmark as its siblings do."""
+    """Return a function that imports a benchmark as the other benchmarks do."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module
 
@@ -132,7 +132,7 @@ def test_the_vote_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_overhead_in_small(here: Path) -> None:
     found = printed("overhead", here)
-    # Both do the same training, so anything far from 1 means that they do not.
+    # Both do the same training, so the ratio must be close to 1.
     assert 0.5 < found["cpu_ratio"] < 2
 
 
@@ -166,15 +166,16 @@ def test_the_exchange_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_memory_in_small(here: Path) -> None:
     found = printed("memory", here)
-    # Sums in float64 and a reply; the models of two sources and the target, and their mean. Of
-    # models smaller than these, what threads and connections take would be several.
+    # In units of one model. FedAvg: sums in float64 and one reply. KD3A: the models of two sources
+    # and the target, and their mean. With smaller models, threads and connections alone would take
+    # several units.
     assert 2 < found["models_above_idle_2"] < 5
     assert 2 < found["kd3a_models_above_idle_2"] < 6
 
 
 @pytest.mark.slow
 def test_the_accuracy_in_small(here: Path) -> None:
-    """Every cell is trained once, tables and JSON agree."""
+    """Each cell is trained once; tables and JSON agree."""
     found = printed("accuracy", here)
     table = found["digits"]["control"]
     assert set(table) == {"FedAvg (source-only)", "AdaBN", "KD3A paper"}
@@ -189,13 +190,13 @@ def test_the_accuracy_in_small(here: Path) -> None:
     begun = sorted((here / "accuracy").rglob("journal.jsonl"))
     times = [path.stat().st_mtime_ns for path in begun]
     assert printed("accuracy", here) == found
-    assert [path.stat().st_mtime_ns for path in begun] == times  # nothing was trained again
+    assert [path.stat().st_mtime_ns for path in begun] == times  # no cell was trained again
     assert len(begun) == 6
 
 
 @pytest.mark.slow
 def test_the_adversarial_methods_in_small(here: Path) -> None:
-    """One short training of each on the pen digits; the tables say what the JSON says."""
+    """One short training of each method on the pen digits; tables and JSON agree."""
     found = printed("adversarial", here)["rotations"]["from 0 degrees"]
     stem = "adversarial-rotations-images-300-c-rounds-2-c-dils.pretrain-1"
     text = (here / "made" / f"{stem}.md").read_text()
@@ -208,7 +209,7 @@ def test_the_adversarial_methods_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_lazy_synchronisation_in_small(here: Path) -> None:
-    """Every fourth step exchanged sends a quarter; a delay is felt where every step is."""
+    """An exchange every fourth step sends a quarter of the bytes and feels a delay less."""
     found = printed("lazy", here)["lazy"]
     rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
     near, often = rows[4, 64, 0], rows[1, 64, 0]
@@ -219,7 +220,7 @@ def test_lazy_synchronisation_in_small(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "amazon", "office"])
-def test_every_table_of_the_accuracy_is_a_run(name: str) -> None:
+def test_every_table_of_the_accuracy_benchmark_has_valid_settings(name: str) -> None:
     from examples.benchmarks import accuracy  # imports torch and the like
 
     benchmark = accuracy.BENCHMARKS[name]
@@ -239,7 +240,7 @@ def test_a_step_of_feddadil_in_small(here: Path) -> None:
 
 @pytest.mark.slow
 def test_the_dictionary_in_small(here: Path) -> None:
-    """All four tables, each as JSON, Markdown and CSV, and nothing is trained twice."""
+    """All four tables exist as JSON, Markdown and CSV, and no cell is trained twice."""
     found = printed("dictionary", here)
     assert set(found) == {"heads", "parallel", "distil", "memory"}
     heads, distil = (found[table]["googlenet"] for table in ("heads", "distil"))
@@ -252,8 +253,8 @@ def test_the_dictionary_in_small(here: Path) -> None:
     )
     assert 0 <= found["memory"]["googlenet"]["amazon"]["AUC"][0] <= 1
     parallel = found["parallel"]["googlenet"]
-    # Atoms to and from three sites; a layer to and from two sources, and three to the target and
-    # one back.
+    # Atoms go to and from three sites. A layer goes to and from two sources; the target gets three
+    # and returns one.
     sent = {
         "FedDaDiL": 4 * 3 * 30 * (12 + 10) * (3 + 3),
         "KD3A": 4 * (12 + 1) * 10 * (2 + 2 + 3 + 1),
@@ -297,7 +298,7 @@ def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
     assert page.is_file()
 
 
-def test_every_adversarial_variant_is_a_run() -> None:
+def test_every_adversarial_variant_has_valid_settings() -> None:
     from examples.benchmarks import adversaries as made  # imports torch and the like
 
     some = (made.BASELINE, made.BEGIN, *made.CONTROL, *made.DILS, *made.EVERY_STEP, *made.JOINT)
@@ -306,7 +307,7 @@ def test_every_adversarial_variant_is_a_run() -> None:
     assert RunConfig.parse(made.LIVE).rounds > int(made.LIVE["dils.pretrain"])
 
 
-# ---- what they print, and keep -----------------------------------------------------------------
+# ---- what they print and store -----------------------------------------------------------------
 
 
 def test_every_benchmark_is_run_in_small() -> None:
@@ -317,9 +318,7 @@ def test_every_benchmark_is_run_in_small() -> None:
     assert set(re.findall(r'= printed\("([a-z]+)", here\)', here)) == set(SMALL)
 
 
-def test_what_was_drawn_is_not_taken_for_another_draw(
-    load: Any, here: Path, tmp_path: Path
-) -> None:
+def test_samples_of_another_size_are_not_reused(load: Any, here: Path, tmp_path: Path) -> None:
     accuracy, adversarial = load("accuracy"), load("adversarial")
     data = here / "data" / "digits"
 
@@ -330,7 +329,7 @@ def test_what_was_drawn_is_not_taken_for_another_draw(
     few, fewer = (adversarial.drawn(data, tmp_path, n) for n in (20, 10))
     assert (count(few), count(fewer)) == ((20, 20), (10, 20))
     assert adversarial.drawn(data, tmp_path, adversarial.IMAGES).name == "drawn"
-    accuracy.prepare(data, tmp_path / "drawn-20", 20, adversarial.TESTS)  # as it is
+    accuracy.prepare(data, tmp_path / "drawn-20", 20, adversarial.TESTS)  # exists already and fits
     before = (few / "usps.npz").read_bytes()
     for images, tests in ((10, 500), (20, 5)):
         with pytest.raises(RunError, match="other images of it; choose another --out"):
@@ -342,7 +341,7 @@ def test_what_was_drawn_is_not_taken_for_another_draw(
 
 
 @pytest.mark.slow
-def test_the_rotated_digits_of_another_size_are_others(
+def test_rotated_digits_of_another_size_are_drawn_anew(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adversarial, counts = load("adversarial"), {}
@@ -373,7 +372,7 @@ def test_other_settings_of_lazy_are_measured_anew(
         *_, command, answer = capsys.readouterr().out.strip().splitlines()
         assert command.endswith(" ".join(["--table lazy", *more]).removesuffix(" --delay 10"))
         found.append(json.loads(answer)["lazy"][0]["number"])
-    assert found == [1, 2, 3, 1]  # 10 is the default
+    assert found == [1, 2, 3, 1]  # 10 is the default, so nothing is measured again
     assert calls == [
         ("lazy", 5, 0.01, 3),
         ("lazy-c-rounds-4", 4, 0.01, 3),
@@ -381,7 +380,7 @@ def test_other_settings_of_lazy_are_measured_anew(
     ]
 
 
-def test_a_wrong_folder_of_data_spoils_nothing(load: Any, here: Path, tmp_path: Path) -> None:
+def test_a_wrong_data_folder_leaves_no_files(load: Any, here: Path, tmp_path: Path) -> None:
     dictionary = load("dictionary")
     cell = dictionary.Cell("feddadil", "googlenet", "webcam", 0, {})
     with pytest.raises(DataError, match="files; give their folder"):
@@ -389,14 +388,14 @@ def test_a_wrong_folder_of_data_spoils_nothing(load: Any, here: Path, tmp_path: 
     assert not (tmp_path / "out").exists()
     made = dictionary.Bench(here / "data", tmp_path / "out")._prepared(cell)
     assert {path.stem for path in made.iterdir()} == {"amazon", "dslr", "webcam"}
-    with pytest.raises(SystemExit):  # of the parser, which has said why
+    with pytest.raises(SystemExit):  # the argument parser has printed the reason
         dictionary.main(["--set", "surf", "--out", str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
 
 
 def test_samples_come_from_the_sources_in_turn(load: Any) -> None:
     dictionary = load("dictionary")
-    # A point says its source and its class; the last source has one of class 1 alone.
+    # A point's values are its source and its class; the last source has one point, of class 1.
     sizes = {0: (50, 9), 1: (4, 9), 2: (0, 1)}
     sources = []
     for s, counts in sizes.items():

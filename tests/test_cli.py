@@ -1,4 +1,4 @@
-"""What the commands refuse, how they end, and what they leave as it was."""
+"""What the commands refuse, how they end, and which files they leave unchanged."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def fedda(*words: str | Path) -> Result:
 
 
 def refused(done: Result, code: int, *words: str) -> None:
-    """It ended with one sentence that has these words."""
+    """Check that a command failed with one sentence that contains these words."""
     assert done.exit_code == code, done.output
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.output.count("error: ") == 1
@@ -45,7 +45,7 @@ def refused(done: Result, code: int, *words: str) -> None:
 
 @pytest.mark.slow  # a process of its own
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    """Through the real entry point, since click's runner hides what lies outside of it."""
+    """Uses the real entry point, because click's runner bypasses the code around the command."""
     command = [sys.executable, "-m", "fedda.cli", "data", "check", str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -73,7 +73,7 @@ def test_the_demo_empties_only_what_a_demo_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thesis = tmp_path / "demo" / "thesis.tex"
-    demo.clear(thesis.parent)  # nothing there
+    demo.clear(thesis.parent)  # the folder does not exist yet
     thesis.parent.mkdir()
     thesis.touch()
     refused(fedda("demo", "--dir", tmp_path), 1, "holds something else", "--dir")
@@ -93,7 +93,7 @@ def test_the_demo_empties_only_what_a_demo_made(
 # ---- servers -----------------------------------------------------------------------------------
 
 
-def test_a_server_that_could_not_start_leaves_the_other_ones_files(
+def test_a_server_that_cannot_start_keeps_the_files_of_the_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", "")
@@ -120,7 +120,7 @@ def test_a_server_that_could_not_start_leaves_the_other_ones_files(
 
 
 class FakeControl:
-    """A server on which a run goes on until it is told to stop."""
+    """A server whose run continues until it is stopped."""
 
     stopped: list[int]
 
@@ -146,21 +146,21 @@ class FakeControl:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_command_that_is_ended_stops_its_run_on_the_server(
+def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     fake = FakeControl(number)
     monkeypatch.setattr(control, "Control", fake)
     monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
     monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
-    # Also if the tests themselves run under nohup, or in the background of a script.
+    # Set these in case the tests run under nohup or in the background of a script.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
     assert (done.exit_code, fake.stopped) == (launch.INTERRUPTED, [7])
 
 
-def test_what_was_told_to_outlive_its_terminal_does() -> None:
+def test_a_command_under_nohup_ignores_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     launch.on_terminate()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -172,7 +172,7 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
 ) -> None:
     monkeypatch.setattr(progress, "_LOOK", 0.0)
     journal = tmp_path / "journal.jsonl"
-    answers = 2 * [True, *failures * [False]]  # a silence, and another one later
+    answers = 2 * [True, *failures * [False]]  # one silence, and later another
 
     def ended() -> bool:
         if not answers:
@@ -235,7 +235,7 @@ def test_runs_are_not_written_among_the_domains(
         ("kd3a -c run.name=x", ["use --name"]),
     ],
 )
-def test_what_would_be_ignored_is_refused(
+def test_options_without_an_effect_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, parts: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_what_would_be_ignored_is_refused(
 
 
 @pytest.mark.parametrize("error", [RosterError("no target joined"), KeyFileError("expired")])
-def test_the_way_on_is_told_once_there_is_one(
+def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FeddaError
 ) -> None:
     def fail(*_: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_client_says_where_it_connects_before_it_does(
     caplog.set_level("INFO")
     said: list[str] = []
     monkeypatch.setattr(resident, "serve", lambda *_, **__: said.extend(caplog.messages))
-    for name in submit.OFFLINE:  # the command sets them
+    for name in submit.OFFLINE:  # the command sets these; monkeypatch restores them
         monkeypatch.setenv(name, submit.OFFLINE[name])
     words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
     words += ["--insecure", "--state-dir", str(tmp_path)]
