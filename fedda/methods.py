@@ -120,6 +120,7 @@ class Method:
         names = [phase.name for phase in self.phases]
         assert names and len(set(names)) == len(names), "phases need names of their own"
         assert all(phase.rounds for phase in self.phases[:-1]), "only the last phase is open-ended"
+        assert not self.phases[-1].prepares, "the last phase is what the others prepare a model for"
 
     @property
     def gradients(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which part may know which, read from the source: imports flow down, labels stay at sources."""
+"""What the source code shows: packages import only certain others, and targets read no labels."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fedda", "clients", "strategies", "server")
 
-# May be imported: the packages above, siblings, and anything that is not ours.
+# Which of these packages each package may import. Anything that is not ours is allowed.
 ALLOWED = {
     "fedda": {"fedda"},
     "clients": {"fedda", "clients"},
@@ -20,10 +20,11 @@ ALLOWED = {
     "server": {"fedda", "strategies", "server"},
 }
 
-# Everything else in fedda/ runs without Flower. A module that starts Flower's programs may join.
+# The modules of fedda/ that import Flower; all others run without it. A module that starts Flower's
+# programs may be added.
 KNOW_FLOWER = {"fedda/records.py"}
 
-# What only one module may import, and nothing that a site runs: trackers, and readers of exports.
+# Trackers and exporters: only the module named here may import them, and no site may load them.
 ALONE = {
     "tensorboard": {"server/tracking/trackers.py"},
     "torch.utils.tensorboard": {"server/tracking/trackers.py"},
@@ -44,12 +45,12 @@ def name(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[tuple[int, str]]:
-    """What `_imports` finds; many tests ask."""
+    """List what `_imports` yields; the list is cached, since many tests need it."""
     return list(_imports(path))
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Level and name of everything a module imports, wherever in it, but not for types alone."""
+    """Yield level and name of every import anywhere in a module, except imports for types only."""
     open_nodes: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
     while open_nodes:
         node = open_nodes.pop()
@@ -66,7 +67,7 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", modules(*FOLDERS), ids=name)
-def test_imports_flow_down(path: Path) -> None:
+def test_a_package_imports_only_allowed_packages(path: Path) -> None:
     folder = name(path).split("/")[0]
     depth = len(path.relative_to(ROOT).parts) - 1
     for level, module in imports(path):
@@ -83,12 +84,12 @@ def test_imports_flow_down(path: Path) -> None:
             assert not absolute, f"{name(path)} imports its sibling {module} absolutely"
 
 
-def test_the_core_knows_no_flower() -> None:
-    def knows(path: Path) -> bool:
+def test_the_core_imports_flower_only_in_the_listed_modules() -> None:
+    def imports_flower(path: Path) -> bool:
         return any(module.split(".")[0] == "flwr" for _, module in imports(path))
 
-    assert {name(path) for path in modules("fedda") if knows(path)} == KNOW_FLOWER
-    assert knows(ROOT / "clients/node/bridge.py")  # the test can tell
+    assert {name(path) for path in modules("fedda") if imports_flower(path)} == KNOW_FLOWER
+    assert imports_flower(ROOT / "clients/node/bridge.py")  # so the check above can fail
 
 
 def within(module: str, package: str) -> bool:
@@ -96,27 +97,27 @@ def within(module: str, package: str) -> bool:
 
 
 @pytest.mark.parametrize("package", ALONE)
-def test_trackers_and_exporters_are_known_in_one_place(package: str) -> None:
-    def knows(path: Path) -> bool:
+def test_only_one_module_imports_each_tracker_and_exporter(package: str) -> None:
+    def imports_package(path: Path) -> bool:
         return any(within(module, package) for _, module in imports(path))
 
-    assert {name(path) for path in modules(*FOLDERS) if knows(path)} == ALONE[package]
+    assert {name(path) for path in modules(*FOLDERS) if imports_package(path)} == ALONE[package]
 
 
 def eager(path: Path) -> set[str]:
-    """What importing a module imports: not what its functions do when they are called."""
+    """Return what is imported with a module, without the imports inside its functions."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]
-    lazy = ast.unparse(tree)
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(lazy)):
+    without_bodies = ast.unparse(tree)
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(without_bodies)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
-    return found
+            names |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+    return names
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_trackers_and_exporters_are_imported_when_they_are_used(path: str) -> No
     assert not [m for m in eager(ROOT / path) for package in ALONE if within(m, package)]
 
 
-def test_export_costs_the_help_text_nothing() -> None:
+def test_the_export_command_imports_nothing_heavy_for_its_help() -> None:
     heavy = {"torch", "fedda.models.export", "fedda.models"}
     assert "typer" in eager(ROOT / "fedda/cli/export.py")
     assert not eager(ROOT / "fedda/cli/export.py") & heavy
@@ -136,14 +137,18 @@ def test_export_costs_the_help_text_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_site_loads_no_tracker_and_no_exporter() -> None:
-    """Whatever it imports in between, and with what Flower and torch import themselves."""
+    """Indirect imports count too, also those of Flower and torch.
+
+    torchvision would double what it takes to start a process, and few networks need it.
+    """
     code = "import sys, clients.app, clients.node.resident, fedda.cli; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     loaded = set(done.stdout.split())
     assert "clients.node.fleet" in loaded, done.stderr
-    assert not loaded & {*ALONE, "server", "server.tracking.curves", "fedda.models.export"}
+    unneeded = {"server", "server.tracking.curves", "fedda.models.export", "torchvision"}
+    assert not loaded & {*ALONE, *unneeded}
 
 
 @pytest.mark.parametrize("path", modules("fedda/algorithms"), ids=name)
@@ -172,18 +177,18 @@ def classes(tree: ast.Module) -> list[ast.ClassDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-# Parts that take labels, where the site has any.
+# Client classes that train with labels, at sites that have labels.
 LEARN_FROM_LABELS = {"Source", "Collaborator"}
 
-# Who else reads some: what holds a site's data, what notes them for the site's own eyes, and the
-# test of the model, of which a test of its own sees that nothing else in `Client` does.
+# Other classes that read labels: `Site` holds a site's data, `Notes` notes labels for the site,
+# and `Client` tests the model. A test below checks that nothing else in `Client` reads labels.
 READERS = {
     "clients/base.py": {"Client"},
     "clients/site/memory.py": {"Site"},
     "clients/site/notes.py": {"Notes"},
 }
 
-# What reads like a label and is one of an atom or a barycenter, which no site's image has.
+# Expressions that look like labels of a site's images but are labels of atoms or a barycenter.
 OF_ATOMS = {
     "clients/feddadil.py": {"came['y']"},
     "clients/site/dictionary.py": {"b.y", "gradients.y"},
@@ -191,16 +196,16 @@ OF_ATOMS = {
 
 
 def reads_labels(node: ast.AST, besides: Collection[str] = ()) -> list[int]:
-    """Lines that read `.y`, by name or through getattr, or load labelled data.
+    """List the lines that read `.y`, by name or through getattr, or load labelled data.
 
     Args:
         node: a piece of a module.
-        besides: expressions that may.
+        besides: expressions to pass over, with everything inside them.
     """
     spared: set[int] = set()
-    for found in ast.walk(node) if besides else ():
-        if isinstance(found, ast.expr) and ast.unparse(found) in besides:
-            spared |= {id(inner) for inner in ast.walk(found)}
+    for expression in ast.walk(node) if besides else ():
+        if isinstance(expression, ast.expr) and ast.unparse(expression) in besides:
+            spared |= {id(inner) for inner in ast.walk(expression)}
     lines = []
     for inner in ast.walk(node):
         if id(inner) in spared:
@@ -215,18 +220,18 @@ def reads_labels(node: ast.AST, besides: Collection[str] = ()) -> list[int]:
 
 @pytest.mark.parametrize("path", modules("clients"), ids=name)
 def test_no_target_reads_a_label(path: Path) -> None:
-    """Only what takes labels in training may, and the shared `test`; nobody else inherits that."""
+    """Only the classes listed above read labels, and no other class inherits their code."""
     tree = ast.parse(path.read_text())
     readers, besides = READERS.get(name(path), set()), OF_ATOMS.get(name(path), set())
-    for found in classes(tree):
-        if found.name in LEARN_FROM_LABELS:
+    for defined in classes(tree):
+        if defined.name in LEARN_FROM_LABELS:
             continue
-        inherits = {ast.unparse(base).split(".")[-1] for base in found.bases}
-        assert not inherits & LEARN_FROM_LABELS, f"{name(path)}: {found.name} is a {inherits}"
-        if found.name not in readers:
-            lines = reads_labels(found, besides)
+        inherits = {ast.unparse(base).split(".")[-1] for base in defined.bases}
+        assert not inherits & LEARN_FROM_LABELS, f"{name(path)}: {defined.name} is a {inherits}"
+        if defined.name not in readers:
+            lines = reads_labels(defined, besides)
             assert not lines, f"{name(path)}:{lines}"
-    # What a Target may call: functions of its module, and whatever else the module holds.
+    # A Target may call functions and use other objects of its module, so these are checked as well.
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
             assert not reads_labels(node), f"{name(path)}:{reads_labels(node)}"
@@ -234,38 +239,40 @@ def test_no_target_reads_a_label(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules("clients"), ids=name)
 def test_no_target_is_a_source_by_another_name(path: Path) -> None:
-    """Source and Collaborator are given to no other name, within a module or into it."""
+    """No assignment and no import gives Source or Collaborator another name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assign):
-            was = ast.unparse(node.value).split(".")[-1]
+            original = ast.unparse(node.value).split(".")[-1]
             names = {ast.unparse(each) for each in node.targets}
-            assert was not in LEARN_FROM_LABELS or names == {was}, f"{name(path)}:{node.lineno}"
+            assert original not in LEARN_FROM_LABELS or names == {original}, (
+                f"{name(path)}:{node.lineno}"
+            )
         elif isinstance(node, ast.ImportFrom):
             for each in node.names:
                 renamed = each.name in LEARN_FROM_LABELS and each.asname not in (None, each.name)
                 assert not renamed, f"{name(path)}:{node.lineno}"
 
 
-def test_who_may_read_labels_is_there_and_does() -> None:
-    """What is listed and reads none would hide the next that does."""
+def test_every_class_listed_as_a_reader_of_labels_reads_some() -> None:
+    """A listed class that reads no labels any more would hide a later one that does."""
     for path, names in READERS.items():
-        found = {c.name: c for c in classes(ast.parse((ROOT / path).read_text()))}
-        assert all(reads_labels(found[each]) for each in names)
+        by_name = {c.name: c for c in classes(ast.parse((ROOT / path).read_text()))}
+        assert all(reads_labels(by_name[each]) for each in names)
     for path, expressions in OF_ATOMS.items():
         tree = ast.parse((ROOT / path).read_text())
-        held = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
-        assert expressions <= held
+        present = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
+        assert expressions <= present
 
 
-def test_of_what_clients_share_only_the_test_reads_labels() -> None:
+def test_the_shared_client_reads_labels_only_in_its_test() -> None:
     tree = ast.parse((ROOT / "clients/base.py").read_text())
     client = next(c for c in classes(tree) if c.name == "Client")
     readers = [getattr(node, "name", "") for node in client.body if reads_labels(node)]
     assert readers == ["test"]
 
 
-def test_what_trains_cannot_read_a_sites_notes() -> None:
-    """They hold labels of tests: written by `serve` and `test`, read by the picture alone."""
+def test_training_code_cannot_read_a_sites_notes() -> None:
+    """Notes hold labels of tests. `serve` and `test` write them; only the picture reads them."""
     users, readers = set(), set()
     for path in modules("clients"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -280,7 +287,7 @@ def test_what_trains_cannot_read_a_sites_notes() -> None:
     assert readers == {"clients/site/before_after.py"}
 
 
-def test_the_targets_data_have_no_label_to_read() -> None:
+def test_a_targets_data_hold_no_labels() -> None:
     from dataclasses import fields
 
     from fedda.data import Labelled, Unlabelled
@@ -289,8 +296,8 @@ def test_the_targets_data_have_no_label_to_read() -> None:
     assert not issubclass(Unlabelled, Labelled)
 
 
-def test_the_reader_of_labels_sees_them() -> None:
-    """Without this the tests above could not fail."""
+def test_the_search_for_labels_sees_them() -> None:
+    """If it saw none, the tests above could not fail."""
     for text in ("self.data.y[i]", "getattr(self.data, 'y')", "data.load_source(path)"):
         assert reads_labels(ast.parse(text))
     assert not reads_labels(ast.parse("self.data.x[i]; q.entropy()"))

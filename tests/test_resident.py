@@ -108,7 +108,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def answer_all(app: resident.App, connection: FakeConnection) -> list[tuple[str, str]]:
-    """Let a node work until the server forgets it; returns the events."""
+    """Let a node work until the server forgets it -> the events."""
     events: list[tuple[str, str]] = []
     node = resident.Resident(app, {"role": "source"}, lambda *event: events.append(event))
     with pytest.raises(SessionLost):
@@ -117,7 +117,7 @@ def answer_all(app: resident.App, connection: FakeConnection) -> list[tuple[str,
 
 
 def everything(reply: Message) -> bytes:
-    """All bytes that a reply puts on the wire, as flwr would cut them."""
+    """Return all bytes that a reply puts on the wire, in the pieces that flwr makes of it."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     return b"".join(piece.deflate() for piece in get_all_nested_objects(reply).values())
@@ -144,7 +144,7 @@ def test_a_message_gets_the_apps_reply(clock: Clock, kind: str) -> None:
         (SystemExit(SECRET), Code.INTERNAL),
     ],
 )
-def test_an_exception_leaves_as_a_code_and_stays_in_the_local_log(
+def test_an_exception_is_sent_as_a_code_and_its_text_stays_in_the_local_log(
     clock: Clock, caplog: pytest.LogCaptureFixture, error: BaseException, code: Code
 ) -> None:
     def failing(received: Message, context: Context) -> Message:
@@ -158,7 +158,7 @@ def test_an_exception_leaves_as_a_code_and_stays_in_the_local_log(
     assert SECRET not in str(events)
 
 
-def test_an_apps_own_error_text_does_not_leave(clock: Clock) -> None:
+def test_an_apps_own_error_text_is_not_sent(clock: Clock) -> None:
     def talkative(received: Message, context: Context) -> Message:
         return Message(Error(code=2, reason=SECRET), reply_to=received)
 
@@ -177,7 +177,7 @@ def test_an_apps_known_code_is_kept(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [None, "text", RecordDict()])
-def test_what_is_no_message_becomes_an_error(clock: Clock, nonsense: object) -> None:
+def test_a_result_that_is_no_message_becomes_an_error(clock: Clock, nonsense: object) -> None:
     connection = FakeConnection(message())
     answer_all(lambda received, context: nonsense, connection)  # type: ignore[arg-type,return-value]
     assert connection.replies[0].error.code == Code.INTERNAL
@@ -233,7 +233,7 @@ def test_a_message_that_cannot_be_read_is_answered_with_a_code(clock: Clock) -> 
     assert connection.replies[0].error == Error(int(Code.WIRE), Code.WIRE.public)
 
 
-def test_a_reply_that_cannot_be_cut_for_the_wire_is_answered_with_a_code(clock: Clock) -> None:
+def test_a_reply_that_cannot_be_serialised_is_replaced_by_a_code(clock: Clock) -> None:
     connection = FakeConnection(message())
     connection.send_failures = [TypeError(SECRET)]
     answer_all(echo, connection)
@@ -282,7 +282,7 @@ def test_a_busy_server_is_asked_less_often(clock: Clock) -> None:
 
 
 class Connects:
-    """Stands for opening a session: fails as told, then succeeds."""
+    """Opens a session: fails until a time has passed, then succeeds."""
 
     def __init__(self, clock: Clock, until: float, failure: Callable[[], Exception]) -> None:
         self.clock, self.until, self.failure = clock, until, failure
@@ -442,7 +442,7 @@ def test_the_command_says_what_is_wrong_and_ends(
     assert (done.exit_code, text in done.output) == (code, True), done.output
 
 
-def test_two_clients_do_not_share_a_state_folder(tmp_path: Path) -> None:
+def test_two_clients_cannot_share_a_state_folder(tmp_path: Path) -> None:
     with _lock(tmp_path), pytest.raises(ConfigError, match="--state-dir"):
         _lock(tmp_path)
     _lock(tmp_path).close()
@@ -520,22 +520,22 @@ def test_flwr_still_has_what_the_resident_node_uses() -> None:
     missing = []
     for module, names in USED.items():
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ImportError:
             missing.append(module)
             continue
         for name, parameters in names.items():
-            if not hasattr(found, name):
+            if not hasattr(imported, name):
                 missing.append(f"{module}.{name}")
             elif parameters:
-                there = inspect.signature(getattr(found, name)).parameters
-                missing += [f"{module}.{name}({p})" for p in parameters if p not in there]
+                actual = inspect.signature(getattr(imported, name)).parameters
+                missing += [f"{module}.{name}({p})" for p in parameters if p not in actual]
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     missing += [f"FleetHttpClient.{n}" for n in CALLS.split() if not hasattr(FleetHttpClient, n)]
-    there = inspect.signature(FleetHttpClient.from_server_address).parameters
+    actual = inspect.signature(FleetHttpClient.from_server_address).parameters
     needed = ("server_address", "insecure", "root_certificates", "interceptors")
-    missing += [f"FleetHttpClient.from_server_address({n})" for n in needed if n not in there]
+    missing += [f"FleetHttpClient.from_server_address({n})" for n in needed if n not in actual]
     assert not missing, f"flwr changed: {missing}; clients/node/fleet.py must follow"
 
 
@@ -585,4 +585,4 @@ def test_two_sites_serve_runs_through_restarts_and_revocation(hub: federation.Ec
 
     assert hub.processes["a"].stop() == 0
     assert "left the server" in hub.processes["a"].text()
-    hub.wait_until_online(0, 5)
+    hub.wait_until_online(0, 12)  # one that is killed counts as online for 15 s and more

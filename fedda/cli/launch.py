@@ -1,12 +1,12 @@
 """Start a run on a server or on this machine, and show its progress in the terminal."""
 
 import json
-import os
 import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import typer
@@ -166,4 +166,10 @@ def on_terminate() -> None:
     """Let SIGTERM and SIGHUP end a command and all that it started, as Ctrl-C does."""
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(each, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            signal.signal(each, _interrupt)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does, also where it is ignored, as in the background of a script."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)

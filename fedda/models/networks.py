@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from fedda import plugins
@@ -287,7 +286,10 @@ def _identity(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, i
 
 def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """Everything before the last linear layer of a torchvision network."""
-    encoder = torchvision.models.get_model(config.name, weights=None)
+    # Here, as it takes as long to import as torch itself, and most networks need none of it.
+    from torchvision.models import get_model
+
+    encoder = get_model(config.name, weights=None)
     last = encoder.get_submodule(LAST[config.name])
     assert isinstance(last, nn.Linear)
     parent, _, name = LAST[config.name].rpartition(".")

@@ -7,7 +7,6 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torchvision.models import get_model_weights
 
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
@@ -99,6 +98,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _download(config: ModelConfig) -> dict[str, Tensor]:
+    from torchvision.models import get_model_weights  # costly, see networks.py
+
     known = get_model_weights(config.name)
     short = config.weights.removeprefix(f"{known.__name__}.")
     if short not in known.__members__:

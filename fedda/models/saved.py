@@ -81,7 +81,10 @@ def load(path: str | Path) -> tuple[Model, Meta]:
             "not installed here; install the package that adds this method."
         )
     with _damaged(path):
-        model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
+        try:
+            model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
+        except ModelError as error:
+            raise ModelError(f"'{path}' cannot be loaded. {error}") from error
         model.load_state_dict(tensors)
     return model.eval(), meta
 
