@@ -53,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the commands that tests start, also from the background of a script.
+
+    There SIGINT is ignored, and every program that is started inherits that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def domains(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
     """Make three sources and a target as .npz files -> their node configurations."""

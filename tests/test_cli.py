@@ -145,17 +145,24 @@ class FakeControl:
         pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "of_ctrl_c"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGHUP, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # in the background of a script
+    ],
+)
 def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of_ctrl_c: Any
 ) -> None:
     fake = FakeControl(number)
     monkeypatch.setattr(control, "Control", fake)
     monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
     monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
-    # Set these in case the tests run under nohup or in the background of a script.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
+    signal.signal(signal.SIGINT, of_ctrl_c)
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
     assert (done.exit_code, fake.stopped) == (launch.INTERRUPTED, [7])
 
