@@ -1,14 +1,13 @@
-"""`fedda-client` as it is, except for what a file tells it to do wrong; for the live tests.
+"""A `fedda-client` that misbehaves as a file tells it to; for the live tests.
 
     python -m tests.actor FILE client --role source ...
 
-FILE is read at every request: JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}},
-with what to do in round 2 and which facts to offer instead of the true ones; "join": "hold" keeps
-a site from joining. A reply is spoilt after the site's own checks, as a site with another program
-would.
+FILE is read at every request. It is JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}}:
+what to do in round 2, and facts to offer instead of the true ones. "join": "hold" keeps the site
+from joining. A reply is changed after the site's own checks, as a site with another program could.
 
-It asks for work less often than a true site: most of a waiting federation's work is to answer that
-there is none.
+It asks for work less often than a real site: the more often sites ask, the more of its time a
+waiting server spends on answering that there is no work.
 """
 
 import json
@@ -26,19 +25,19 @@ from fedda.wire import Arrays
 from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])
-POLL = 0.2  # seconds between two questions for work, of a site that is busy
+POLL = 0.2  # seconds between two requests for work, while a run is going on
 
 
 def act(key: str) -> Any:
-    """What FILE says under a key; nothing if there is no such file."""
+    """Return what FILE says under a key; None if there is no such file."""
     return json.loads(FILE.read_text()).get(key) if FILE.exists() else None
 
 
 def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
-    """The bridge's `train` with the round's misdeed."""
+    """Run the bridge's `train` and misbehave as FILE says for this round."""
     step = str(records.read(message.content)[1]["step"]["round"])
-    told: Any = act(step) or ["", 0]
-    what, value = told
+    misdeed: Any = act(step) or ["", 0]
+    what, value = misdeed
     if not what:
         return honest(message, site)
     print(f"acting: {what} in round {step}", flush=True)
@@ -56,17 +55,17 @@ def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
 
 
 def scaled(model: Arrays, by: float) -> Arrays:
-    """Every weight and bias times a number, which may be NaN."""
+    """Multiply every weight and bias by a number, which may be NaN."""
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
-    """The site's `offer` with FILE's facts in place of its own."""
+    """Return the site's offer, with FILE's facts in place of its own."""
     return honest(self) | (act("offer") or {})
 
 
 def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
-    """The site's `serve`, from when FILE lets it join."""
+    """Run the site's `serve` once FILE lets it join."""
     while act("join") == "hold":
         time.sleep(0.1)
     honest(*args, poll=POLL, **options)

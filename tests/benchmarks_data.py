@@ -31,7 +31,7 @@ GOODS = ("books", "dvd", "electronics", "kitchen")
 
 
 def picture(path: Path, value: int) -> Path:
-    """A grayscale picture; its value tells it apart from others."""
+    """Write a grayscale picture; its value tells it apart from others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (8, 8), value % 256).save(path)
     return path
@@ -105,7 +105,7 @@ def pacs(root: Path) -> Path:
 
 
 def imageclef(root: Path) -> Path:
-    """Bing has folders of its own names, ImageNet none at all; bikes are in two folders of c."""
+    """Class folders: with other names in b (Bing), two per class in c (Caltech), none in i, p."""
     for domain in "bcip":
         lines = []
         for c, name in enumerate(CLEF):
@@ -161,7 +161,7 @@ def digit5(root: Path) -> Path:
 
 
 def syn_number(root: Path) -> Path:
-    """The older form of the synthetic digits, in place of the newer."""
+    """Write digit5 with the older form of the synthetic digits in place of the newer one."""
     digit5(root)
     arrays = {}
     for s, n in (("train", N_TRAIN), ("test", N_TEST)):
@@ -172,7 +172,7 @@ def syn_number(root: Path) -> Path:
 
 
 def features(root: Path, names: Mapping[str, str], classes: int, key: str = "fts") -> Path:
-    """Four examples of every class, one class after the other; column 0 is the class."""
+    """Write four examples of every class, one class after the other; column 0 is the class."""
     root.mkdir(parents=True, exist_ok=True)
     y = np.repeat(np.arange(classes), 4)
     for seed, file in enumerate(names.values()):
@@ -198,7 +198,7 @@ def decaf(root: Path) -> Path:
 
 
 def counts(n: int, d: int, seed: int) -> np.ndarray:
-    """Words in reviews, most of them 0; column 0 tells which review of the domain it is."""
+    """Draw word counts of reviews, most of them 0; column 0 numbers the reviews of a domain."""
     x = np.random.default_rng(seed).integers(-6, 4, (n, d)).clip(0)
     x[:, 0] = np.arange(1, n + 1)
     x[:, -1] = 1
@@ -226,7 +226,7 @@ def svmlight_from_1(root: Path) -> Path:
 
 
 def coordinates(root: Path) -> Path:
-    """amazon.npz of MDAN and KD3A: transposed, 12 reviews per domain."""
+    """Write amazon.npz of MDAN and KD3A: transposed, 12 reviews per domain."""
     root.mkdir(parents=True, exist_ok=True)
     x = np.concatenate([counts(12, 7, seed) for seed in range(4)])
     reviews, terms = x.nonzero()
@@ -257,7 +257,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def mnist(root: Path) -> Path:
-    """240 and 120 digits, all in the middle of digit i is i; half of the files are compressed."""
+    """Write 240 and 120 digits; digit i's middle has value i; only image files are compressed."""
     root.mkdir(parents=True, exist_ok=True)
     for name, n in (("train", 240), ("t10k", 120)):
         x = np.zeros((n, 28, 28), np.uint8)
@@ -293,7 +293,7 @@ def recordings(root: Path) -> Path:
 
 
 def spectrograms(root: Path) -> Path:
-    """Two microphones with splits; class k's values lie about k."""
+    """Write two microphones with splits; values of class k lie between k and k + 1."""
     rng = np.random.default_rng(0)
     for microphone in ("Creator", "Voice"):
         for split, n in (("train", 4), ("test", 2)):
@@ -306,7 +306,7 @@ def spectrograms(root: Path) -> Path:
 
 
 def mel_bank_twin(mels: int, n_fft: int, rate: int) -> list[list[float]]:
-    """The triangles with loops, from the definition of the mel scale."""
+    """Compute the triangles with loops, from the definition of the mel scale."""
     top = 2595 * math.log10(1 + rate / 2 / 700)
     corner = [700 * (10 ** (top * i / (mels + 1) / 2595) - 1) for i in range(mels + 2)]
     bank = []

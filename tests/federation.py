@@ -18,7 +18,7 @@ from server.journal import Event, Journal
 from server.simulation import simulate
 from tests.local_grid import make_domains
 
-# Seconds for what must happen at last: only what hangs takes as long, however busy the machine is.
+# Seconds to wait for what must happen. Even on a busy machine only what hangs takes as long.
 PATIENCE = 180.0
 
 LIVE: dict[str, Any] = {
@@ -161,7 +161,7 @@ class Echo(Deployment):
             return {site.node_id for site in control.sites() if site.online}
 
     def wait_until_online(self, count: int, seconds: float = PATIENCE) -> None:
-        """Wait for so many sites to be online, no more and no fewer."""
+        """Wait until exactly this many sites are online."""
         ends = time.monotonic() + seconds
         while len(self.node_ids()) != count:
             assert time.monotonic() < ends, f"{len(self.node_ids())} sites online, not {count}"
@@ -172,9 +172,9 @@ class Federation(Deployment):
     """Three tiny sources and a target behind TLS and node keys, each its own process.
 
     Args:
-        directory: of everything.
+        directory: holds all files.
         acting: start the sites with `tests.actor`, so that they can be told to misbehave.
-        more: as of `Deployment`.
+        more: further arguments of `Deployment`.
     """
 
     def __init__(self, directory: Path, acting: bool = False, **more: Any) -> None:
@@ -203,7 +203,7 @@ class Federation(Deployment):
         self.processes[name].wait_for("connected", PATIENCE)
 
     def mend(self) -> None:
-        """Start what has ended, and have every site do as it should."""
+        """Start the processes that have ended, and let every site behave again."""
         if not self.processes["superlink"].alive:
             self.start_server()
         for name in self.sites:
@@ -217,7 +217,7 @@ class Federation(Deployment):
         return Run(self, self.runs / name, self.submit(app or self.app, flat), flat)
 
     def alone(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The same run in this process, without a server -> its results."""
+        """Perform the same run in this process, without a server -> its results."""
         directory = self.directory / "alone"
         flat = LIVE | {"run.dir": str(directory), "run.name": name} | dict(settings)
         sites = [{**n, "state-dir": str(directory / name), "threads": 1} for n in self.nodes]
@@ -248,27 +248,27 @@ class Run:
         self.flat = flat
 
     def events(self) -> list[Event]:
-        """What the journal holds by now."""
+        """Return the events that the journal holds by now."""
         path = self.folder / "journal.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def find(self, event: str, **facts: Any) -> list[Event]:
-        """The events of one sort in which these facts are so."""
-        found = [e for e in self.events() if e["event"] == event]
-        return [e for e in found if all(e.get(k) == v for k, v in facts.items())]
+        """Return the events of one kind that have all these facts."""
+        events = [e for e in self.events() if e["event"] == event]
+        return [e for e in events if all(e.get(k) == v for k, v in facts.items())]
 
     def wait_for(self, event: str, seconds: float = PATIENCE, **facts: Any) -> Event:
-        """Wait until such an event is in the journal -> the last of them."""
+        """Wait until the journal has an event that `find` finds -> the last of them."""
         ends = time.monotonic() + seconds
-        while not (found := self.find(event, **facts)):
+        while not (events := self.find(event, **facts)):
             seen = [e for e in self.events() if e["event"] in ("trouble", "round", "failed")]
             assert time.monotonic() < ends and not self.find("failed"), (event, facts, seen)
             time.sleep(0.1)
-        return found[-1]
+        return events[-1]
 
     def finish(self, seconds: float = PATIENCE) -> dict[str, Any]:
-        """Wait for its end -> its results."""
+        """Wait for the run's end -> its results."""
         state = self.hub.wait(self.id, seconds)
         log = self.hub.processes["superlink"].tail(30)
         assert state.succeeded, f"{state}\n{self.events()[-3:]}\n{log}"
@@ -276,20 +276,20 @@ class Run:
 
 
 def rounds(results: Mapping[str, Any], method: str) -> dict[int, dict[str, Any]]:
-    """What results say of a method's only training, by round."""
+    """Return what results say of a method's only training, by round."""
     (training,) = results["trainings"][method]
     return {entry["round"]: entry for entry in training["rounds"]}
 
 
 def final_model(results: Mapping[str, Any], method: str) -> bytes:
-    """The file of a method's only training, whose bytes are the same where the model is."""
+    """Read the model file of a method's only training; equal models have equal bytes."""
     (training,) = results["trainings"][method]
     return Path(training["model"]).read_bytes()
 
 
 def processes_with(text: str) -> list[int]:
-    """Ids of the running processes whose command line contains text."""
-    found = []
+    """List the ids of the running processes whose command line contains text."""
+    ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -297,20 +297,20 @@ def processes_with(text: str) -> list[int]:
             except OSError:
                 continue
             if text in line:
-                found.append(int(entry.name))
-    return found
+                ids.append(int(entry.name))
+    return ids
 
 
 def descendants(pid: int, text: str) -> list[int]:
-    """Ids of the processes below one whose command line contains text."""
-    found, above = [], {pid}
+    """List the ids of a process's descendants whose command line contains text."""
+    ids, above = [], {pid}
     for each in sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()):
         with contextlib.suppress(OSError):
             parent = int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1])
             if parent in above:
                 above.add(each)
-                found.append(each)
-    return [each for each in found if each in processes_with(text)]
+                ids.append(each)
+    return [each for each in ids if each in processes_with(text)]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

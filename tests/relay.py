@@ -33,7 +33,7 @@ class Relay:
         self._pairs.clear()
 
     def forget(self) -> None:
-        """Reset what is open towards the site, while the server notices nothing."""
+        """Close the site's end of every connection, but not the server's, which notices nothing."""
         self._forgotten += [far for _, far in self._pairs]
         for near, _ in self._pairs:
             with contextlib.suppress(OSError):
@@ -41,17 +41,17 @@ class Relay:
         self._pairs.clear()
 
     def remember(self) -> None:
-        """Let the server notice."""
+        """Close the server's ends that `forget` left open."""
         for far in self._forgotten:
             with contextlib.suppress(OSError):
                 far.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Swallow everything from now on, and close nothing."""
+        """Drop all data from now on, but close no connection."""
         self._silent.set()
 
     def close(self) -> None:
-        """Cut, and take no more connections."""
+        """Cut all connections and accept no more."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -96,7 +96,7 @@ class Relay:
             while data := one.recv(1 << 16):
                 if not self._silent.is_set():
                     other.sendall(data)
-        for end in (one, other):  # whoever is first wakes the other thread
+        for end in (one, other):  # the first thread to end wakes the other
             with contextlib.suppress(OSError):
                 if end not in self._forgotten:
                     end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The server's two listeners: what sites may ask, what is counted, and that nothing is left."""
+"""The server's two listeners: what sites may request, what is counted, and how it ends."""
 
 import asyncio
 import dataclasses
@@ -82,7 +82,7 @@ def call(
 
 
 async def echo(request: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-    """An application that answers with what it got."""
+    """Answer a request with its own body, twice: an ASGI application."""
     body, more = b"", True
     while more:
         event = await receive()
@@ -106,13 +106,13 @@ def test_health_passes_for_reading() -> None:
 
 
 @pytest.mark.parametrize("path", TRICKS)
-def test_everything_else_is_refused(path: str) -> None:
+def test_every_other_path_is_refused(path: str) -> None:
     assert not allowed(scope(path))
     assert not allowed(scope(path, "GET"))
 
 
 @pytest.mark.parametrize("raw", [b"/v1/fleet/%70ull-messages", b"//v1/fleet/pull-messages"])
-def test_a_path_must_also_be_spelled_as_in_the_list(raw: bytes) -> None:
+def test_the_raw_path_must_also_be_spelled_as_in_the_list(raw: bytes) -> None:
     assert not allowed(scope("/v1/fleet/pull-messages", raw=raw))
 
 
@@ -120,7 +120,7 @@ def test_a_mounted_root_is_refused() -> None:
     assert not allowed(scope("/v1/fleet/pull-messages", root_path="/v1/control"))
 
 
-def test_the_list_is_flwrs_fleet_api() -> None:
+def test_the_allowed_paths_are_those_of_flwrs_fleet_api() -> None:
     from flwr.superlink.routers.fleet.router import router
 
     paths = {getattr(route, "path", "") for route in router.routes}
@@ -164,7 +164,7 @@ def test_a_body_too_large_is_cut_off_without_an_announced_length() -> None:
     assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 6, b"x" * 4])[0] == 200
 
 
-def test_an_application_that_fails_on_the_cut_still_gives_413() -> None:
+def test_a_body_that_is_cut_off_gives_413_even_if_the_application_fails() -> None:
     async def fragile(request: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -179,7 +179,7 @@ def superlink() -> Any:
     return gateway.superlink(gateway.Settings())
 
 
-def test_the_real_superlink_answers_control_calls_without_the_filter_only(superlink: Any) -> None:
+def test_the_real_superlink_answers_control_calls_only_without_the_filter(superlink: Any) -> None:
     async def ask(application: Any) -> list[int]:
         transport = httpx.ASGITransport(application)
         async with httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
@@ -208,8 +208,8 @@ def test_flwr_still_has_what_the_server_uses() -> None:
     }
     missing = []
     for module, names in used.items():
-        found = importlib.import_module(module)
-        missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+        imported = importlib.import_module(module)
+        missing += [f"{module}.{name}" for name in names if not hasattr(imported, name)]
     from flwr.supercore.control import ControlHttpClient
 
     calls = ("ListNodes", "RegisterNode", "UnregisterNode", "ListRuns", "StopRun")
@@ -241,7 +241,7 @@ def test_the_superexec_is_found_where_we_look_for_it(superlink: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_group_ends_with_members_that_ignore_a_polite_request() -> None:
+def test_a_process_group_is_ended_even_if_its_members_ignore_sigterm() -> None:
     script = "trap '' TERM; sleep 61.25 & echo ready; wait; sleep 61.25"
     shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert shell.stdout is not None
@@ -263,17 +263,17 @@ def test_a_taken_port_is_a_clear_error() -> None:
 
 
 def test_answers_are_sent_at_once() -> None:
-    """Without TCP_NODELAY on what it accepts, every answer took 40 ms longer."""
+    """Without TCP_NODELAY on accepted connections every answer took 40 ms longer."""
     listener = gateway._listen(LOOPBACK, 0)
     accepted = []
 
     async def connect() -> None:
-        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             options = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
             accepted.append(writer.get_extra_info("socket").getsockopt(*options))
             writer.close()
 
-        async with await asyncio.start_server(met, sock=listener):
+        async with await asyncio.start_server(on_connection, sock=listener):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             await reader.read()
             writer.close()
@@ -287,21 +287,21 @@ class FakeControl:
     """A server's registrations in memory."""
 
     def __init__(self) -> None:
-        self.there: dict[int, control.Site] = {}
+        self.registered: dict[int, control.Site] = {}
 
     def sites(self) -> list[control.Site]:
-        return list(self.there.values())
+        return list(self.registered.values())
 
     def register(self, key: Any, name: str) -> int:
-        node = len(self.there) + 1
-        self.there[node] = control.Site(node, name, False, control._pem(key))
+        node = len(self.registered) + 1
+        self.registered[node] = control.Site(node, name, False, control._pem(key))
         return node
 
     def unregister(self, node_id: int) -> None:
-        del self.there[node_id]
+        del self.registered[node_id]
 
 
-def test_a_folder_of_keys_is_followed(tmp_path: Path) -> None:
+def test_sites_are_admitted_and_turned_away_as_keys_come_and_go(tmp_path: Path) -> None:
     fake = FakeControl()
     folder = control.Folder(tmp_path)
 
@@ -322,7 +322,7 @@ def test_a_folder_of_keys_is_followed(tmp_path: Path) -> None:
     assert sync() == ["admitted a"]
 
 
-def test_a_file_that_is_no_key_is_named_once_and_keeps_nobody_in(tmp_path: Path) -> None:
+def test_a_file_that_is_no_key_is_named_once_and_blocks_no_revocation(tmp_path: Path) -> None:
     fake, folder = FakeControl(), control.Folder(tmp_path)
 
     def sync() -> list[str]:
@@ -364,9 +364,9 @@ def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> in
 
 
 @pytest.mark.slow
-def test_sites_reach_the_fleet_api_only_and_operators_everything(tmp_path: Path) -> None:
+def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path: Path) -> None:
     with Echo(tmp_path) as hub:
-        # The same calls on the operator's listener are served: the refusals are the filter's.
+        # The operator's listener serves such a call, so it is the filter that refuses them below.
         assert ask_raw(hub, hub.admin_port, "/v1/control/list-nodes") == 200
         for target in TRICKS:
             assert ask_raw(hub, hub.port, target) in (400, 403), target
@@ -402,13 +402,13 @@ def test_sites_reach_the_fleet_api_only_and_operators_everything(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Echo\n"
         "with Echo(Path(sys.argv[1]), ['a']) as hub:\n"
         "    print('up', flush=True)\n    time.sleep(600)\n"
     )
-    # Its folder's name is in every command line that belongs to it.
+    # Every process of this federation has the folder's name in its command line.
     mark = str(tmp_path)
     parent = subprocess.Popen(
         [sys.executable, "-c", script, mark], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""KD3A's rounds over four sites: against a naive twin, with every preset and every choice."""
+"""KD3A's rounds over four sites: equal to a naive twin, and with every preset and setting."""
 
 from typing import Any
 
@@ -12,24 +12,24 @@ from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, chang
 from tests.reference import kd3a_round
 
 
-def teachers_say(bench: Bench, node: Node) -> torch.Tensor:
-    """Every source's probabilities for the target's images -> (N, K, C)."""
+def teachers_probabilities(bench: Bench, node: Node) -> torch.Tensor:
+    """Compute every source's probabilities for the target's images -> (N, K, C)."""
     target = data.load_target(node["data"])
-    told = []
+    predictions = []
     for name in SOURCES:
         network = models.blank(bench.task.model, bench.task.dims, bench.task.classes)
         models.load_arrays(network, sent_by(bench, name))
-        told.append(models.predict(network, target.x))
-    return torch.stack(told, dim=1)
+        predictions.append(models.predict(network, target.x))
+    return torch.stack(predictions, dim=1)
 
 
-def test_a_round_is_algorithm_1(domains: list[Node]) -> None:
+def test_a_round_computes_algorithm_1(domains: list[Node]) -> None:
     gate = {"kd3a.gate.low": 0.6, "kd3a.gate.high": 0.6}
     bench = Bench(domains, "kd3a", train__rounds_per_epoch=0.2, **gate)
     bench.round(1)
     model, _ = bench.round(2)
-    p = teachers_say(bench, domains[-1])
-    assert ((p.amax(dim=2) > 0.6).float().mean(dim=0) > 0).all()  # all are heard somewhere
+    p = teachers_probabilities(bench, domains[-1])
+    assert ((p.amax(dim=2) > 0.6).float().mean(dim=0) > 0).all()  # each teacher passes the gate
     counts = [EXAMPLES[s] for s in SOURCES]
     alpha = kd3a_round.alpha(p.tolist(), 0.6, counts, EXAMPLES["town"])
     assert min(alpha) > 0.01
@@ -81,7 +81,7 @@ def test_presets_run(domains: list[Node], preset: str) -> None:
     ],
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()),
 )
-def test_every_choice_gives_a_round(domains: list[Node], settings: dict[str, Any]) -> None:
+def test_a_round_runs_with_every_setting(domains: list[Node], settings: dict[str, Any]) -> None:
     rounds = 1 if "model__name" in settings else 2
     bench = Bench(domains, "kd3a", **settings)
     start = bench.model
@@ -124,11 +124,11 @@ def test_local_heads_stay_with_their_sites(domains: list[Node]) -> None:
     bench.grid.offline = set()
     requests = bench.begin(3)
     for name, request in zip(SOURCES, requests, strict=True):
-        got = records.read(request.content)[0]["model"].unpack()
-        kept = own[name] if name == "carl" else sent_by(bench, name)  # carl missed round 2
-        assert all(np.array_equal(got[n], kept[n]) for n in heads), name
+        received = records.read(request.content)[0]["model"].unpack()
+        expected = own[name] if name == "carl" else sent_by(bench, name)  # carl missed round 2
+        assert all(np.array_equal(received[n], expected[n]) for n in heads), name
         rest = [n for n in model if n not in heads]
-        assert all(np.array_equal(got[n], bench.model[n]) for n in rest), name
+        assert all(np.array_equal(received[n], bench.model[n]) for n in rest), name
 
 
 def test_the_second_request_of_a_round_matches_moments(domains: list[Node]) -> None:
@@ -143,11 +143,11 @@ def test_the_second_request_of_a_round_matches_moments(domains: list[Node]) -> N
         ("match_moments", {"model"}, {"round"}),
     ]
     running = [n for n in model if "running_" in n]
-    assert all(np.array_equal(model[n], plain[n]) for n in running)  # eq. 18's are kept
+    assert all(np.array_equal(model[n], plain[n]) for n in running)  # those of eq. 18 stay
     assert any(not np.array_equal(model[n], plain[n]) for n in model if n not in running)
 
 
-def test_a_target_that_claims_to_keep_more_than_all_is_not_believed(domains: list[Node]) -> None:
+def test_a_target_cannot_claim_to_keep_more_than_all_its_images(domains: list[Node]) -> None:
     def boast(request: Message, reply: Message) -> list[Message]:
         return [changed(request, reply, numbers={"kept": 1e6})]
 

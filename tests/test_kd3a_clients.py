@@ -1,4 +1,4 @@
-"""KD3A's target at its site: what its settings change, driven over a tiny federation."""
+"""KD3A's target at its site: what the settings change, seen in a tiny federation."""
 
 import os
 from pathlib import Path
@@ -27,41 +27,41 @@ pytestmark = pytest.mark.usefixtures("fresh_sites")
 Mixed = tuple[Tensor, Tensor, Tensor]
 
 
-def test_the_gate_is_at_high_in_the_last_round_only_if_it_is_to_reach_it(tmp_path: Path) -> None:
+def test_the_gate_reaches_high_in_the_last_round_only_with_gate_reach(tmp_path: Path) -> None:
     nodes = make_domains(tmp_path)
-    kept = {}
+    share = {}
     for reach in (True, False):
-        given = {"kd3a__gate__low": 0.9999, "kd3a__gate__high": 0.0, "kd3a__gate__reach": reach}
-        bench = Bench(nodes, "kd3a", kd3a__vote="hard", **given)
+        gate = {"kd3a__gate__low": 0.9999, "kd3a__gate__high": 0.0, "kd3a__gate__reach": reach}
+        bench = Bench(nodes, "kd3a", kd3a__vote="hard", **gate)
         bench.round(1)
-        kept[reach] = bench.round(2)[1]["kept"]
-    # Of two rounds the second has gate 0, which every teacher is above, or .9999 / 2, which hardly
-    # any is so early.
-    assert kept[True] == 1
-    assert kept[False] < 0.5
+        share[reach] = bench.round(2)[1]["kept"]
+    # In round 2 of 2 the gate is 0, which every teacher passes, or .9999 / 2, which hardly any
+    # teacher passes so early.
+    assert share[True] == 1
+    assert share[False] < 0.5
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_mixup_mixes_the_weights_only_if_told_to(
+def test_mixup_mixes_the_weights_only_with_mixup_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
 ) -> None:
     calls: list[bool] = []
     plain = kd3a.mixup
 
     def spy(x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, *rest: Any) -> Mixed:
-        found = plain(x, p, n, lam, perm, *rest)
+        result = plain(x, p, n, lam, perm, *rest)
         expected = lam * n + (1 - lam) * n[perm] if mixed else n
-        torch.testing.assert_close(found[2], expected)
+        torch.testing.assert_close(result[2], expected)
         calls.append(bool((n != n[perm]).any()))
-        return found
+        return result
 
     monkeypatch.setattr(kd3a, "mixup", spy)
     settings = {"kd3a__gate__low": 0.3, "kd3a__mixup": 2.0, "kd3a__mixup_weights": mixed}
     Bench(make_domains(tmp_path), "kd3a", **settings).round()
-    assert any(calls)  # else mixing would change nothing
+    assert any(calls)  # otherwise mixing would change nothing
 
 
-def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_order(
+def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5, "model.name": "mlp"}
@@ -78,15 +78,15 @@ def test_teachers_with_batch_statistics_see_mixed_batches_and_keep_the_images_or
 
     monkeypatch.setattr(models, "predict", predict)
     model = cast(Any, torch.nn.Linear(1, 3))
-    images = torch.arange(1, 21)  # a round may be without some, here without image 0
-    found = target._probabilities(model, images)
-    assert found[:, 0].tolist() == images.tolist()
+    images = torch.arange(1, 21)  # a round may leave out images, here image 0
+    p = target._probabilities(model, images)
+    assert p[:, 0].tolist() == images.tolist()
     assert sorted(value for b in batches for value in b) == images.tolist()
     assert [len(b) for b in batches] == [5, 5, 5, 5]
     assert all(b != sorted(b) for b in batches)
 
 
-def test_a_lone_last_image_votes_with_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5}
     task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
     target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
@@ -94,8 +94,8 @@ def test_a_lone_last_image_votes_with_another_batch(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
     model = cast(Any, torch.nn.Linear(1, 3))
     target.request = cast(Any, SimpleNamespace(task=task, round=1))
-    found = target._probabilities(model, torch.arange(6))
-    assert found[:, 0].tolist() == list(range(6))
+    p = target._probabilities(model, torch.arange(6))
+    assert p[:, 0].tolist() == list(range(6))
 
 
 def test_a_model_without_batchnorm_has_no_moments_to_match(tmp_path: Path) -> None:
@@ -115,29 +115,29 @@ def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) 
     node = make_domains(tmp_path)[0]
     site = Site(node)
     before = site.offer()["examples"]
-    kept = site.training((1, 8, 8))
-    assert len(kept) == before
+    images = site.training((1, 8, 8))
+    assert len(images) == before
     site.offer()
-    assert site.training((1, 8, 8)) is kept  # read once, however many runs
+    assert site.training((1, 8, 8)) is images  # read only once, for all runs
     with np.load(node["data"]) as file:
         fewer = {name: array[:-5] for name, array in file.items()}
     np.savez(node["data"], **fewer)
     assert site.offer()["examples"] == len(site.training((1, 8, 8))) == before - 5
 
 
-def test_a_site_keeps_the_optimizers_of_so_many_trainings(
+def test_a_site_keeps_a_limited_number_of_optimizer_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server may begin any number of runs; the site's disk is not its to fill."""
+    """A server may begin any number of runs, but must not be able to fill the site's disk."""
     monkeypatch.setattr(state, "FILES", 4)
     place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for age, name in enumerate("abcd"):
         for server_round in (1, 2, 3):
             task = Task(run=name, method="kd3a")
-            kept = state.Kept()
-            kept.put_optimizer("optimizer", optimizer)
-            state.save(place, task, server_round, state.OPTIMIZER, kept)
+            saved = state.Kept()
+            saved.put_optimizer("optimizer", optimizer)
+            state.save(place, task, server_round, state.OPTIMIZER, saved)
             for path in (tmp_path / "anna").glob(f"{name}.*"):
                 os.utime(path, (1e9 + age, 1e9 + age))
     left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}
@@ -148,20 +148,22 @@ def test_a_site_keeps_the_optimizers_of_so_many_trainings(
 
 
 def sent_by(bench: Bench, name: str) -> Arrays:
-    """The model of a site's last reply."""
+    """Return the model of a site's last reply."""
     number = bench.grid.id_of(name)
-    found = [r for r in bench.grid.replies if r.metadata.src_node_id == number]
-    return records.read(found[-1].content)[0]["model"].unpack()
+    replies = [r for r in bench.grid.replies if r.metadata.src_node_id == number]
+    return records.read(replies[-1].content)[0]["model"].unpack()
 
 
 def moved(bench: Bench, source: str, target: Node, server_round: int) -> dict[str, np.ndarray]:
-    """A source's statistics after it voted: 0.9 of the old, 0.1 of each batch's, in turn."""
+    """Compute a source's statistics after its vote: per batch, 0.9 of the old + 0.1 of its own."""
     network = models.blank(bench.task.model, bench.task.dims, bench.task.classes)
     models.load_arrays(network, sent_by(bench, source))
     x = load_target(target["data"]).x.float() / 255
     draws = generator(bench.task.seed, "town", server_round, "vote")
     order = torch.randperm(len(x), generator=draws)
-    found = {n: b.double().numpy().copy() for n, b in network.named_buffers() if "running_" in n}
+    statistics = {
+        n: b.double().numpy().copy() for n, b in network.named_buffers() if "running_" in n
+    }
     layers = {layer: name for name, layer in models.batchnorms(network).items()}
     seen: dict[str, np.ndarray] = {}
 
@@ -176,13 +178,13 @@ def moved(bench: Bench, source: str, target: Node, server_round: int) -> dict[st
             for name, z in seen.items():
                 new = {"running_mean": z.mean(axis=0), "running_var": z.var(axis=0, ddof=1)}
                 for what, value in new.items():
-                    found[f"{name}.{what}"] = 0.9 * found[f"{name}.{what}"] + 0.1 * value
+                    statistics[f"{name}.{what}"] = 0.9 * statistics[f"{name}.{what}"] + 0.1 * value
     assert seen
-    return found
+    return statistics
 
 
 @pytest.mark.parametrize("form", ["linear", "moments"])
-def test_updated_statistics_are_what_is_averaged(tmp_path: Path, form: str) -> None:
+def test_the_updated_statistics_are_averaged(tmp_path: Path, form: str) -> None:
     nodes = make_domains(tmp_path)
     chosen: dict[str, Any] = {
         "kd3a__batchnorm": form,
@@ -199,7 +201,7 @@ def test_updated_statistics_are_what_is_averaged(tmp_path: Path, form: str) -> N
         model, numbers = bench.round(server_round)
         plain, wanted = other.round(server_round)
         assert bench.notices == [] and numbers == wanted
-        # The vote is the same, so the student, its own statistics and all weights are.
+        # The vote is the same, and so are the student, its own statistics and all weights.
         assert bench.strategy.weights == other.strategy.weights
         alpha = list(bench.strategy.weights.values())
         assert list(bench.strategy.weights) == list(EXAMPLES)[-1:] + list(EXAMPLES)[:-1]
@@ -221,8 +223,8 @@ def test_updated_statistics_are_what_is_averaged(tmp_path: Path, form: str) -> N
             assert not np.allclose(model[name], plain[name], rtol=0.05), name
 
 
-def test_updated_teachers_cost_no_array_more(tmp_path: Path) -> None:
-    """The target is told what the server weighs by, and mixes into the model it sends anyway."""
+def test_updated_teachers_need_no_further_array(tmp_path: Path) -> None:
+    """The target gets the numbers for the weights and mixes the statistics into its own model."""
     bench = Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm="updated")
     for server_round in (1, 2):
         bench.round(server_round)
@@ -257,11 +259,11 @@ def test_a_source_that_joins_late_has_no_past_weight(tmp_path: Path) -> None:
         {"kd3a__weighting": "gap", "kd3a__target_weight": "kept"},
         {"kd3a__weighting": "examples", "wire__dtype": "float16"},
         {"kd3a__batchnorm": "loss", "kd3a__heads": "local"},
-        {"train__rounds_per_epoch": 2.5, "train__batch_size": 18},  # of 19 images the last joins
+        {"train__rounds_per_epoch": 2.5, "train__batch_size": 18},  # the 19th image joins them
     ],
     ids=str,
 )
-def test_updated_teachers_go_with_every_other_choice(
+def test_updated_teachers_work_with_every_other_setting(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     nodes = make_domains(tmp_path)
@@ -274,10 +276,10 @@ def test_updated_teachers_go_with_every_other_choice(
     assert all(np.isfinite(model[n]).all() and np.any(model[n] != other[n]) for n in running)
 
 
-def test_updated_teachers_of_a_model_without_batchnorm_have_nothing_to_move(tmp_path: Path) -> None:
+def test_without_batchnorm_updated_teachers_change_nothing(tmp_path: Path) -> None:
     settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
-    found, wanted = (
+    updated, wanted = (
         Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm=mode, **settings).round()[0]
         for mode in ("updated", "running")
     )
-    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+    assert all(np.array_equal(updated[n], wanted[n]) for n in wanted)

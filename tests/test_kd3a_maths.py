@@ -24,7 +24,7 @@ few = settings(max_examples=40, deadline=None)
 def probabilities(
     N: int, K: int, C: int, seed: int = 0, peak: float = 3.0, agreement: float = 2.0
 ) -> Tensor:
-    """Some images clear to all teachers, some to a few, some to none."""
+    """Draw probabilities: some images are clear to all teachers, some to a few, some to none."""
     g = torch.Generator().manual_seed(seed)
     logits = peak * torch.randn(N, K, C, generator=g, dtype=torch.float64)
     common = agreement * torch.randn(N, 1, C, generator=g, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_hard_vote_by_hand():
     torch.testing.assert_close(found.support, torch.tensor([1.88, 0.0]))
 
 
-def test_a_class_that_is_nobodys_first_may_win_at_a_low_gate_and_nobody_stands_behind_it():
+def test_a_class_that_is_no_teachers_first_choice_can_win_at_a_low_gate_without_support():
     # Class 2 gathers .45 + .45 against .55 each, yet neither teacher's first choice is class 2.
     p = torch.tensor([[[0.55, 0.0, 0.45], [0.0, 0.55, 0.45]]])
     found = kd3a.knowledge_vote(p, 0.5)
@@ -116,7 +116,7 @@ def test_a_class_that_is_nobodys_first_may_win_at_a_low_gate_and_nobody_stands_b
 
 @few
 @given(votes())
-def test_votes_are_the_twins(vote: tuple[Tensor, float]):
+def test_votes_equal_the_twins(vote: tuple[Tensor, float]):
     p, gate = vote
     soft, hard = kd3a.knowledge_vote(p, gate), kd3a.knowledge_vote(p, gate, "hard")
     for i, image in enumerate(p.tolist()):
@@ -160,7 +160,7 @@ def test_distillation_loss_by_hand():
     assert float(loss) == pytest.approx(math.log(2))
 
 
-def test_distillation_loss_is_the_twins_with_a_finite_gradient():
+def test_distillation_loss_equals_the_twins_with_a_finite_gradient():
     p = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.2, 0.7], [0.0, 0.0, 1.0]])
     n = torch.tensor([3.0, 0.001, 1.0])
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -211,7 +211,7 @@ def test_shapley_focus_by_hand():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gate", [0.0, 0.3, 0.5, 2 / 3, 0.9, 0.999])
 @pytest.mark.parametrize("K", [1, 2, 4])
-def test_focus_is_the_twins(value: kd3a.Value, form: kd3a.Form, gate: float, K: int):
+def test_focus_equals_the_twins(value: kd3a.Value, form: kd3a.Form, gate: float, K: int):
     p = mixed(K)
     expected = VALUES[value](p.tolist(), gate, form)
     found = kd3a.consensus_focus(p, gate, form, value)
@@ -219,7 +219,7 @@ def test_focus_is_the_twins(value: kd3a.Value, form: kd3a.Form, gate: float, K: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_focus_of_five_is_the_twins_whatever_the_size_of_blocks(
+def test_focus_of_five_sources_equals_the_twins_for_any_block_size(
     form: kd3a.Form, monkeypatch: pytest.MonkeyPatch
 ):
     p = mixed(5)
@@ -248,7 +248,7 @@ def test_focus_agrees_with_votes_of_teams(vote: tuple[Tensor, float]):
 
 @few
 @given(votes(), st.randoms(use_true_random=False), st.integers(0, 9))
-def test_focus_follows_the_teachers_and_adds_up_over_images(
+def test_focus_follows_the_order_of_teachers_and_adds_up_over_images(
     vote: tuple[Tensor, float], random, cut: int
 ):
     p, gate = vote
@@ -265,15 +265,13 @@ def test_focus_follows_the_teachers_and_adds_up_over_images(
 
 @pytest.mark.parametrize("form", ["soft", "hard"])
 @pytest.mark.parametrize("value", VALUES)
-def test_who_is_never_sure_adds_nothing_where_somebody_always_is(
-    form: kd3a.Form, value: kd3a.Value
-):
+def test_an_unsure_teacher_adds_nothing_beside_a_sure_one(form: kd3a.Form, value: kd3a.Value):
     sure = torch.tensor([confident(i % 3, 0.96) for i in range(6)])
     unsure = torch.tensor([confident(i % 2, 0.5) for i in range(6)])
     p = torch.stack([sure, sure, unsure, unsure], dim=1)
     found = kd3a.consensus_focus(p, 0.9, form, value)
-    # Marginal: a sure teacher stands beside every team, so the unsure add exactly 0. Shapley
-    # also counts teams of unsure teachers only, which the soft vote pays .001 an image.
+    # Marginal: without an unsure teacher a sure one is still left, so it adds exactly 0. Shapley
+    # also counts teams of unsure teachers alone, to which the soft vote gives .001 per image.
     assert found[2:].abs().max() <= (0.002 if (form, value) == ("soft", "shapley") else 1e-12)
     assert found[0] == found[1]
     torch.testing.assert_close(found[0].float(), torch.tensor(6 * 0.96), rtol=1e-3, atol=0)
@@ -299,10 +297,10 @@ def test_leading_classes_by_hand():
 def test_leading_classes_keep_every_teams_winner():
     logits = torch.randn(40, 4, 30, generator=torch.Generator().manual_seed(5)).double()
     p = (4 * logits).softmax(dim=2)
-    kept = focus.leading_classes(p)
-    assert kept.shape[2] < p.shape[2]
+    leading = focus.leading_classes(p)
+    assert leading.shape[2] < p.shape[2]
     teams, _ = focus.teams_and_shares(4, "shapley")
-    torch.testing.assert_close((teams @ kept).amax(dim=2), (teams @ p).amax(dim=2))
+    torch.testing.assert_close((teams @ leading).amax(dim=2), (teams @ p).amax(dim=2))
 
 
 def test_focus_of_twelve_sources_shares_out_the_whole():
@@ -312,13 +310,13 @@ def test_focus_of_twelve_sources_shares_out_the_whole():
     assert float(found.sum()) == pytest.approx(float(whole), rel=1e-5)
 
 
-def test_no_images_add_nothing():
+def test_without_images_quality_and_focus_are_zero():
     empty = torch.zeros(0, 3, 4)
     assert kd3a.consensus_focus(empty, 0.9).tolist() == [0, 0, 0]
     assert float(kd3a.quality(kd3a.knowledge_vote(empty, 0.9))) == 0
 
 
-def test_too_many_sources_for_shapley_are_told_what_to_do():
+def test_too_many_sources_for_shapley_are_an_error_that_says_what_to_do():
     with pytest.raises(ConfigError, match=r"set kd3a\.focus to marginal"):
         kd3a.consensus_focus(torch.full((1, 17, 2), 0.5), 0.9, value="shapley")
 
@@ -337,7 +335,7 @@ def test_domain_weights_by_hand():
     assert alpha.tolist() == pytest.approx([0.2, 0.6, 0.2])
 
 
-def test_without_any_positive_focus_examples_decide():
+def test_without_positive_focus_the_numbers_of_examples_decide():
     alpha = kd3a.domain_weights(torch.tensor([-1.0, 0.0]), torch.tensor([100, 300]), 100)
     assert alpha.tolist() == pytest.approx([0.2, 0.2, 0.6])
 
@@ -351,7 +349,7 @@ numbers = st.floats(-1e6, 1e6)
     st.integers(1, 10**6),
     st.floats(0, 1),
 )
-def test_domain_weights_are_the_twins(
+def test_domain_weights_equal_the_twins(
     sources: list[tuple[float, int]], target_examples: int, kept: float
 ):
     values, examples = [s[0] for s in sources], [s[1] for s in sources]
@@ -416,7 +414,7 @@ def test_moments_by_hand():
     assert (mu.tolist(), var.tolist()) == ([1.0], [2.0])
 
 
-def test_moments_are_the_twins_and_nothing_cancels():
+def test_moments_equal_the_twins_and_large_means_lose_no_variance():
     g = torch.Generator().manual_seed(2)
     means, variances = torch.randn(4, 5, generator=g), torch.rand(4, 5, generator=g)
     alpha = torch.rand(4, generator=g, dtype=torch.float64)
@@ -436,7 +434,7 @@ def test_batchnorm_distance_by_hand():
     assert float(found) == 53
 
 
-def test_batchnorm_loss_is_the_twins_and_lowest_at_the_mixed_moments():
+def test_batchnorm_loss_equals_the_twins_and_is_lowest_at_the_mixed_moments():
     g = torch.Generator().manual_seed(4)
     widths, alpha = (2, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     mu = [torch.randn(3, d, generator=g, dtype=torch.float64) for d in widths]
@@ -472,7 +470,7 @@ def test_gap_statistic_by_hand():
 
 @few
 @given(st.integers(0, 10**6), st.integers(1, 12))
-def test_gap_statistic_is_the_twins(seed: int, N: int):
+def test_gap_statistic_equals_the_twins(seed: int, N: int):
     g = torch.Generator().manual_seed(seed)
     z, assignment = torch.randn(N, 3, generator=g) + 100, torch.randint(4, (N,), generator=g)
     expected = twin.gap_statistic(z.tolist(), assignment.tolist())
@@ -499,7 +497,7 @@ def test_tighter_clusters_weigh_more():
 # Configuration
 
 
-GATE = {"gate.low": 0.9, "gate.high": 0.95}  # which benchmarks choose
+GATE = {"gate.low": 0.9, "gate.high": 0.95}  # benchmarks set these
 
 
 def test_paper_preset_is_the_defaults():

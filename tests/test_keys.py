@@ -20,6 +20,7 @@ from fedda.ops import keys
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the keys and certificates of a server and the key of one site."""
     directory = tmp_path_factory.mktemp("keys") / "hub"
     keys.init(directory, ["hub.example.org", "10.1.2.3"])
     keys.add(directory, "clinic-a")
@@ -68,7 +69,7 @@ def test_python_accepts_the_pair_for_tls(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ca.key", "server.key", "nodes/clinic-a"])
-def test_private_files_are_the_owners_alone(made: Path, name: str) -> None:
+def test_only_the_owner_may_read_private_files(made: Path, name: str) -> None:
     assert stat.S_IMODE((made / name).stat().st_mode) == 0o600
 
 
@@ -129,7 +130,7 @@ def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None
         keys.check_certificate(tmp_path / "old.pem")
 
 
-def test_a_certificate_of_the_future_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     self_signed(tmp_path / "new.pem", now + timedelta(days=2), now + timedelta(days=9))
     with pytest.raises(KeyFileError, match=r"valid from .*clock"):
@@ -141,7 +142,7 @@ def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
         keys.check_certificate(made / "server.pem", made / "ca.key")
 
 
-def test_what_is_no_certificate_or_missing_is_refused(made: Path) -> None:
+def test_a_file_that_is_missing_or_no_certificate_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not a PEM certificate"):
         keys.check_certificate(made / "nodes" / "clinic-a.pub")
     with pytest.raises(KeyFileError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""Lazy synchronisation: the windows of algorithm 1, what protects them, and going on later."""
+"""Lazy synchronisation: the windows of algorithm 1, their protection, and their saved state."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ few = settings(max_examples=40, deadline=None)
 
 
 class Script:
-    """A stream whose other members send what a list says; notes the order of calls."""
+    """A stream whose other members send what a list says; it records the calls in order."""
 
     def __init__(self, others: list[list[float]] | None = None) -> None:
         self.others = others or []
@@ -41,7 +41,7 @@ class Script:
         received = self.calls.count("receive") - 1
         other = self.others[received] if self.others else [0.0]
         total = self.sent[received] + np.asarray(other, np.float32)
-        total.setflags(write=False)  # as what a buffer off the wire is
+        total.setflags(write=False)  # like an array of a received buffer
         return total
 
     def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
@@ -57,7 +57,7 @@ def rows(values: list[Tensor | None]) -> list[list[float] | None]:
 
 
 def test_windows_by_hand() -> None:
-    """Windows of two, own gradients 1, 3 and 5, 7, another's means 4 and 10."""
+    """Windows of two steps: own gradients 1, 3 and 5, 7; another site's means 4 and 10."""
     stream = Script([[4.0], [10.0]])
     lazy = LazySync(stream, "DI", 2)
     found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0, 7.0, 9.0)]
@@ -69,7 +69,7 @@ def test_windows_by_hand() -> None:
 
 
 def test_overlap_by_hand() -> None:
-    """What was sent at step 2 is used from step 4 on, and is received only there."""
+    """What was sent at step 2 is used from step 4 on, and is received only then."""
     stream = Script([[4.0], [10.0]])
     lazy = LazySync(stream, "DI", 2, overlap=True)
     found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0)]
@@ -94,7 +94,7 @@ def runs(draw: st.DrawFn) -> list[list[list[float]]]:
 
 @few
 @given(runs(), st.integers(1, 5), st.booleans(), st.integers(1, 3))
-def test_what_is_applied_is_the_twins(
+def test_applied_gradients_equal_the_twins(
     gradients: list[list[list[float]]], p: int, overlap: bool, halves: int
 ) -> None:
     windows = [gradients[i : i + p] for i in range(0, len(gradients) - p + 1, p)]
@@ -115,8 +115,8 @@ def test_sync_up_steps_are_counted(done: int, steps: int, p: int) -> None:
     assert syncs(done, steps, p) == sum(n % p == 0 for n in range(done + 1, done + steps + 1))
 
 
-def test_gradients_are_taken_as_they_were() -> None:
-    """The caller may go on using its tensor, and gets its device and precision back."""
+def test_gradients_are_copied_when_they_are_given() -> None:
+    """The caller may change its tensor later, and the result has its device and precision."""
     lazy = LazySync(Script(), "DI", 2)
     g = torch.ones(1, dtype=torch.float64, requires_grad=True)
     lazy.step(g, 1)
@@ -127,11 +127,11 @@ def test_gradients_are_taken_as_they_were() -> None:
     assert found.dtype == torch.float64 and not found.requires_grad
 
 
-# ---- what protects a window --------------------------------------------------------------------
+# ---- protection of a window --------------------------------------------------------------------
 
 
 def test_clip_by_hand() -> None:
-    """Of length 5 and 1: (3, 4) becomes (1.5, 2), of length 2.5; (.6, .8) stays."""
+    """(3, 4), of length 5, becomes (1.5, 2), of length 2.5; (.6, .8), of length 1, stays."""
     assert protect(torch.tensor([3.0, 4.0]), 2.5).tolist() == [1.5, 2.0]
     assert protect(torch.tensor([0.6, 0.8]), 2.5).tolist() == pytest.approx([0.6, 0.8])
     assert protect(torch.tensor([30.0, 40.0]), 0.0).tolist() == [30.0, 40.0]
@@ -140,14 +140,14 @@ def test_clip_by_hand() -> None:
 
 @few
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.floats(1e-3, 1e3))
-def test_clip_is_the_twins(values: list[float], clip: float) -> None:
+def test_clip_equals_the_twins(values: list[float], clip: float) -> None:
     found = protect(torch.tensor(values, dtype=torch.float64), clip)
     assert found.tolist() == pytest.approx(twin.protect(values, clip), rel=1e-9, abs=1e-12)
     assert float(found.norm()) <= clip * (1 + 1e-9)
 
 
 def test_a_windows_mean_is_clipped_not_each_step() -> None:
-    """Steps of 8 and -2 have the mean 3: within 3, though both of them are not within 2."""
+    """Steps of 8 and -2 have the mean 3, which stays; clipped one by one they would give .5."""
     stream = Script()
     lazy = LazySync(stream, "DI", 2, clip=3.0)
     for g in (8.0, -2.0, 9.0, 9.0):
@@ -155,7 +155,7 @@ def test_a_windows_mean_is_clipped_not_each_step() -> None:
     assert [s.tolist() for s in stream.sent] == [[3.0], [3.0]]
 
 
-def test_noise_has_the_spread_it_says_and_is_its_own() -> None:
+def test_noise_has_the_given_spread_and_its_own_generator() -> None:
     draws = generator("noise")
     g = torch.zeros(20_000)
     before = torch.get_rng_state()
@@ -167,7 +167,7 @@ def test_noise_has_the_spread_it_says_and_is_its_own() -> None:
     assert not protect(g, 2.0, 0.5, draws).equal(found)
 
 
-def test_noise_is_on_what_is_sent_and_differs_between_sites_that_give_no_generator() -> None:
+def test_sent_gradients_have_noise_that_differs_between_sites() -> None:
     sent = []
     for _ in range(2):
         stream = Script()
@@ -178,10 +178,10 @@ def test_noise_is_on_what_is_sent_and_differs_between_sites_that_give_no_generat
     assert sent[0] != 0 and sent[0] != sent[1]
 
 
-def test_what_leaves_has_noise_that_no_seed_of_torchs_gives(
+def test_the_noise_of_sent_gradients_comes_from_no_torch_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of those seeds 32 bits count: whoever tries them all finds the noise, and subtracts it."""
+    """Only 32 bits of a torch seed count: whoever tries them all can subtract the noise."""
     near, far = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5 + 2**40)
     assert torch.randn(9, generator=near).equal(torch.randn(9, generator=far))
 
@@ -202,7 +202,7 @@ def test_what_leaves_has_noise_that_no_seed_of_torchs_gives(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_window_over_too_few_examples_does_not_leave() -> None:
+def test_a_window_over_too_few_examples_is_not_sent() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 2, min_examples=256)
     lazy.step(torch.tensor([1.0]), 128)
@@ -214,20 +214,20 @@ def test_a_window_over_too_few_examples_does_not_leave() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_does_not_leave(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_not_sent(bad: float) -> None:
     stream = Script()
     with pytest.raises(NotFiniteError, match="learning rates"):
         LazySync(stream, "DI", 1, clip=1.0).step(torch.tensor([bad]), 1)
     assert stream.sent == []
 
 
-# ---- going on later ----------------------------------------------------------------------------
+# ---- saved and restored ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("cut", range(8))
-def test_a_cut_anywhere_changes_nothing(overlap: bool, p: int, cut: int) -> None:
+def test_saving_and_restoring_at_any_step_changes_nothing(overlap: bool, p: int, cut: int) -> None:
     gradients = torch.randn(11, 4, generator=generator("cut"))
 
     def make() -> LazySync:
@@ -237,19 +237,19 @@ def test_a_cut_anywhere_changes_nothing(overlap: bool, p: int, cut: int) -> None
     expected = [whole.step(g, 2) for g in gradients]
     first = make()
     found = [first.step(g, 2) for g in gradients[:cut]]
-    kept = {name: t.clone() for name, t in first.state().items()}
-    first.state()["counts"].fill_(99)  # a copy
+    saved = {name: t.clone() for name, t in first.state().items()}
+    first.state()["counts"].fill_(99)  # changes a copy only
     second = make()
-    second.restore(kept)
+    second.restore(saved)
     if cut:
-        for t in kept.values():
-            t.fill_(7)  # what was restored is its own
+        for t in saved.values():
+            t.fill_(7)  # `restore` has made copies
     found += [second.step(g, 2) for g in gradients[cut:]]
     assert second.steps == 11
     assert rows(found) == rows(expected)
 
 
-def test_state_waits_for_what_travels_once() -> None:
+def test_state_waits_only_once_for_a_gradient_on_its_way() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 1, overlap=True)
     assert set(lazy.state()) == {"counts"}
@@ -258,7 +258,7 @@ def test_state_waits_for_what_travels_once() -> None:
     assert stream.calls == ["send", "receive"]
     assert set(lazy.state()) == {"counts", "arrived"} and len(stream.calls) == 2
     found = lazy.step(torch.tensor([4.0]), 1)
-    assert found is not None and found.tolist() == [1.0]  # it was not overtaken
+    assert found is not None and found.tolist() == [1.0]  # that of step 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -277,10 +277,10 @@ def test_an_earlier_g_sync_is_used_until_there_is_another(overlap: bool) -> None
 
 
 class Pair:
-    """Sums for two threads, in the order of their names."""
+    """Sums the gradients of two threads, in the order of their names."""
 
     def __init__(self) -> None:
-        self.met = threading.Barrier(2, timeout=20)
+        self.barrier = threading.Barrier(2, timeout=20)
         self.frames: dict[str, Flat] = {}
 
     def end(self, name: str) -> "End":
@@ -298,9 +298,9 @@ class End:
 
     def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
         self.pair.frames[self.name] = gradient
-        self.pair.met.wait()
+        self.pair.barrier.wait()
         total = self.pair.frames["opt"] + self.pair.frames["target"]
-        self.pair.met.wait()
+        self.pair.barrier.wait()
         return total
 
 
@@ -314,7 +314,7 @@ def side(
     x: list[Tensor],
     rates: tuple[float, float],
 ) -> tuple[nn.Module, nn.Module]:
-    """One node of algorithm 1, with what fedda offers for it."""
+    """Run one node of algorithm 1 with fedda's functions."""
     role = "source" if name == "opt" else "target"
     half, draws = discriminators.HALVES[loss, role], generator("penalty", name)
     E, DI = copy.deepcopy(E), copy.deepcopy(DI)
@@ -367,14 +367,16 @@ def penalties(loss: str) -> Callable[[nn.Module, Tensor, str], Tensor] | None:
 
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("loss", ["adda", "grl", "wassda", "cada"])
-def test_two_sites_are_algorithm_1_in_one_place(loss: discriminators.Loss, p: int) -> None:
+def test_two_sites_compute_the_same_as_algorithm_1_in_one_place(
+    loss: discriminators.Loss, p: int
+) -> None:
     (E, DI), data = networks(), batches(20)
-    rates = (0.05, 0.02 if loss == "wassda" else 0.2)  # a penalty of 10 blows up at more
-    pair, found = Pair(), {}
+    rates = (0.05, 0.02 if loss == "wassda" else 0.2)  # with a penalty of 10 more diverges
+    pair, trained = Pair(), {}
 
     def run(name: str, k: int) -> None:
         x = [batch[k] for batch in data]
-        found[name] = side(name, loss, p, pair, E, DI, x, rates)
+        trained[name] = side(name, loss, p, pair, E, DI, x, rates)
 
     threads = [threading.Thread(target=run, args=(n, k)) for k, n in enumerate(("opt", "target"))]
     for thread in threads:
@@ -382,7 +384,7 @@ def test_two_sites_are_algorithm_1_in_one_place(loss: discriminators.Loss, p: in
     for thread in threads:
         thread.join()
     E_opt, E_T, whole = twin.algorithm_1(loss, E, DI, data, p, *rates, penalties(loss))
-    (E_1, DI_1), (E_2, DI_2) = found["opt"], found["target"]
+    (E_1, DI_1), (E_2, DI_2) = trained["opt"], trained["target"]
     for ours, theirs in ((DI_2, whole), (E_2, E_T), (E_1, E_opt)):
         torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=1e-4, atol=2e-6)
     assert parameters(DI_1).equal(parameters(DI_2))  # to the last bit

@@ -1,4 +1,4 @@
-"""The lean grid against a SuperLink that is a dictionary, and the shortened middleware."""
+"""The lean grid, with a dictionary in place of a SuperLink, and the shortened middleware."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ class Store:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.away: Counter[str] = Counter()  # how often an object is not there yet
+        self.away: Counter[str] = Counter()  # how many pulls come too early for an object
         self.lost: set[str] = set()
         self.waiting: Message | None = None
         self.confirmed: list[str] = []
@@ -75,7 +75,7 @@ def names(tree: Any) -> set[str]:
     return {tree.object_id}.union(*map(names, tree.children))
 
 
-def made(size: int) -> Message:
+def sample_message(size: int) -> Message:
     arrays = {"w": np.random.default_rng(0).random(size, dtype=np.float32)}
     content = records.write({"model": wire.pack(arrays, Kind.MODEL)}, metrics={"loss": 0.5})
     about = Metadata(7, "", 3, 1, "q", "1", 0.0, 60.0, "train")
@@ -92,14 +92,14 @@ def grid(store: Store) -> HttpGrid:
     plain = HttpGrid(token="t")
     plain._client = store  # type: ignore[assignment]
     plain._run = SimpleNamespace(run_id=7)  # type: ignore[assignment]
-    found = lean_grid.lean(plain)
-    assert isinstance(found, lean_grid.LeanGrid)
-    return found
+    leaner = lean_grid.lean(plain)
+    assert isinstance(leaner, lean_grid.LeanGrid)
+    return leaner
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])  # of one piece, and of three
-def test_what_is_pushed_is_pulled(grid: HttpGrid, store: Store, size: int) -> None:
-    message = made(size)
+def test_a_pushed_message_can_be_pulled(grid: HttpGrid, store: Store, size: int) -> None:
+    message = sample_message(size)
     (pushed,) = grid.push_messages([message])
     store.waiting = message
     store.away[max(store.objects, key=lambda k: len(store.objects[k]))] = 2
@@ -112,7 +112,7 @@ def test_what_is_pushed_is_pulled(grid: HttpGrid, store: Store, size: int) -> No
 
 
 def test_a_reply_that_is_not_complete_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
-    message = made(10)
+    message = sample_message(10)
     (pushed,) = grid.push_messages([message])
     store.waiting = message
     store.lost = set(store.objects)
@@ -122,7 +122,7 @@ def test_a_reply_that_is_not_complete_is_an_error_of_its_site(grid: HttpGrid, st
 
 
 def test_a_reply_that_is_no_message_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
-    message = made(10)
+    message = sample_message(10)
     (pushed,) = grid.push_messages([message])
     store.waiting = message
     store.objects = dict.fromkeys(store.objects, b"ConfigRecord  2\0{}")
@@ -131,7 +131,7 @@ def test_a_reply_that_is_no_message_is_an_error_of_its_site(grid: HttpGrid, stor
 
 
 def forge(store: Store, kind: type, body: Callable[[bytes], bytes]) -> None:
-    """Replace what objects of a kind hold, as a site could that writes its own."""
+    """Replace the content of all objects of a kind, as a site with another program could."""
     for name, content in store.objects.items():
         head, _, old = content.partition(b"\0")
         what, children, _ = head.split(b" ")
@@ -151,10 +151,10 @@ def forge(store: Store, kind: type, body: Callable[[bytes], bytes]) -> None:
         (Array, lambda old: json.dumps(json.loads(old) | {"arraychunk_ids": [9]}).encode()),
     ],
 )
-def test_what_cannot_be_read_is_an_error_of_its_site(
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_site(
     grid: HttpGrid, store: Store, kind: type, body: Callable[[bytes], bytes]
 ) -> None:
-    message = made(10)
+    message = sample_message(10)
     (pushed,) = grid.push_messages([message])
     store.waiting = message
     forge(store, kind, body)
@@ -162,8 +162,10 @@ def test_what_cannot_be_read_is_an_error_of_its_site(
     assert reply.has_error() and reply.metadata.src_node_id == 3
 
 
-def test_a_content_that_is_no_records_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
-    message = made(10)
+def test_content_that_is_no_record_dict_is_an_error_of_its_site(
+    grid: HttpGrid, store: Store
+) -> None:
+    message = sample_message(10)
     message.__dict__["_content"] = MetricRecord({"loss": 0.5})
     store.waiting = message
     store.objects = {k: v.deflate() for k, v in get_all_nested_objects(message).items()}
@@ -172,7 +174,7 @@ def test_a_content_that_is_no_records_is_an_error_of_its_site(grid: HttpGrid, st
 
 
 def test_a_piece_named_a_million_times_fills_no_memory(grid: HttpGrid, store: Store) -> None:
-    message = made(1000)
+    message = sample_message(1000)
     (pushed,) = grid.push_messages([message])
     store.waiting = message
     again = {"arraychunk_ids": [0] * 10**6}
@@ -187,10 +189,10 @@ def test_another_grid_stays_as_it_is() -> None:
     assert lean_grid.lean(other) is other
 
 
-def test_busy_paths_pass_fewer_layers_and_the_operators_all() -> None:
+def test_busy_paths_pass_fewer_layers_and_the_operators_paths_all() -> None:
     app = gateway.superlink(gateway.Settings())
     layers = {m.cls.__name__ for m in app.user_middleware}
-    # A layer that flwr renames would silently stay; one that is new must be looked at.
+    # A layer that flwr renames would silently stay; a new layer must be looked at.
     assert layers == filters.OPERATORS | filters.SWITCHED_OFF | {
         "BaseHTTPMiddleware",
         "ProtobufTranslationMiddleware",

@@ -15,7 +15,7 @@ from strategies.sites.mail import Mail
 
 
 class SlowGrid(LocalGrid):
-    """Sites that answer after so many looks; None never."""
+    """Sites that answer after a number of looks, or never where the number is None."""
 
     def __init__(self, looks: Mapping[int, int | None]) -> None:
         super().__init__(lambda message, context: message, [{} for _ in looks])  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_a_reply_is_handed_on_before_the_next_is_fetched() -> None:
     assert grid.pulled == [1, 2]
 
 
-def test_neither_requests_nor_replies_are_held() -> None:
+def test_neither_requests_nor_replies_stay_in_memory() -> None:
     sent: list[weakref.ref] = []
     got: list[weakref.ref] = []
     box = Mail(
@@ -93,36 +93,36 @@ def test_neither_requests_nor_replies_are_held() -> None:
     assert all(r() is None for r in sent)
 
 
-def test_a_reply_is_let_go_before_the_next_is_fetched() -> None:
+def test_a_reply_is_freed_before_the_next_is_fetched() -> None:
     got: list[weakref.ref] = []
-    held: list[int] = []
+    still_alive: list[int] = []
 
     class Watching(SlowGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             for message_id in message_ids:
-                held.append(sum(r() is not None for r in got))
+                still_alive.append(sum(r() is not None for r in got))
                 yield from super().pull_messages([message_id])
 
     grid = Watching({1: 0, 2: 0, 3: 0})
     replies = Mail(grid, received=lambda m: got.append(weakref.ref(m.content)))
     for reply in replies.deliver(map(request, (1, 2, 3)), 5):
         del reply
-    assert held == [0, 0, 0]
+    assert still_alive == [0, 0, 0]
 
 
 def test_after_the_deadline_nothing_is_fetched() -> None:
     grid = SlowGrid({1: 0, 2: None, 3: None})
     start = time.monotonic()
-    found = [src(r) for r in Mail(grid).deliver(map(request, (1, 2, 3)), 0.05)]
-    assert found == [1]
+    senders = [src(r) for r in Mail(grid).deliver(map(request, (1, 2, 3)), 0.05)]
+    assert senders == [1]
     assert 0.05 <= time.monotonic() - start < 1
-    looked = len(grid.pulled)
+    pulls = len(grid.pulled)
     grid.looks |= {2: 0, 3: 0}  # what comes now comes too late
     assert [src(r) for r in Mail(grid).deliver([request(1)], 0.05)] == [1]
-    assert grid.pulled[looked:] == [1]
+    assert grid.pulled[pulls:] == [1]
 
 
-def test_a_message_that_was_not_taken_is_not_waited_for() -> None:
+def test_a_reply_to_a_refused_request_is_not_waited_for() -> None:
     grid = SlowGrid({1: 0, 2: 0})
     grid.refuse = {1}
     start = time.monotonic()
@@ -130,8 +130,8 @@ def test_a_message_that_was_not_taken_is_not_waited_for() -> None:
     assert time.monotonic() - start < 1
 
 
-def test_two_replies_to_one_request_are_both_shown() -> None:
-    """What to make of the second is for the strategy: it knows whom it asked."""
+def test_two_replies_to_one_request_are_both_delivered() -> None:
+    """The strategy decides what to do with the second: it knows which sites it asked."""
 
     class Twice(SlowGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -166,7 +166,7 @@ def test_watchers_see_every_message_once() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
-def test_the_servers_word_that_none_will_come_is_no_reply(code: int) -> None:
+def test_the_servers_note_that_no_reply_will_come_is_not_delivered(code: int) -> None:
     def app(message: Message, context: Context) -> Message:
         if context.node_id == 1:
             return Message(Error(code=code, reason="gone"), reply_to=message)

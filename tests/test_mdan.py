@@ -1,4 +1,4 @@
-"""MDAN over four sites: whose weights are whose, and its rounds against one place with all data."""
+"""MDAN over four sites: the sources' weights, and its rounds against one place with all data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "method": "mdan",
     "train.lr": LR,
     "train.schedule": "constant",
-    # So that the discriminators' losses have a say in the weights, and move the encoders.
+    # Large enough for the discriminators' losses to change the weights and move the encoders.
     "mdan.mu": 0.5,
     "mdan.discriminator.sizes": "8",
     "mdan.discriminator.optimizer": "sgd",
@@ -54,12 +54,12 @@ def form(maximum: str, sign: str) -> dict[str, Any]:
 
 
 def keywords(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as `Bench` takes them."""
+    """Return settings with names as `Bench` takes them."""
     return {name.replace(".", "__").replace("-", "_"): v for name, v in settings.items()}
 
 
 class Rounds:
-    """Rounds of a strategy, with what went out and came back in the last of them."""
+    """Rounds of a strategy, with the requests and replies of the last one."""
 
     def __init__(self, nodes: list[Node], script: Any = None, **settings: Any) -> None:
         self.bench = Bench(nodes, "mdan", script, **keywords(SETTINGS | settings))
@@ -72,10 +72,10 @@ class Rounds:
             self.model, numbers = self.bench.round(server_round)
         finally:
             self.bench.strategy.adjourn()
-        self.told = {self.name(q.metadata.dst_node_id): self.step(q) for q in self.bench.opened}
-        found = {self.name(r.metadata.src_node_id): records.read(r.content) for r in grid.replies}
-        self.models = {n: arrays["model"].unpack() for n, (arrays, _) in found.items()}
-        self.numbers = {n: dict(tables["metrics"]) for n, (_, tables) in found.items()}
+        self.steps = {self.name(q.metadata.dst_node_id): self.step(q) for q in self.bench.opened}
+        replies = {self.name(r.metadata.src_node_id): records.read(r.content) for r in grid.replies}
+        self.models = {n: arrays["model"].unpack() for n, (arrays, _) in replies.items()}
+        self.numbers = {n: dict(tables["metrics"]) for n, (_, tables) in replies.items()}
         return numbers
 
     def name(self, node: int) -> str:
@@ -87,42 +87,42 @@ class Rounds:
 
     @property
     def weights(self) -> dict[str, float]:
-        """What the target was told."""
-        told = self.told["town"]
-        return {n.partition("/")[2]: w for n, w in told.items() if n.startswith("weight/")}
+        """The sources' weights as they were sent to the target."""
+        step = self.steps["town"]
+        return {n.partition("/")[2]: w for n, w in step.items() if n.startswith("weight/")}
 
     @property
-    def said(self) -> dict[str, tuple[float, float]]:
-        """CE and d of this round's replies, by the sources of which all was said."""
+    def losses(self) -> dict[str, tuple[float, float]]:
+        """CE and d of every source for which this round's replies have all the numbers."""
         half, town = "discriminator-loss", self.numbers["town"]
-        found = {}
+        complete = {}
         for s in {*SOURCES} & {*self.numbers}:
             own = self.numbers[s]
             if {"loss", half} <= {*own} and f"{half}/{s}" in town:
-                found[s] = (own["loss"], own[half] + town[f"{half}/{s}"])
-        return found
+                complete[s] = (own["loss"], own[half] + town[f"{half}/{s}"])
+        return complete
 
 
 # ---- the weights -------------------------------------------------------------------------------
 
 
 @forms
-def test_the_weights_are_made_of_the_last_rounds_replies(
+def test_the_weights_come_from_the_last_rounds_replies(
     domains: list[Node], maximum: str, sign: str
 ) -> None:
     rounds = Rounds(domains, **{"mdan.max": maximum, "mdan.sign": sign})
     rounds.next(1)
     assert rounds.weights == pytest.approx(dict.fromkeys(SOURCES, 1 / 3), abs=1e-15)
-    said = rounds.said
+    losses = rounds.losses
     rounds.next(2)
-    wanted = twin.source_weights(SOURCES, said, rounds.options)
+    wanted = twin.source_weights(SOURCES, losses, rounds.options)
     assert rounds.weights == pytest.approx(wanted, rel=1e-12)
     assert max(wanted.values()) - min(wanted.values()) > 0.05  # they are not all alike
-    assert [not any("weight" in n for n in rounds.told[s]) for s in SOURCES] == [True] * 3
+    assert [not any("weight" in n for n in rounds.steps[s]) for s in SOURCES] == [True] * 3
 
 
 @forms
-def test_models_count_by_them(domains: list[Node], maximum: str, sign: str) -> None:
+def test_the_mean_of_models_uses_the_weights(domains: list[Node], maximum: str, sign: str) -> None:
     rounds = Rounds(domains, **{"mdan.max": maximum, "mdan.sign": sign})
     for t in (1, 2):
         rounds.next(t)
@@ -136,8 +136,8 @@ def test_models_count_by_them(domains: list[Node], maximum: str, sign: str) -> N
     assert {s: weights[s] / (1 - weights["town"]) for s in SOURCES} == pytest.approx(rounds.weights)
 
 
-def test_the_targets_encoder_moves_by_the_weighed_halves() -> None:
-    """Against loops over the discriminators, and the numbers of each beside their mean."""
+def test_the_targets_encoder_moves_by_the_weighted_gradients() -> None:
+    """As loops over the discriminators give it; their numbers are reported beside their mean."""
     torch.manual_seed(0)
     z = torch.randn(5, 3)
     w = {"anna": 0.7, "bert": 0.2, "carl": 0.1}
@@ -172,10 +172,10 @@ class _Asked:
         self.numbers = numbers
 
 
-def test_a_source_that_was_away_keeps_no_weight(domains: list[Node]) -> None:
+def test_a_source_that_was_away_keeps_no_old_weight(domains: list[Node]) -> None:
     rounds = Rounds(domains, **{"mdan.weighting": "uniform", "rounds": 4})
     rounds.next(1)
-    before = rounds.said
+    before = rounds.losses
     assert "anna" in before
     rounds.bench.grid.offline = {"anna"}
     rounds.next(2)
@@ -186,16 +186,16 @@ def test_a_source_that_was_away_keeps_no_weight(domains: list[Node]) -> None:
     assert "anna" not in rounds.bench.strategy.weights
     assert rounds.bench.strategy.weights["town"] == pytest.approx(1 / 3)
     rounds.bench.grid.offline = set()
-    said = rounds.said
-    assert set(said) == set(others)
+    losses = rounds.losses
+    assert set(losses) == set(others)
     rounds.next(3)
     w = rounds.weights
-    assert w == pytest.approx(twin.source_weights(SOURCES, said, rounds.options), rel=1e-12)
+    assert w == pytest.approx(twin.source_weights(SOURCES, losses, rounds.options), rel=1e-12)
     assert min(w["bert"], w["carl"]) < w["anna"] < max(w["bert"], w["carl"])
-    said = rounds.said
-    rounds.next(4)  # then it is one of them again
+    losses = rounds.losses
+    rounds.next(4)  # its losses are known again
     assert rounds.weights == pytest.approx(
-        twin.source_weights(SOURCES, said, rounds.options), rel=1e-12
+        twin.source_weights(SOURCES, losses, rounds.options), rel=1e-12
     )
 
 
@@ -207,7 +207,7 @@ def test_a_source_that_was_away_keeps_no_weight(domains: list[Node]) -> None:
         ("town", "discriminator-loss/bert", {"bert"}),
     ],
 )
-def test_a_number_that_a_site_did_not_send_is_not_known(
+def test_a_source_with_a_missing_number_counts_as_unknown(
     domains: list[Node], site: str, number: str, unknown: set[str]
 ) -> None:
     def leave_out(request: Any, reply: Any) -> list[Any]:
@@ -215,16 +215,18 @@ def test_a_number_that_a_site_did_not_send_is_not_known(
 
     rounds = Rounds(domains, {site: leave_out})
     rounds.next(1)
-    assert set(rounds.said) == {*SOURCES} - unknown
-    wanted = twin.source_weights(SOURCES, rounds.said, rounds.options)
+    assert set(rounds.losses) == {*SOURCES} - unknown
+    wanted = twin.source_weights(SOURCES, rounds.losses, rounds.options)
     rounds.next(2)
     assert rounds.weights == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_round_without_the_one_source_that_counts_is_repeated(domains: list[Node]) -> None:
+def test_a_round_without_the_only_source_that_counts_fails_and_can_be_repeated(
+    domains: list[Node],
+) -> None:
     rounds = Rounds(domains, **{"mdan.max": "hard"})
     rounds.next(1)
-    wanted = twin.source_weights(SOURCES, rounds.said, rounds.options)
+    wanted = twin.source_weights(SOURCES, rounds.losses, rounds.options)
     (worst,) = (s for s in SOURCES if wanted[s] == 1)
     memory = rounds.bench.strategy.memory.copy()
     rounds.bench.grid.script[worst] = lambda request, reply: [
@@ -245,7 +247,7 @@ def test_a_round_without_the_one_source_that_counts_is_repeated(domains: list[No
 
 
 def batches(nodes: list[Node], rounds: int) -> dict[str, list[list[twin.Batch]]]:
-    """What each site reads, by round and step; a round is as long as the largest site's epoch."""
+    """List what each site reads, by round and step; a round is an epoch of the largest site."""
     size = FAST["train.batch-size"]
     steps = -(-max(EXAMPLES.values()) // size)
     data = {}
@@ -265,7 +267,7 @@ def model_of(results: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @forms
-def test_two_rounds_are_those_of_one_place(
+def test_two_rounds_compute_the_same_as_in_one_place(
     domains: list[Node], runs: dict[str, str], maximum: str, sign: str
 ) -> None:
     settings = runs | form(maximum, sign)
@@ -283,7 +285,7 @@ def test_two_rounds_are_those_of_one_place(
     for entry, w in zip(training["rounds"], past, strict=True):
         share = 1 - entry["weights"]["town"]
         assert {s: entry["weights"][s] / share for s in SOURCES} == pytest.approx(w, abs=1e-4)
-    # With all alike it would be another one.
+    # With equal weights it would be another model.
     plain = options.model_copy(update={"gamma": 1e-9, "max": "soft"})
     DIs = {s: Discriminator(start.width, (8,), seed_for(0, f"gradient/{s}")) for s in SOURCES}
     other, _ = twin.training(start, DIs, data, EXAMPLES, plain, LR, MOMENTUM)
@@ -291,8 +293,10 @@ def test_two_rounds_are_those_of_one_place(
     assert max(apart) > 1e-3
 
 
-def test_with_one_source_it_is_f_dann(domains: list[Node], runs: dict[str, str]) -> None:
-    """To the bit: the only weight is 1, whatever was said."""
+def test_with_one_source_mdan_computes_the_same_as_f_dann(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    """To the bit: the only weight is 1, whatever the losses."""
     nodes = [node for node in domains if node["name"] in ("bert", "town")]
     common = runs | {"run.expect": 2, "rounds": 3}
     found = model_of(run(nodes, common | form("soft", "code") | {"run.name": "mdan"})[0])
@@ -314,7 +318,7 @@ def test_with_one_source_it_is_f_dann(domains: list[Node], runs: dict[str, str])
 
 
 @pytest.mark.parametrize("maximum", ["soft", "hard"])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     domains: list[Node], tmp_path: Path, maximum: str
 ) -> None:
     settings = form(maximum, "paper") | {"rounds": 3}
@@ -333,7 +337,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     assert of_rounds[0] == of_rounds[1]
 
 
-def test_sites_that_come_later_and_half_precision(
+def test_a_run_works_with_two_sources_per_round_and_half_precision(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
     some = {"sources-per-round": 2, "rounds": 4, "wire.dtype": "float16", "exchange.p": 2}
@@ -347,7 +351,7 @@ def test_sites_that_come_later_and_half_precision(
 # ---- the contract ------------------------------------------------------------------------------
 
 
-def test_the_weights_are_the_targets_alone(domains: list[Node]) -> None:
+def test_only_the_target_may_be_sent_weights(domains: list[Node]) -> None:
     bench = Bench(domains, "mdan")
     requests = bench.begin()
     roles = {node.id: node.role for node in bench.roster.nodes}

@@ -34,7 +34,7 @@ def close(found: Tensor, wanted: list[float]) -> None:
 # ---- by hand -----------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_log_2_over_gamma_more_counts_twice() -> None:
+def test_a_loss_larger_by_log_2_over_gamma_counts_twice() -> None:
     gamma = 10.0
     f = tensor([0.5, 0.5 + math.log(2) / gamma])
     close(weights(f, gamma), [1 / 3, 2 / 3])
@@ -42,8 +42,8 @@ def test_a_loss_that_is_log_2_over_gamma_more_counts_twice() -> None:
     close(weights(f, gamma, "hard"), [0, 1])
 
 
-def test_the_signs_differ_in_whom_they_favour() -> None:
-    """The second source is told from the target without fail, the first not at all."""
+def test_the_signs_differ_in_the_source_that_they_favour() -> None:
+    """The discriminator can always tell the second source from the target, and never the first."""
     CE, d = tensor([0.7, 0.7]), tensor([2 * math.log(2), 0.0])
     mu = 1 / 10
     paper, code = (domain_losses(CE, d, mu, sign) for sign in ("paper", "code"))
@@ -55,14 +55,14 @@ def test_the_signs_differ_in_whom_they_favour() -> None:
     close(weights(code, 10.0, "hard"), [1, 0])
 
 
-def test_who_is_not_known_is_taken_for_the_mean() -> None:
+def test_an_unknown_loss_counts_as_the_mean_of_the_others() -> None:
     f = tensor([0.1, None, 0.3])
     close(weights(f, 10.0), weights(tensor([0.1, 0.2, 0.3]), 10.0).tolist())
     close(weights(f, 10.0, "hard"), [0, 0, 1])
     for maximum in get_args(Max):
         close(weights(tensor([None, None, None, None]), 10.0, maximum), [1 / 4] * 4)
         close(weights(tensor([None, 0.4]), 10.0, maximum), [1 / 2] * 2)
-        # Their mean, as it is rounded, is above all three.
+        # Rounding makes their mean larger than all three.
         assert float(tensor([0.1] * 3).mean()) > 0.1
         close(weights(tensor([0.1, 0.1, 0.1, None]), 10.0, maximum), [1 / 4] * 4)
 
@@ -71,13 +71,13 @@ def test_who_is_not_known_is_taken_for_the_mean() -> None:
 
 
 @given(st.lists(st.tuples(losses, losses), min_size=1, max_size=6), st.floats(0, 2), signs)
-def test_a_sources_term_is_the_twins(pairs: list[Any], mu: float, sign: Sign) -> None:
+def test_a_sources_term_equals_the_twins(pairs: list[Any], mu: float, sign: Sign) -> None:
     CE, d = tensor(pairs).T
     close(domain_losses(CE, d, mu, sign), [twin.domain_loss(a, b, mu, sign) for a, b in pairs])
 
 
 @given(some_unknown, gammas, maxima)
-def test_the_weights_are_the_twins(f: list[Any], gamma: float, maximum: Max) -> None:
+def test_the_weights_equal_the_twins(f: list[Any], gamma: float, maximum: Max) -> None:
     known = {v for v in f if v is not None}
     if maximum == "hard" and len(known) == 1:  # the twin's mean may be off by a rounding
         f = [next(iter(known)) for _ in f]
@@ -85,7 +85,7 @@ def test_the_weights_are_the_twins(f: list[Any], gamma: float, maximum: Max) -> 
 
 
 @given(many, st.floats(0.1, 20))
-def test_they_are_the_gradient_of_the_soft_maximum(f: list[float], gamma: float) -> None:
+def test_the_weights_are_the_gradient_of_the_soft_maximum(f: list[float], gamma: float) -> None:
     at = tensor(f).requires_grad_()
     value = torch.logsumexp(gamma * at, dim=0) / gamma
     value.backward()
@@ -99,14 +99,16 @@ def test_they_are_the_gradient_of_the_soft_maximum(f: list[float], gamma: float)
 
 
 @given(some_unknown, gammas, maxima)
-def test_they_are_shares(f: list[Any], gamma: float, maximum: Max) -> None:
+def test_the_weights_are_shares(f: list[Any], gamma: float, maximum: Max) -> None:
     w = weights(tensor(f), gamma, maximum)
     assert w.shape == (len(f),) and w.dtype == torch.float64
     assert float(w.sum()) == pytest.approx(1) and float(w.min()) >= 0
 
 
 @given(some_unknown, gammas, maxima, st.randoms(use_true_random=False))
-def test_their_order_is_the_sources(f: list[Any], gamma: float, maximum: Max, draws: Any) -> None:
+def test_the_weights_follow_the_order_of_the_sources(
+    f: list[Any], gamma: float, maximum: Max, draws: Any
+) -> None:
     order = list(range(len(f)))
     draws.shuffle(order)
     moved = weights(tensor([f[i] for i in order]), gamma, maximum)
@@ -114,26 +116,28 @@ def test_their_order_is_the_sources(f: list[Any], gamma: float, maximum: Max, dr
 
 
 @given(some_unknown, gammas, st.floats(-50, 50))
-def test_what_all_have_in_common_does_not_count(f: list[Any], gamma: float, more: float) -> None:
+def test_adding_the_same_to_all_losses_changes_no_weight(
+    f: list[Any], gamma: float, more: float
+) -> None:
     w = weights(tensor(f), gamma)
     torch.testing.assert_close(weights(tensor(f) + more, gamma), w, rtol=1e-6, atol=1e-9)
 
 
 @given(many)
-def test_a_large_gamma_is_the_hard_maximum(f: list[float]) -> None:
-    f = [round(v, 2) for v in f]  # told apart by a hundredth or not at all
+def test_a_large_gamma_gives_the_hard_maximum(f: list[float]) -> None:
+    f = [round(v, 2) for v in f]  # equal, or a hundredth or more apart
     for gamma in (1e5, 1e300):
         close(weights(tensor(f), gamma), weights(tensor(f), 1.0, "hard").tolist())
 
 
 @given(some_unknown)
-def test_a_small_gamma_is_the_mean(f: list[Any]) -> None:
+def test_a_small_gamma_gives_equal_weights(f: list[Any]) -> None:
     w = weights(tensor(f), 1e-12)
     torch.testing.assert_close(w, torch.full_like(w, 1 / len(f)), rtol=1e-9, atol=0)
 
 
 @given(many, gammas)
-def test_who_does_worse_counts_no_less(f: list[float], gamma: float) -> None:
+def test_a_source_with_a_larger_loss_counts_no_less(f: list[float], gamma: float) -> None:
     w = weights(tensor(f), gamma).tolist()
     for a, u in zip(f, w, strict=True):
         for b, v in zip(f, w, strict=True):
@@ -141,7 +145,7 @@ def test_who_does_worse_counts_no_less(f: list[float], gamma: float) -> None:
 
 
 @given(many, losses, st.floats(0, 2), gammas, maxima)
-def test_without_mu_or_difference_in_d_the_signs_agree(
+def test_the_signs_agree_if_mu_is_zero_or_all_d_are_equal(
     CE: list[float], d: float, mu: float, gamma: float, maximum: Max
 ) -> None:
     CE = [round(v, 2) for v in CE]
@@ -164,12 +168,12 @@ def test_no_exponential_overflows(f: list[float]) -> None:
 # ---- settings ----------------------------------------------------------------------------------
 
 
-def test_the_reversal_is_as_strong_as_the_term_in_the_weights() -> None:
+def test_the_gradient_reversal_has_the_strength_mu() -> None:
     options = RunConfig.parse({"mdan.mu": 0.3}).options["mdan"]
     assert [options.reversal.at(q) for q in (0.0, 0.5, 1.0)] == [0.3] * 3
 
 
-def test_there_is_no_choice_but_pairs() -> None:
+def test_pairs_is_always_on_and_no_setting() -> None:
     assert RunConfig.parse({}).options["mdan"].pairs
     assert "mdan.pairs" not in RunConfig.parse({}).flat()
     with pytest.raises(ConfigError, match=r"no setting 'mdan.pairs'"):
@@ -185,7 +189,7 @@ def test_the_presets_differ_in_the_sign(preset: str, sign: str) -> None:
     assert RunConfig.parse(flat).options["mdan"].discriminator.hidden == ()  # linear
 
 
-def test_only_pairs_cross() -> None:
+def test_only_the_gradients_of_pairs_cross() -> None:
     for part in mdan.ALIGN.hops["align"].values():
         assert part.gradients == {"gradient/*"}
         assert "discriminator" not in {**part.enters.optional, **part.leaves.optional}

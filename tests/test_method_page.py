@@ -1,4 +1,4 @@
-"""The page on adding a method names all that a method may use, and nothing that is not there."""
+"""The page on adding a method names everything that a method may use."""
 
 import re
 from pathlib import Path
@@ -18,10 +18,10 @@ NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PROSE))))
 
 
 def public(kind: Any) -> set[str]:
-    """What a class defines or annotates itself, without what begins with an underscore."""
-    found = {*vars(kind), *vars(kind).get("__annotations__", {})}
-    found |= set(re.findall(r"^        (\w+): ", kind.__doc__ or "", re.M))  # its Attributes
-    return {name for name in found if not name.startswith("_")}
+    """Return the names without an underscore that a class itself defines or annotates."""
+    names = {*vars(kind), *vars(kind).get("__annotations__", {})}
+    names |= set(re.findall(r"^        (\w+): ", kind.__doc__ or "", re.M))  # its Attributes
+    return {name for name in names if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("kind", [FedDA, Client, Summing, Method, Phase, Part, Stage])
@@ -30,6 +30,6 @@ def test_every_public_name_is_on_the_page(kind: Any) -> None:
     assert len(public(kind)) >= 3
 
 
-def test_the_page_is_on_the_way_of_who_contributes() -> None:
+def test_contributing_names_the_page() -> None:
     contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
     assert "docs/adding-a-method.md" in contributing

@@ -78,7 +78,9 @@ def weights(tmp_path: Path, resnet_state: dict[str, Tensor]) -> ModelConfig:
     [pytest.param(*c, marks=pytest.mark.slow) if c[2] > 1000 else c for c in CASES],
     ids=lambda v: getattr(v, "name", ""),
 )
-def test_every_network(config: ModelConfig, shape: tuple[int, ...], width: int) -> None:
+def test_every_network_has_the_expected_shapes(
+    config: ModelConfig, shape: tuple[int, ...], width: int
+) -> None:
     model = build(config, shape, classes=5, seed=0).eval()
     x = images(2, *shape)
     with torch.no_grad():
@@ -114,7 +116,7 @@ def test_order_of_layers() -> None:
     assert kinds == [*block, "MaxPool2d", *block, "MaxPool2d", *block, "Flatten"]
 
 
-def test_seed_decides() -> None:
+def test_the_seed_decides_the_first_weights() -> None:
     one, other = (build(DIGIT, GRAY, 10, seed).state_dict() for seed in (3, 4))
     torch.rand(1)
     same = build(DIGIT, GRAY, 10, 3).state_dict()
@@ -148,13 +150,15 @@ def test_global_draws_are_untouched() -> None:
         (net(weights="DEFAULT"), GRAY, "digit-cnn has no pretrained weights"),
     ],
 )
-def test_refuses(config: ModelConfig, shape: tuple[int, ...], says: str) -> None:
+def test_a_configuration_that_does_not_fit_is_refused(
+    config: ModelConfig, shape: tuple[int, ...], says: str
+) -> None:
     with pytest.raises(ModelError, match=says):
         build(config, shape, 10, 0)
 
 
 @pytest.mark.parametrize("config", [DIGIT, LENET, net("alexnet")])
-def test_smallest_size_is_the_true_one(config: ModelConfig) -> None:
+def test_the_smallest_size_is_the_smallest_that_works(config: ModelConfig) -> None:
     size = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}[config.name]
     encoder = build(config, (3, size, size), 2, 0).eval().encoder
     encoder(images(1, 3, size, size))
@@ -235,7 +239,9 @@ def test_alexnet_head_is_its_last_layer(published: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_weights_that_do_not_fit(published: Callable, resnet_state: dict[str, Tensor]) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    published: Callable, resnet_state: dict[str, Tensor]
+) -> None:
     def refuses(state: dict[str, Tensor], says: str) -> None:
         published(state)
         with pytest.raises(ModelError, match=says):
@@ -249,7 +255,7 @@ def test_weights_that_do_not_fit(published: Callable, resnet_state: dict[str, Te
 
 
 @pytest.mark.slow
-def test_files_without_weights(tmp_path: Path) -> None:
+def test_files_without_weights_are_refused(tmp_path: Path) -> None:
     def refuses(content: object, says: str, name: str = "w.pth") -> None:
         path = tmp_path / name
         torch.save(content, path) if not isinstance(content, bytes) else path.write_bytes(content)
@@ -264,14 +270,16 @@ def test_files_without_weights(tmp_path: Path) -> None:
         refuses(garbage, "Cannot read weights", "w.safetensors")
 
 
-def test_unknown_weights(tmp_path: Path) -> None:
+def test_unknown_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         build(net("resnet18", weights=str(tmp_path / "none.pth")), RGB, 5, 0)
     with pytest.raises(ModelError, match="one of IMAGENET1K_V1, DEFAULT, or a file ending in"):
         build(net("resnet18", weights="IMAGENET1K_V9"), RGB, 5, 0)
 
 
-def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_downloaded_are_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise urllib.error.URLError("no route to host")
 
@@ -305,7 +313,7 @@ def test_blank_needs_no_weights_file(weights: ModelConfig) -> None:
     assert torch.equal(other(images(2, *RGB)), model(images(2, *RGB)))
 
 
-def test_groups(weights: ModelConfig) -> None:
+def test_a_pretrained_models_head_learns_ten_times_faster(weights: ModelConfig) -> None:
     (one,) = build(RESNET, RGB, 5, 0).groups(0.02)
     assert one["lr"] == 0.02
     model = build(weights, RGB, 5, 0)
@@ -381,7 +389,7 @@ def test_evaluating_restores_each_layer() -> None:
     assert model.encoder.training and not model.head.training
 
 
-def test_predict() -> None:
+def test_predict_gives_probabilities_in_evaluation_mode() -> None:
     model = build(DIGIT, (1, 8, 8), 3, 0).train()
     pixels = torch.randint(256, (5, 1, 8, 8), generator=torch.Generator().manual_seed(1)).byte()
     p = predict(model, pixels, batch=2)
@@ -395,7 +403,7 @@ def test_predict() -> None:
         assert not torch.allclose(predict(model, pixels), p, atol=1e-3)
 
 
-def test_save_and_load(tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     model = build(MLP, (7,), 3, seed=5)
     model(images(9, 7))  # so that BatchNorm's buffers are not the initial ones
     path = tmp_path / "deep" / "model.safetensors"
@@ -420,7 +428,7 @@ def test_a_saved_pretrained_model_stands_alone(tmp_path: Path, weights: ModelCon
     assert torch.equal(predict(again, x), predict(model, x))
 
 
-def test_files_that_are_not_ours(tmp_path: Path) -> None:
+def test_files_that_fedda_did_not_save_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with pytest.raises(ModelError, match="Cannot read"):
         load(path)
@@ -447,7 +455,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         load(path)
 
 
-def test_cannot_save(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
     model = build(MLP, (7,), 3, 0)
     with pytest.raises(ModelError, match="2 class names for a model of 3"):
         save(tmp_path / "m.safetensors", model, config=MLP, shape=(7,), classes="ab")

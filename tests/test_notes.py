@@ -1,4 +1,4 @@
-"""What sites note for themselves: right, harmless, and never sent."""
+"""The notes that sites take for themselves: correct, harmless, and never sent."""
 
 import json
 import logging
@@ -31,21 +31,21 @@ from tests.test_run import timeless
 CLASSES = ["0", "1", "2", "3"]
 
 
-def at(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
+def with_state_dir(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
     return [node | {"state-dir": str(folder)} | more for node in nodes]
 
 
-def noted(folder: Path, site: str, training: str, name: str) -> dict[str, np.ndarray]:
+def read_note(folder: Path, site: str, training: str, name: str) -> dict[str, np.ndarray]:
     with np.load(folder / site / "notes" / training / name, allow_pickle=False) as file:
         return dict(file)
 
 
 @pytest.fixture(scope="module")
-def kept(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def noted_run(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of KD3A and FedAvg with notes -> a folder with `state` and `runs`."""
     folder = tmp_path_factory.mktemp("notes")
     run(
-        at(domains, folder / "state"),
+        with_state_dir(domains, folder / "state"),
         {"run.dir": str(folder / "runs"), "run.baseline": "fedavg", "wire.dtype": "float32"},
     )
     yield folder
@@ -55,14 +55,14 @@ def kept(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def naive(model: models.Model, x: Tensor) -> np.ndarray:
-    """One image at a time."""
+    """Compute the features one image at a time."""
     model.eval()
     with torch.no_grad():
         return np.stack([model.features(image[None].float() / 255)[0].numpy() for image in x])
 
 
-def final(kept: Path, method: str) -> models.Model:
-    return models.load(kept / "runs" / "run" / f"{method}-0" / "model.safetensors")[0]
+def final(noted_run: Path, method: str) -> models.Model:
+    return models.load(noted_run / "runs" / "run" / f"{method}-0" / "model.safetensors")[0]
 
 
 def node(domains: list[Node], name: str) -> Node:
@@ -70,42 +70,42 @@ def node(domains: list[Node], name: str) -> Node:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "kd3a"])
-def test_a_sources_first_features_are_those_of_the_model_that_came(
-    domains: list[Node], kept: Path, method: str
+def test_a_sources_first_features_are_those_of_the_model_it_received(
+    domains: list[Node], noted_run: Path, method: str
 ) -> None:
-    found = noted(kept / "state", "anna", f"run.{method}-0", notes.FIRST)
+    first = read_note(noted_run / "state", "anna", f"run.{method}-0", notes.FIRST)
     own = data.load_source(node(domains, "anna")["data"])
     config = RunConfig.parse(FAST)
     network = models.build(config.model, own.shape, 4, seed=0)
-    assert found["images"].tolist() == list(range(40))  # it has no more than the most
-    assert found["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
-    assert found["labels"].tolist() == own.y.tolist()
-    assert (int(found["round"]), str(found["model"])) == (1, "received")
-    last = noted(kept / "state", "anna", f"run.{method}-0", notes.LAST)
+    assert first["images"].tolist() == list(range(40))  # fewer than the largest number of images
+    assert first["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
+    assert first["labels"].tolist() == own.y.tolist()
+    assert (int(first["round"]), str(first["model"])) == (1, "received")
+    last = read_note(noted_run / "state", "anna", f"run.{method}-0", notes.LAST)
     assert int(last["round"]) == 2
-    assert not np.allclose(last["features"], found["features"], atol=2e-3)
+    assert not np.allclose(last["features"], first["features"], atol=2e-3)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "kd3a"])
 def test_the_targets_last_features_are_those_of_the_tested_model(
-    domains: list[Node], kept: Path, method: str
+    domains: list[Node], noted_run: Path, method: str
 ) -> None:
-    found = noted(kept / "state", "town", f"run.{method}-0", notes.LAST)
-    path, network = node(domains, "town")["data"], final(kept, method)
+    last = read_note(noted_run / "state", "town", f"run.{method}-0", notes.LAST)
+    path, network = node(domains, "town")["data"], final(noted_run, method)
     own, test = data.load_target(path), data.load_evaluation(path, classes=CLASSES)
     assert test is not None
-    assert found["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
-    assert found["test_features"] == pytest.approx(naive(network, test.x), abs=2e-3)
-    assert found["test_labels"].tolist() == test.y.tolist()
-    assert (int(found["round"]), str(found["model"])) == (2, "tested")
-    # In FedAvg the target is asked for tests alone; in KD3A the first it got was to train.
-    first = noted(kept / "state", "town", f"run.{method}-0", notes.FIRST)
+    assert last["features"] == pytest.approx(naive(network, own.x), abs=2e-3)
+    assert last["test_features"] == pytest.approx(naive(network, test.x), abs=2e-3)
+    assert last["test_labels"].tolist() == test.y.tolist()
+    assert (int(last["round"]), str(last["model"])) == (2, "tested")
+    # FedAvg asks the target only for tests; KD3A's first request asks it to train.
+    first = read_note(noted_run / "state", "town", f"run.{method}-0", notes.FIRST)
     assert str(first["model"]) == {"fedavg": "tested", "kd3a": "received"}[method]
     assert int(first["round"]) == 1
 
 
-def test_no_label_of_a_targets_training_is_noted(kept: Path) -> None:
-    targets, sources = (list((kept / "state" / s).rglob("*.npz")) for s in ("town", "anna"))
+def test_no_label_of_a_targets_training_is_noted(noted_run: Path) -> None:
+    targets, sources = (list((noted_run / "state" / s).rglob("*.npz")) for s in ("town", "anna"))
     assert len(targets) == len(sources) == 4  # the first and the last of two methods
     for path in targets:
         with np.load(path) as file:
@@ -118,38 +118,40 @@ def test_no_label_of_a_targets_training_is_noted(kept: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "kd3a"])
 def test_the_confusion_matrix_counts_the_last_test(
-    domains: list[Node], kept: Path, method: str
+    domains: list[Node], noted_run: Path, method: str
 ) -> None:
-    path = kept / "state" / "town" / "notes" / f"run.{method}-0" / notes.CONFUSION
+    path = noted_run / "state" / "town" / "notes" / f"run.{method}-0" / notes.CONFUSION
     table = json.loads(path.read_text())
     test = data.load_evaluation(node(domains, "town")["data"], classes=CLASSES)
     assert test is not None
-    network = final(kept, method).eval()
+    network = final(noted_run, method).eval()
     counts = [[0] * 4 for _ in range(4)]
     for image, label in zip(test.x, test.y.tolist(), strict=True):
         counts[label][int(network(image[None].float() / 255).argmax())] += 1
     assert table["counts"] == counts
     assert (table["classes"], table["round"], table["site"]) == (CLASSES, 2, "town")
-    results = json.loads((kept / "runs" / "run" / "results.json").read_text())
+    results = json.loads((noted_run / "runs" / "run" / "results.json").read_text())
     accuracy = results["trainings"][method][0]["final_accuracy"]
     assert np.trace(np.array(counts)) / TESTED == pytest.approx(accuracy)
-    assert not (kept / "state" / "anna" / "notes" / f"run.{method}-0" / notes.CONFUSION).exists()
+    assert not (
+        noted_run / "state" / "anna" / "notes" / f"run.{method}-0" / notes.CONFUSION
+    ).exists()
 
 
-def test_each_site_draws_its_own_picture(kept: Path) -> None:
+def test_each_site_draws_its_own_picture(noted_run: Path) -> None:
     for site in ("anna", "town"):
-        path = kept / "state" / site / "notes" / "run.kd3a-0" / notes.PICTURE
+        path = noted_run / "state" / site / "notes" / "run.kd3a-0" / notes.PICTURE
         with Image.open(path) as image:
             assert image.width > 900
             colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 22) or []}
         assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours
 
 
-def test_many_images_are_sampled_and_always_the_same(kept: Path) -> None:
+def test_of_many_images_the_same_sample_is_noted_in_every_round(noted_run: Path) -> None:
     site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
     task = SimpleNamespace(training="r.m-0", rounds=2)
-    asked = [SimpleNamespace(task=task, round=number) for number in (1, 2)]
-    one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in asked)  # type: ignore[arg-type]
+    requests = [SimpleNamespace(task=task, round=number) for number in (1, 2)]
+    one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in requests)  # type: ignore[arg-type]
     chosen = one._choose(5000, "train").tolist()
     assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
     assert len(chosen) == notes.MOST and max(chosen) > 4000
@@ -163,7 +165,7 @@ def test_notes_change_no_bit_and_send_no_byte(
     domains: list[Node], tmp_path: Path, method: str
 ) -> None:
     def once(name: str, **more: Any) -> tuple[Any, Any, list[bytes]]:
-        nodes = at(domains, tmp_path / name / "state", **more)
+        nodes = with_state_dir(domains, tmp_path / name / "state", **more)
         grid = ScriptedGrid(nodes)
         settings = {"method": method, "run.dir": str(tmp_path / name), "train.momentum": 0.9}
         results, _ = run(nodes, settings, grid=grid)
@@ -184,7 +186,7 @@ def test_notes_change_no_bit_and_send_no_byte(
 
 
 class Drawing(nn.Module):
-    """A model that draws random numbers whatever its mode, and whose layers are in several."""
+    """A model that draws random numbers in any mode, with layers in different modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ class Drawing(nn.Module):
 
 
 def drawing(folder: Path) -> tuple[Any, Any]:
-    """A client and its request, as `notes` sees them."""
+    """Return a client and its request, as `notes` needs them."""
     site = SimpleNamespace(
         name="anna",
         state_dir=folder,
@@ -209,8 +211,8 @@ def drawing(folder: Path) -> tuple[Any, Any]:
         role="source",
     )
     x, y = torch.rand(9, 2), torch.arange(9) % 2
-    told = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
-    task = SimpleNamespace(**told, names=("0", "1"))
+    facts = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
+    task = SimpleNamespace(**facts, names=("0", "1"))
     request = SimpleNamespace(task=task, round=1, comes_first=True)
     client = SimpleNamespace(
         site=site,
@@ -223,7 +225,7 @@ def drawing(folder: Path) -> tuple[Any, Any]:
     return client, request
 
 
-def test_random_numbers_and_modes_are_as_they_were(tmp_path: Path) -> None:
+def test_notes_leave_random_numbers_and_modes_as_they_were(tmp_path: Path) -> None:
     client, _ = drawing(tmp_path)
     before = torch.get_rng_state()
     seconds = notes.received(client)
@@ -277,17 +279,19 @@ def test_a_note_that_fails_is_logged_and_the_round_goes_on(
     else:
         (tmp_path / "state").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING, "fedda.site"):
-        results, _ = run(at(domains, tmp_path / "state"), {"run.dir": str(tmp_path / "runs")})
+        results, _ = run(
+            with_state_dir(domains, tmp_path / "state"), {"run.dir": str(tmp_path / "runs")}
+        )
     assert results["events"] == [] and len(results["trainings"]["kd3a"][0]["rounds"]) == 2
     assert "the round goes on" in caplog.text
     left = [p for p in (tmp_path / "state").rglob("*") if p.name.startswith(".")]
     assert left == []
 
 
-def test_a_first_note_that_cannot_be_kept_is_tried_once(
+def test_a_first_note_that_cannot_be_written_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else a full disk would cost every round the forward passes of one."""
+    """Otherwise, with a full disk, every round would spend the forward passes of a note."""
 
     def full(file: Any, **arrays: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -340,7 +344,7 @@ def test_of_a_very_wide_model_fewer_images_are_noted(
 
 
 @pytest.mark.parametrize(("most", "written"), [(2, True), (1, False)])
-def test_a_confusion_matrix_has_bounds(
+def test_a_confusion_matrix_of_too_many_classes_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, written: bool
 ) -> None:
     """A server may say that there are a million classes; the matrix is their square."""
@@ -354,23 +358,23 @@ def test_a_confusion_matrix_has_bounds(
 
 
 def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_path: Path) -> None:
-    """The folder's name is one part of a path, whatever a task may say."""
+    """The folder's name is a single part of a path, whatever name a task has."""
     for name in ("..", ".", "a..", "...."):
         task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
-        told = Task.parse(task.flat() | {"run": name})
+        renamed = Task.parse(task.flat() | {"run": name})
         site = SimpleNamespace(name="anna", state_dir=tmp_path)
-        request = SimpleNamespace(task=told, round=1)
-        made = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
-        assert made.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
+        request = SimpleNamespace(task=renamed, round=1)
+        written = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
+        assert written.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
     for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):
         with pytest.raises(ConfigError):
             Task.parse(task.flat() | {"run": name})
 
 
-# ---- who takes them ----------------------------------------------------------------------------
+# ---- which sites take notes --------------------------------------------------------------------
 
 
-def test_a_site_without_a_place_or_that_does_not_want_to_notes_nothing(tmp_path: Path) -> None:
+def test_a_site_takes_no_notes_without_a_folder_or_if_switched_off(tmp_path: Path) -> None:
     node = {"role": "source", "name": "a", "data": str(tmp_path)}
     place = {"state-dir": str(tmp_path)}
     assert [Site(node | more).notes for more in ({}, place, place | {"notes": False})] == [
@@ -378,7 +382,7 @@ def test_a_site_without_a_place_or_that_does_not_want_to_notes_nothing(tmp_path:
     ]
 
 
-def test_the_client_can_switch_them_off(
+def test_the_client_can_switch_notes_off(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -397,26 +401,26 @@ def test_the_client_can_switch_them_off(
     assert [config["notes"] for config in seen] == [True, False]
 
 
-def test_a_simulation_keeps_them_in_the_runs_folder(domains: list[Node], tmp_path: Path) -> None:
+def test_a_simulation_keeps_notes_in_the_runs_folder(domains: list[Node], tmp_path: Path) -> None:
     resident.cache_clear()
     config = RunConfig.parse(FAST | {"run.dir": str(tmp_path), "rounds": 1})
-    own = at(domains[:1], tmp_path / "own")  # a site with a place of its own keeps it
+    own = with_state_dir(domains[:1], tmp_path / "own")  # a site with a place of its own keeps it
     simulate(config, [*own, *domains[1:]], Journal(), "process")
-    found = {p.parent.parent.parent for p in tmp_path.rglob(notes.LAST)}
+    folders = {p.parent.parent.parent for p in tmp_path.rglob(notes.LAST)}
     sites = tmp_path / "run" / "sites"
-    assert found == {tmp_path / "own" / "anna", sites / "bert", sites / "carl", sites / "town"}
+    assert folders == {tmp_path / "own" / "anna", sites / "bert", sites / "carl", sites / "town"}
 
 
 # ---- where the time goes -----------------------------------------------------------------------
 
 
-def test_a_round_says_where_its_time_went(kept: Path) -> None:
-    results = json.loads((kept / "runs" / "run" / "results.json").read_text())
+def test_a_round_says_where_its_time_went(noted_run: Path) -> None:
+    results = json.loads((noted_run / "runs" / "run" / "results.json").read_text())
     for method, trained in (("fedavg", {"anna", "bert", "carl"}), ("kd3a", set())):
         for entry in results["trainings"][method][0]["rounds"]:
             phases = entry["phases"]
             assert tuple(phases) == PHASES
             assert phases["train"] > 0 and phases["test"] > 0 and phases["checkpoint"] > 0
             inside = sum(s for p, s in phases.items() if p != "checkpoint")
-            assert inside <= entry["seconds"] + 0.003  # of rounding
+            assert inside <= entry["seconds"] + 0.003  # since the seconds are rounded
             assert set(entry["site_seconds"]) == (trained or {"anna", "bert", "carl", "town"})

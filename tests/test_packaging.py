@@ -1,4 +1,4 @@
-"""What is shipped: a wheel with one name, and a Flower app that is the same from wherever."""
+"""What is shipped: a wheel with one top-level name, and a Flower app, the same from any place."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(type(server.app.app).__name__, type(clients.app.app).__name__)
 
 
 def sh(*words: str | Path, cwd: Path, **env: str) -> str:
-    """Run a program -> what it said; an error shows it."""
+    """Run a program -> its output; if it fails, the test's error shows all it wrote."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
@@ -50,7 +50,7 @@ def sh(*words: str | Path, cwd: Path, **env: str) -> str:
 
 
 def clean_env() -> dict[str, str]:
-    """This environment without what would make a program find the checkout, or the outer make."""
+    """Return the environment without variables that lead to the checkout or to the outer make."""
     away = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     scripts = sysconfig.get_path("scripts")
     env = {key: value for key, value in os.environ.items() if key not in away}
@@ -58,7 +58,7 @@ def clean_env() -> dict[str, str]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its relative name; without what running it leaves there."""
+    """Read every file below a folder, by its relative name, without Python's caches."""
     files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
@@ -69,7 +69,7 @@ def in_wheel(module: str) -> str:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git has or would take."""
+    """A copy of all files that git tracks or would add."""
     copy = tmp_path_factory.mktemp("checkout")
     listed = sh("git", "ls-files", "-z", "-c", "-o", "--exclude-standard", cwd=ROOT)
     for name in filter(None, listed.split("\0")):
@@ -90,7 +90,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     sh(sys.executable, "-m", "build", "--wheel", "--outdir", out, checkout, cwd=out)
     (built,) = out.iterdir()
-    shutil.rmtree(checkout / "build", ignore_errors=True)  # setuptools leaves it, flwr would not
+    shutil.rmtree(checkout / "build", ignore_errors=True)  # else `flwr build` packs it
     return built
 
 
@@ -98,8 +98,8 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel in an environment of its own -> its bin folder.
 
-    The dependencies are this environment's, by a path file. Path files inside a folder that is
-    added so are not read, so this environment's editable fedda stays out of sight.
+    A path file adds this environment's dependencies. Python reads no path files in a folder that is
+    added like this, so this environment's editable fedda is not found.
     """
     venv = tmp_path_factory.mktemp("venv")
     sh(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv)
@@ -108,8 +108,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages,) = venv.glob("lib/python*/site-packages")
     here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (packages / "dependencies.pth").write_text("\n".join(sorted(here)) + "\n")
-    found = sh(venv / "bin" / "python", "-c", "import fedda; print(fedda.__file__)", cwd=venv)
-    assert Path(found.strip()) == packages / "fedda" / "__init__.py"
+    location = sh(venv / "bin" / "python", "-c", "import fedda; print(fedda.__file__)", cwd=venv)
+    assert Path(location.strip()) == packages / "fedda" / "__init__.py"
     return venv / "bin"
 
 
@@ -118,7 +118,7 @@ def test_one_version_everywhere() -> None:
     assert f"\n## [{fedda.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_staged_app_is_the_checkouts(tmp_path: Path) -> None:
+def test_the_staged_app_holds_the_checkouts_files(tmp_path: Path) -> None:
     folder = bundle.stage(tmp_path / "app")
     staged = tomllib.loads((folder / "pyproject.toml").read_text())
     assert staged["tool"]["flwr"] == TABLES["tool"]["flwr"]
@@ -206,7 +206,7 @@ def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_app_from_the_wheel_is_the_same(
+def test_the_app_staged_from_the_wheel_is_the_same(
     installed: Path, modules: set[str], checkout: Path, tmp_path: Path
 ) -> None:
     code = (

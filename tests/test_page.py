@@ -1,4 +1,4 @@
-"""The page of a run: it needs nothing else, runs nothing, and says what results.json says."""
+"""The page of a run: it loads nothing, runs nothing, and says what results.json says."""
 
 import json
 import re
@@ -40,10 +40,10 @@ class Read(HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {k: v or "" for k, v in attrs}
-        self.elements.append((tag, found))
+        attributes = {k: v or "" for k, v in attrs}
+        self.elements.append((tag, attributes))
         if tag == "table":
-            self._rows = self.tables.setdefault(found.get("aria-label", ""), [])
+            self._rows = self.tables.setdefault(attributes.get("aria-label", ""), [])
         elif tag == "tr":
             self._rows.append([])
         elif tag in ("td", "th"):
@@ -116,21 +116,21 @@ def results(**others: Any) -> dict[str, Any]:
     } | others
 
 
-def read(found: dict[str, Any], noted: Noted | None = None) -> Read:
-    made = page(found, noted or Noted())
+def read(run: dict[str, Any], noted: Noted | None = None) -> Read:
+    made = page(run, noted or Noted())
     assert not re.search(r"\b(NaN|nan|inf)\b|>None<|\bNone ", made)
     return Read(made)
 
 
-def column(found: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
-    """A number of the rounds, naively: the seeds' values by round."""
-    return {r: [t["rounds"][r - 1][key] for t in found["trainings"][method]] for r in (1, 2)}
+def column(run: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
+    """Return one number of the rounds: the values of all seeds, by round."""
+    return {r: [t["rounds"][r - 1][key] for t in run["trainings"][method]] for r in (1, 2)}
 
 
 # ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 
-def test_the_page_needs_nothing_and_runs_nothing() -> None:
+def test_the_page_loads_nothing_and_runs_nothing() -> None:
     made = page(results(), Noted())
     shown = Read(made)
     tags = {tag for tag, _ in shown.elements}
@@ -147,19 +147,19 @@ def test_the_page_needs_nothing_and_runs_nothing() -> None:
 
 
 def test_every_text_is_escaped() -> None:
-    found = results(name=EVIL, classes=[EVIL, "dog"], versions={EVIL: EVIL}, selected_by=EVIL)
-    found["config"] |= {"model.weights": EVIL, EVIL: EVIL}
-    found["sites"][0]["name"] = found["sites"][2]["name"] = EVIL
+    run = results(name=EVIL, classes=[EVIL, "dog"], versions={EVIL: EVIL}, selected_by=EVIL)
+    run["config"] |= {"model.weights": EVIL, EVIL: EVIL}
+    run["sites"][0]["name"] = run["sites"][2]["name"] = EVIL
     event = {"what": EVIL, "site": EVIL, "text": f"{EVIL}\x1b[2J\u202e", "round": 1}
-    found["events"] = [event | {"method": EVIL, "seed": EVIL}]
-    for trainings in found["trainings"].values():
+    run["events"] = [event | {"method": EVIL, "seed": EVIL}]
+    for trainings in run["trainings"].values():
         for entry in (r for t in trainings for r in t["rounds"]):
             for table in ("weights", "site_seconds"):
                 entry[table] = {EVIL if k == "clp" else k: v for k, v in entry[table].items()}
             entry["phases"][EVIL] = 1.0
             entry["bytes"][f"to {EVIL} {EVIL}"] = 5
             entry[EVIL] = 1.0
-    made = page(found, Noted())
+    made = page(run, Noted())
     shown = Read(made)
     assert "<script" not in made and "\x1b" not in made and "\u202e" not in made
     assert EVIL in shown.words  # as it is, for people to read
@@ -173,8 +173,8 @@ def test_every_text_is_escaped() -> None:
 
 
 def test_the_headline_says_what_the_results_say() -> None:
-    found = results()
-    shown = read(found)
+    run = results()
+    shown = read(run)
     # Last round: KD3A 80 and 85, FedAvg 50 and 55; chosen: KD3A 70 (round 1) and 85 (round 2).
     rows = shown.tables["accuracy on the target's labelled tests"]
     assert [row[:3] for row in rows[1:]] == [
@@ -206,22 +206,22 @@ CURVES: list[tuple[str, str, str, Callable[[float], str]]] = [
 def test_curves_have_the_numbers_in_a_table(
     name: str, method: str, key: str, form: Callable[[float], str]
 ) -> None:
-    found = results()
-    rows = read(found).tables[name]
+    run = results()
+    rows = read(run).tables[name]
     start = {"kd3a": "KD3A", "fedavg": "FedAvg"}[method] + (": images kept" * (key == "kept"))
     at = rows[0].index(f"{start}, mean")
     assert rows[0][at : at + 3] == [f"{start}, mean", f"{start}, seed 0", f"{start}, seed 1"]
     for row in rows[1:]:
-        zero, one = column(found, method, key)[int(row[0])]
+        zero, one = column(run, method, key)[int(row[0])]
         assert row[at : at + 3] == [form((zero + one) / 2), form(zero), form(one)]
     assert len(rows) == 3
 
 
 def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
-    found = results()
-    tables = read(found).tables
+    run = results()
+    tables = read(run).tables
     rows = tables["Weight of each site in KD3A's average"]
-    weights = column(found, "kd3a", "weights")
+    weights = column(run, "kd3a", "weights")
     for row in rows[1:]:
         said = dict(zip(rows[0], row, strict=True))
         for site, name in (("clp", "clp"), ("bus", "bus"), ("tgt", "tgt (target)")):
@@ -237,12 +237,12 @@ def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
         ["1", "1 kB", "7 B", "1.01 kB"],
         ["2", "2 kB", "7 B", "2.01 kB"],
     ]
-    # Training: rounds 1 + 1.4 and 1.5 of seed 0, 0.05 more of seed 1; the mean over both seeds.
+    # Training in KD3A: 1.4 s + 1.5 s with seed 0, 0.05 s more per round with seed 1; mean 2.95 s.
     rows = {row[0]: row[1:] for row in tables["Time by phase"]}
     assert rows["training: until the last reply"][0] == "2.95 s"
     assert rows["checkpoint"][0] == "0.25 s"
     rows = {row[0]: row for row in tables["Sites"]}
-    # Seconds of clp in the eight rounds: 0.6 to 0.75 and 0.9 to 1.05, so between 0.75 and 0.9.
+    # Seconds of clp in the eight rounds: 0.6 to 0.75 and 0.9 to 1.05; the median is between them.
     assert rows["clp"][:4] == ["clp", "source", "1,200", "0"]
     assert rows["clp"][6:] == ["8 of 8", "0.82 s", "0"]
     assert rows["tgt"][5:] == ["–", "4 of 4", "–", "0"]
@@ -251,9 +251,9 @@ def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
 def test_the_gate_is_the_configured_one() -> None:
     rows = read(results()).tables["Gate, and images that pass it"]
     assert [row[-1] for row in rows] == ["confidence a teacher needs (gate)", "80.0", "95.0"]
-    found = results()
-    del found["config"]["kd3a.gate.low"]
-    assert "gate" not in " ".join(read(found).tables["Gate, and images that pass it"][0])
+    run = results()
+    del run["config"]["kd3a.gate.low"]
+    assert "gate" not in " ".join(read(run).tables["Gate, and images that pass it"][0])
 
 
 def test_settings_that_differ_come_first() -> None:
@@ -285,27 +285,27 @@ def test_troubles_are_gathered_and_marked() -> None:
     }
 
 
-# ---- runs as they come -------------------------------------------------------------------------
+# ---- runs of all sorts -------------------------------------------------------------------------
 
 
 def old() -> dict[str, Any]:
-    """What results.json had before it knew phases, and less."""
-    found = without(results(), "phases", "site_seconds", "test_loss", "bytes")
+    """Return results of an old version: without phases, configuration and more."""
+    run = without(results(), "phases", "site_seconds", "test_loss", "bytes")
     for key in ("config", "versions", "shape", "classes", "selected_by"):
-        del found[key]
-    return found
+        del run[key]
+    return run
 
 
 def large() -> dict[str, Any]:
-    found = results()
+    run = results()
     names = [f"site {i}" for i in range(40)]
-    found["sites"] = [SITES[0] | {"name": n} for n in names] + [SITES[2]]
-    for trainings in found["trainings"].values():
+    run["sites"] = [SITES[0] | {"name": n} for n in names] + [SITES[2]]
+    for trainings in run["trainings"].values():
         for one in trainings:
             last = one["rounds"][-1]
             shares = dict.fromkeys(names, 1 / 40)
             one["rounds"] = [last | {"round": r, "weights": shares} for r in range(1, 201)]
-    return found
+    return run
 
 
 @cache
@@ -314,20 +314,20 @@ def read_large() -> Read:
 
 
 def absent() -> dict[str, Any]:
-    found = results()
-    for entry in found["trainings"]["kd3a"][0]["rounds"]:
+    run = results()
+    for entry in run["trainings"]["kd3a"][0]["rounds"]:
         del entry["weights"]["clp"], entry["site_seconds"]["clp"]
-    found["sites"].append(SITES[0] | {"name": "never there"})
-    return found
+    run["sites"].append(SITES[0] | {"name": "never there"})
+    return run
 
 
 def resumed() -> dict[str, Any]:
-    """The round before the stop has no checkpoint's time, and one was not tested."""
-    found = results()
-    entry = found["trainings"]["kd3a"][0]["rounds"][0]
+    """Return results in which a round has no checkpoint's time and another has no test."""
+    run = results()
+    entry = run["trainings"]["kd3a"][0]["rounds"][0]
     del entry["phases"]["checkpoint"]
-    del found["trainings"]["kd3a"][1]["rounds"][-1]["accuracy"]
-    return found
+    del run["trainings"]["kd3a"][1]["rounds"][-1]["accuracy"]
+    return run
 
 
 ODD = {
@@ -353,12 +353,12 @@ def test_any_run_has_a_page(name: str) -> None:
 
 
 def test_a_round_without_a_test_is_a_gap() -> None:
-    found = first(results(), seeds=1, rounds=2)
-    (one,) = found["trainings"]["kd3a"]
+    run = first(results(), seeds=1, rounds=2)
+    (one,) = run["trainings"]["kd3a"]
     one["rounds"] = [one["rounds"][0] | {"round": r, "accuracy": 0.5} for r in (1, 2, 3, 4)]
     del one["rounds"][1]["accuracy"]
-    shown = read(found)
-    # Four rounds are 250 apart; the line is broken in two.
+    shown = read(run)
+    # Four rounds are 250 apart; the missing round breaks the line in two.
     line = shown.paths("m k1")[0]
     assert [re.sub(r" [\d.]+", "", part) for part in re.findall("[ML][^ML]+", line)] == [
         *("M125", "M625", "L875")
@@ -366,7 +366,7 @@ def test_a_round_without_a_test_is_a_gap() -> None:
     assert [row[1] for row in shown.tables["Accuracy on tgt"]][1:] == ["50.0", "–", "50.0", "50.0"]
 
 
-def test_a_long_run_is_told_in_fewer_rounds_and_says_so() -> None:
+def test_the_page_of_a_long_run_shows_fewer_rounds_and_says_so() -> None:
     shown = read_large()
     rows = shown.tables["Weight of each site in KD3A's average"]
     assert (rows[1][0], rows[-1][0]) == ("1", "200")
@@ -376,11 +376,11 @@ def test_a_long_run_is_told_in_fewer_rounds_and_says_so() -> None:
 
 
 def test_without_tests_the_page_says_why() -> None:
-    found = ODD["untested"]()
-    found["sites"][2]["tested"] = 0
-    assert "No accuracy: tgt brought no labelled tests" in read(found).words
-    found["config"]["run.evaluate"] = False
-    assert "tgt was not asked for it" in read(found).words
+    run = ODD["untested"]()
+    run["sites"][2]["tested"] = 0
+    assert "No accuracy: tgt brought no labelled tests" in read(run).words
+    run["config"]["run.evaluate"] = False
+    assert "tgt was not asked for it" in read(run).words
 
 
 def test_axes_by_hand() -> None:
@@ -396,10 +396,10 @@ def test_axes_by_hand() -> None:
 # ---- what sites noted --------------------------------------------------------------------------
 
 
-def noted(folder: Path, found: dict[str, Any], tgt: str = "tgt") -> None:
-    """Notes as clients write them, of two seeds, with features that tell what they are."""
+def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt") -> None:
+    """Write notes of two seeds as clients do."""
     rng = np.random.default_rng(0)
-    for method in found["trainings"]:
+    for method in run["trainings"]:
         for seed in (0, 1):
             for site in ("clp", "bus", tgt):
                 place = folder / site / "notes" / f"demo.{method}-{seed}"
@@ -420,9 +420,9 @@ def test_without_notes_the_page_says_what_to_do() -> None:
 
 
 def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
-    found = results()
-    noted(tmp_path / "sites", found)
-    shown = read(found, collect(found, tmp_path))
+    run = results()
+    write_notes(tmp_path / "sites", run)
+    shown = read(run, collect(run, tmp_path))
     rows = shown.tables["Counts by class and prediction"]
     assert rows[:3] == [["class", "cat", "dog"], ["cat", "40.5", "5"], ["dog", "3", "42"]]
     assert "mean of seeds 0, 1" in shown.words
@@ -432,29 +432,29 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     titles = [t for t in shown.text if t.endswith(" images")]
     assert titles.count("tgt (target): 18 images") == 2  # before and after
     assert titles.count("target, training images without labels: 9 images") == 2
-    assert titles.count("cat: 15 images") == 2  # five of each source's nine, and of the tests
+    assert titles.count("cat: 15 images") == 2  # five of nine at each source, five of the tests
 
 
-def test_notes_are_found_where_they_are_given(tmp_path: Path) -> None:
-    found = results()
-    noted(tmp_path / "state", found)
-    assert collect(found, tmp_path / "run").sites == []
-    assert collect(found, tmp_path / "run", [tmp_path / "state" / "bus"]).sites == ["bus"]
-    assert collect(found, tmp_path / "run", [tmp_path / "state"]).sites == ["bus", "clp", "tgt"]
+def test_notes_are_read_from_the_folders_that_are_given(tmp_path: Path) -> None:
+    run = results()
+    write_notes(tmp_path / "state", run)
+    assert collect(run, tmp_path / "run").sites == []
+    assert collect(run, tmp_path / "run", [tmp_path / "state" / "bus"]).sites == ["bus"]
+    assert collect(run, tmp_path / "run", [tmp_path / "state"]).sites == ["bus", "clp", "tgt"]
     with pytest.raises(RunError, match=r"holds no notes of the run 'demo'; give the --state-dir"):
-        collect(found, tmp_path / "run", [tmp_path])
-    found["sites"] = [s for s in found["sites"] if s["name"] != "bus"]
-    assert collect(found, tmp_path / "run", [tmp_path / "state"]).sites == ["clp", "tgt"]
+        collect(run, tmp_path / "run", [tmp_path])
+    run["sites"] = [s for s in run["sites"] if s["name"] != "bus"]
+    assert collect(run, tmp_path / "run", [tmp_path / "state"]).sites == ["clp", "tgt"]
 
 
 def test_notes_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
-    found = results()
-    noted(tmp_path / "sites", found)
+    run = results()
+    write_notes(tmp_path / "sites", run)
     broken = tmp_path / "sites" / "tgt" / "notes" / "demo.kd3a-0"
     (broken / "confusion.json").write_text('{"classes": ["a"], "counts": [[1, 2]]}')
     (broken / "last.npz").write_bytes(b"PK\x03\x04 broken")
     np.savez(tmp_path / "sites/bus/notes/demo.kd3a-0/last.npz", features=np.array([{}]))
-    shown = read(found, collect(found, tmp_path))
+    shown = read(run, collect(run, tmp_path))
     assert len([t for t in shown.text if t.startswith("Left out: ")]) == 3
     assert "seed 1" in shown.words
 
@@ -473,7 +473,7 @@ def test_principal_components_by_hand() -> None:
 @pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
-    noted(tmp_path / "elsewhere", results())
+    write_notes(tmp_path / "elsewhere", results())
     shown = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert f"page: {tmp_path / 'report.html'}" in shown.stdout.replace("\n", "")

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"
 SHAPE = (1, 8, 8)
 
-# Fixtures: a copy of what git has, its wheel, and that in an environment of its own.
+# Fixtures: a copy of the files in git, its wheel, and an environment with that wheel installed.
 checkout, wheel, installed = (
     test_packaging.checkout,
     test_packaging.wheel,
@@ -144,7 +144,7 @@ def add_tent(install: Install, **changed: str) -> None:
 
 
 def uninstall(tmp_path: Path, package: str) -> None:
-    """What was installed is gone: in one process the server has had it, and now a site lacks it."""
+    """Remove a package that the server, in this same process, has used, so that a site lacks it."""
     shutil.rmtree(tmp_path / "site-packages" / f"{package}-1.0.dist-info")
     importlib.invalidate_caches()
     plugins.forget()
@@ -156,7 +156,7 @@ def cli(*words: str) -> tuple[int, str, str]:
 
 
 def reasons(name: str = "tent") -> list[str]:
-    """Why things of a name are left out."""
+    """List why plug-ins of a name are left out."""
     return [each.why for each in plugins.broken() if each.name == name]
 
 
@@ -173,7 +173,7 @@ from fedda.strategies.fdann import FDANN
 
 def test_the_names_of_the_wheel_give_the_programs_own_modules() -> None:
     names: dict[str, Any] = {}
-    exec(AS_WRITTEN, names)  # where a type checker looks there are no such modules
+    exec(AS_WRITTEN, names)  # no import, since type checkers find no such modules
     assert names["fedavg"] is clients.fedavg
     assert names["FDANN"] is strategies.fdann.FDANN
     assert names["base"] is sys.modules["strategies.base"]
@@ -223,7 +223,7 @@ for name, module in list(sys.modules.items()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["checkout", "editable", "bundle", "wheel"])
-def test_one_module_each_in_every_layout(
+def test_every_layout_loads_each_module_only_once(
     layout: str, checkout: Path, installed: Path, tmp_path: Path
 ) -> None:
     python, own, place = installed / "python", "", checkout
@@ -249,7 +249,7 @@ def test_nothing_is_added_where_nothing_is_installed(install: Install) -> None:
     assert plugins.methods() == list(plugins.own_methods())
 
 
-def test_a_method_of_another_package(install: Install) -> None:
+def test_a_method_of_another_package_is_known(install: Install) -> None:
     add_tent(install)
     assert "tent" in plugins.methods() and not plugins.broken() and not plugins.unfinished()
     assert plugins.origin("tent") == "tent_package 1.0" and plugins.origin("kd3a") == "fedda"
@@ -260,7 +260,7 @@ def test_a_method_of_another_package(install: Install) -> None:
     assert plugins.client("tent", "source") is clients.fedavg.Source
 
 
-def test_a_method_without_halves_is_fedavg_there(install: Install) -> None:
+def test_a_method_without_strategy_and_client_uses_those_of_fedavg(install: Install) -> None:
     bare = {"__init__": "", "algorithm": ALGORITHM}
     install("tent_package", {"methods": "tent = tent_package"}, bare)
     assert plugins.strategy("tent") is plugins.strategy("fedavg")
@@ -268,7 +268,7 @@ def test_a_method_without_halves_is_fedavg_there(install: Install) -> None:
     assert not plugins.unfinished()
 
 
-def test_its_settings_are_settings_like_all_others(install: Install) -> None:
+def test_settings_of_an_added_method_are_like_all_others(install: Install) -> None:
     assert "tent.pace" not in defaults()
     add_tent(install)
     assert defaults()["tent.pace"] == 0.5
@@ -301,7 +301,7 @@ def test_listings_say_where_each_thing_is_from(install: Install) -> None:
     assert "tent_package" not in cli("settings", "kd3a")[1]
 
 
-def test_a_run_of_it(
+def test_an_added_method_can_be_run(
     install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
 ) -> None:
     add_tent(install)
@@ -365,7 +365,7 @@ def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, 
         ("tent = gone_package", "No module named 'gone_package'"),
     ],
 )
-def test_an_entry_point_names_a_package(
+def test_an_entry_point_must_name_a_package(
     install: Install, tmp_path: Path, line: str, why: str
 ) -> None:
     install("tent_package", {"methods": line}, TENT | {"__init__": "thing = 1"})
@@ -386,7 +386,7 @@ def test_an_entry_point_names_a_package(
         ("a.b", "does not match"),
     ],
 )
-def test_a_method_takes_no_name_that_is_taken(install: Install, name: str, why: str) -> None:
+def test_a_method_cannot_have_a_name_that_is_taken(install: Install, name: str, why: str) -> None:
     own = plugins.method("kd3a")
     algorithm = ALGORITHM.replace('"tent"', f'"{name}"')
     package = TENT | {"algorithm": algorithm}
@@ -396,7 +396,7 @@ def test_a_method_takes_no_name_that_is_taken(install: Install, name: str, why: 
     assert plugins.method("kd3a") is own and RunConfig.parse({}).train.lr == 0.05
 
 
-def test_names_with_another_meaning_are_those_of_the_settings() -> None:
+def test_the_taken_names_are_those_of_sections_of_settings() -> None:
     sections = {name.replace("_", "-") for name in RunConfig.model_fields}
     assert sections | {"none"} == plugins.TAKEN
 
@@ -442,11 +442,11 @@ UNFINISHED: dict[str, tuple[dict[str, str], str]] = {
 def test_a_method_that_cannot_run_is_named_and_left_out(install: Install, what: str) -> None:
     changed, why = UNFINISHED[what]
     add_tent(install, **changed)
-    (found,) = plugins.unfinished()
-    assert why in found.why and "\n" not in found.why
+    (problem,) = plugins.unfinished()
+    assert why in problem.why and "\n" not in problem.why
     code, out, err = cli("methods")
     assert code == 0 and "tent" not in out and "kd3a" in out
-    assert err == f"The method tent of tent_package 1.0 is left out: {found.why}\n"
+    assert err == f"The method tent of tent_package 1.0 is left out: {problem.why}\n"
     with pytest.raises(ConfigError) as raised:
         plugins.check("tent")
     assert why in str(raised.value)
@@ -464,7 +464,7 @@ def add_network(install: Install, code: str = NETWORK, name: str = "linear") -> 
     install("nets", {"models": f"{name} = nets:build"}, {"__init__": code})
 
 
-def test_a_network_of_another_package(install: Install, tmp_path: Path) -> None:
+def test_a_network_of_another_package_is_built_and_saved(install: Install, tmp_path: Path) -> None:
     add_network(install)
     config, state = ModelConfig(name="linear", sizes="5"), torch.get_rng_state()
     model = models.build(config, SHAPE, 3, seed=1)
@@ -492,14 +492,16 @@ def test_a_network_of_another_package(install: Install, tmp_path: Path) -> None:
         ("def build(config, shape): return None, 6", "does not take inputs"),
     ],
 )
-def test_a_network_that_is_not_what_it_says(install: Install, code: str, why: str) -> None:
+def test_a_network_that_is_not_what_it_says_is_an_error(
+    install: Install, code: str, why: str
+) -> None:
     add_network(install, code)
     with pytest.raises(ModelError, match=why) as raised:
         models.blank(ModelConfig(name="linear"), SHAPE, 3)
     assert str(raised.value).startswith("The network linear of nets 1.0 ")
 
 
-def test_a_network_that_is_left_out(install: Install) -> None:
+def test_a_network_that_cannot_be_used_is_left_out(install: Install) -> None:
     add_network(install, name="mlp")
     install("gone", {"models": "tiny = gone:missing"}, {"__init__": ""})
     install("text", {"models": "word = text:word"}, {"__init__": "word = 'tiny'"})
@@ -563,7 +565,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_reader_of_another_package(install: Install, table: Path) -> None:
+def test_a_reader_of_another_package_is_used(install: Install, table: Path) -> None:
     with pytest.raises(DataError, match=r"neither a folder nor an \.npz file"):
         data.load_source(table)
     add_reader(install)
@@ -581,7 +583,9 @@ def test_a_reader_of_another_package(install: Install, table: Path) -> None:
     assert code == 0 and "3" in out
 
 
-def test_own_forms_are_fedda_s_own(install: Install, domains: list[Node], tmp_path: Path) -> None:
+def test_no_reader_can_take_over_fedda_s_own_formats(
+    install: Install, domains: list[Node], tmp_path: Path
+) -> None:
     greedy = "def open_table(path):\n    raise AssertionError(path)"
     add_reader(install, greedy)
     assert isinstance(open_site(domains[0]["data"]), ArrayFile)
@@ -596,7 +600,7 @@ def test_what_no_reader_takes_is_a_folder_of_images(install: Install, tmp_path: 
     assert isinstance(open_site(tmp_path), ImageFolder)
 
 
-def test_two_readers_of_one_file(install: Install, table: Path) -> None:
+def test_two_readers_that_take_the_same_file_are_an_error(install: Install, table: Path) -> None:
     add_reader(install)
     add_reader(install, package="sheets")
     with pytest.raises(DataError, match=r"taken by 2 readers \(sheets of sheets 1\.0, tables"):
@@ -619,7 +623,7 @@ LABELLED = "Labelled(self.x, self.y, "
         (LABELLED, "Labelled(self.x, self.y + 1, ", "from 1 to 2, but names 2 classes"),
     ],
 )
-def test_a_reader_that_gives_what_it_must_not(
+def test_a_reader_that_gives_wrong_data_is_an_error(
     install: Install, table: Path, old: str, new: str, why: str
 ) -> None:
     assert old in READER
@@ -642,7 +646,7 @@ def test_images_of_a_reader_are_brought_to_the_runs_shape(install: Install, tabl
 
 @pytest.fixture
 def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package in examples/plugin as it lies there, with the entry points that it declares."""
+    """Make the package in examples/plugin importable, with the entry points that it declares."""
     declared = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
     entries = {
         group.removeprefix("fedda."): "\n".join(f"{k} = {v}" for k, v in points.items())
@@ -660,7 +664,7 @@ SHOT = {"method": "shot-im", "rounds": 4, "shot-im.source-rounds": 2} | {
 }
 
 
-def in_round(crossed: list[Crossing], what: str) -> set[str]:
+def sites_asked(crossed: list[Crossing], what: str) -> set[str]:
     return {c.site for c in crossed if c.way == "to" and c.kind == "train" and c.hop == what}
 
 
@@ -669,7 +673,7 @@ def test_the_example_is_small() -> None:
     assert 50 < lines <= 120
 
 
-def test_the_example_is_whole(example: None) -> None:
+def test_the_example_is_loaded_without_errors(example: None) -> None:
     assert not plugins.broken() and not plugins.unfinished()
     assert plugins.origin("shot-im") == "example_of_shot 1.0"
     assert set(plugins.networks()) == {"small-cnn"}
@@ -678,7 +682,7 @@ def test_the_example_is_whole(example: None) -> None:
 def test_the_examples_loss_by_hand(example: None) -> None:
     loss = importlib.import_module("fedda_shot.algorithm").information_loss
     sure = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
-    # Sure of each image, of both classes; of one class only; of none.
+    # Sure predictions of both classes; sure ones of one class only; unsure ones.
     assert loss(sure).item() == pytest.approx(-np.log(2), abs=1e-6)
     assert loss(sure[:1]).item() == pytest.approx(0, abs=1e-6)
     assert loss(torch.zeros(4, 2)).item() == pytest.approx(0, abs=1e-6)
@@ -693,8 +697,8 @@ def test_the_example_adapts_at_the_target_alone(
 ) -> None:
     grid = ScriptedGrid(domains)
     results, _ = run(domains, runs | SHOT | {"run.name": "whole"}, grid=grid)
-    assert in_round(grid.crossed, "train") == {"anna", "bert", "carl"}
-    assert in_round(grid.crossed, "adapt") == {"town"}
+    assert sites_asked(grid.crossed, "train") == {"anna", "bert", "carl"}
+    assert sites_asked(grid.crossed, "adapt") == {"town"}
     (training,) = results["trainings"]["shot-im"]
     assert [sorted(each["weights"]) for each in training["rounds"]] == [
         *[["anna", "bert", "carl"]] * 2,
@@ -703,7 +707,7 @@ def test_the_example_adapts_at_the_target_alone(
     accuracies = [each["accuracy"] for each in training["rounds"]]
     assert accuracies[3] > max(accuracies[1], 0.75)
 
-    # A finished model needs no source, and the target moves nothing of it but the encoder.
+    # A finished model needs no source, and the target changes nothing of it but the encoder.
     sources = {"rounds": 2, "method": "fedavg", "run.name": "sources"}
     before = run(domains, runs | SHOT | sources)[0]["trainings"]["fedavg"][0]["model"]
     alone = {"rounds": 2, "run.start-from": before, "run.name": "target", "run.expect": 1}
@@ -719,7 +723,7 @@ def test_the_example_adapts_at_the_target_alone(
 
 
 def environment(folder: Path) -> Path:
-    """A fresh environment with this one's packages, but without its fedda -> its bin folder."""
+    """Make an environment with this one's packages, but without its fedda -> its bin folder."""
     sh(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     (packages,) = folder.glob("lib/python*/site-packages")
     here = {str(Path(m.__file__ or "").parents[1]) for m in (np, torch)}
@@ -757,7 +761,7 @@ if __name__ == "__main__":
 def test_the_example_over_processes_from_an_environment_of_its_own(
     installed: Path, tmp_path: Path
 ) -> None:
-    """Server, sites and operator are processes of an environment into which pip has put it."""
+    """Server, sites and operator run in an environment in which pip has installed the example."""
     python, copy = installed / "python", tmp_path / "copy-of-plugin"
     shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     pip(python, str(copy))
@@ -793,7 +797,7 @@ def test_the_example_over_processes_from_an_environment_of_its_own(
 
 
 def programs_of_flower(folder: Path) -> None:
-    """Flower's own programs beside an environment's python, as pip would have put them there."""
+    """Write Flower's own programs beside an environment's python, as pip would have done."""
     for point in distribution("flwr").entry_points.select(group="console_scripts"):
         module, _, name = point.value.partition(":")
         code = (

@@ -52,15 +52,15 @@ def refused(*arguments: object) -> str:
 
 
 def check(rows: list[dict[str, str]], model: Path, x: torch.Tensor) -> None:
-    """The rows are what the model says of x, in x's order."""
+    """Check that the rows hold the model's probabilities for x, in x's order."""
     p = models.predict(models.load(model)[0], x)
     assert len(rows) == len(x)
     for row, expected in zip(rows, p, strict=True):
         assert list(row) == ["file", "class", "probability", "p_cat", "p_dog", "p_file"]
-        found = [float(row[f"p_{name}"]) for name in CLASSES]
-        assert found == pytest.approx(expected.tolist(), rel=1e-4)
+        probabilities = [float(row[f"p_{name}"]) for name in CLASSES]
+        assert probabilities == pytest.approx(expected.tolist(), rel=1e-4)
         assert row["class"] == CLASSES[int(expected.argmax())]
-        assert float(row["probability"]) == max(found)
+        assert float(row["probability"]) == max(probabilities)
 
 
 def test_rows_are_the_images_of_a_flat_folder_by_name(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_rows_of_arrays_are_numbered(tmp_path: Path, keys: list[str], expected: 
     check(rows, model, torch.from_numpy(x)[:, None])
 
 
-def test_vectors_and_a_runs_folder(tmp_path: Path) -> None:
+def test_a_runs_folder_and_vectors_may_be_given(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     model = saved(tmp_path / "run" / "model.safetensors", MLP, (5,))
     x = RNG.normal(size=(4, 5)).astype(np.float32)
@@ -163,8 +163,10 @@ def test_images_are_not_resized_for_a_model_whose_images_are_not_square(tmp_path
 def test_a_run_whose_model_has_not_adapted_says_where_the_adapted_one_is(tmp_path: Path) -> None:
     picture(tmp_path / "data" / "a.png")
     saved(tmp_path / "model.safetensors")
-    kept = {"site": "town", "file": "town/pair.dils-0.model.safetensors"}
-    (tmp_path / "results.json").write_text(json.dumps({"trainings": {"dils": [{"adapted": kept}]}}))
+    adapted = {"site": "town", "file": "town/pair.dils-0.model.safetensors"}
+    (tmp_path / "results.json").write_text(
+        json.dumps({"trainings": {"dils": [{"adapted": adapted}]}})
+    )
     for model in (tmp_path, tmp_path / "model.safetensors"):
         result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "data")])
         assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Presets: the papers' numbers, laid over one another in the order they were given."""
+"""Presets: the papers' numbers; of several presets a later one wins."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchvision.models import get_model_weights
 from typer.testing import CliRunner
 
 from fedda import models, plugins
@@ -13,7 +14,7 @@ from fedda.cli import app
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
-from fedda.models.pretrained import LAST, get_model_weights
+from fedda.models.pretrained import LAST
 from fedda.settings import RunConfig, defaults, presets
 from fedda.settings.presets import BENCHMARKS
 
@@ -22,7 +23,7 @@ PAPERS = ("KD3A", "FADA", "FedDaDiL", "FRUDA")
 
 
 @pytest.mark.parametrize(("method", "name"), EVERY)
-def test_every_preset_is_a_run_of_every_method(method: str, name: str) -> None:
+def test_every_preset_of_every_method_makes_a_valid_run(method: str, name: str) -> None:
     chosen = presets.settings(method, [name])
     parsed = RunConfig.parse({"method": method} | chosen).flat()
     assert chosen and {k: parsed[k] for k in chosen} == chosen
@@ -31,7 +32,7 @@ def test_every_preset_is_a_run_of_every_method(method: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_says_all_that_matters_and_where_it_is_from(name: str) -> None:
+def test_every_benchmark_sets_what_matters_and_names_its_sources(name: str) -> None:
     preset = BENCHMARKS[name]
     needed = {"model.name", "model.weights", "rounds", "train.batch-size", "train.optimizer"}
     assert needed | {"train.lr", "train.schedule"} <= set(preset)
@@ -85,7 +86,7 @@ def test_values_are_the_papers(name: str) -> None:
     assert config.options["kd3a"].mixup == (0 if name == "amazon-review" else 0.2)
 
 
-def test_frudas_rotated_mnist() -> None:
+def test_rotated_mnist_has_the_values_of_fruda() -> None:
     config = RunConfig.parse(presets.settings("fedavg", ["rotated-mnist"]))
     assert (config.model.name, config.train.optimizer) == ("lenet", "adam")
     assert (config.train.lr, config.train.batch_size) == (1e-4, 32)
@@ -95,24 +96,24 @@ def test_frudas_rotated_mnist() -> None:
 
 
 def test_the_last_preset_wins() -> None:
-    found = presets.settings("kd3a", ["domainnet", "digit5"])
-    assert found["model.name"] == "digit-cnn" and found["train.batch-size"] == 100
-    found = presets.settings("kd3a", ["digit5", "domainnet"])
-    assert found["model.name"] == "resnet101" and found["train.batch-size"] == 50
+    merged = presets.settings("kd3a", ["domainnet", "digit5"])
+    assert merged["model.name"] == "digit-cnn" and merged["train.batch-size"] == 100
+    merged = presets.settings("kd3a", ["digit5", "domainnet"])
+    assert merged["model.name"] == "resnet101" and merged["train.batch-size"] == 50
     assert presets.settings("kd3a", []) == {}
 
 
 @pytest.mark.parametrize("own", ["paper", "official"])
 @pytest.mark.parametrize("name", [n for n in BENCHMARKS if n != "amazon-review"])
-def test_a_methods_preset_and_a_benchmarks_go_in_either_order(own: str, name: str) -> None:
-    """They say nothing about the same setting, but for amazon-review, which has no mixup."""
+def test_a_methods_preset_and_a_benchmarks_combine_in_either_order(own: str, name: str) -> None:
+    """No setting is in both, except with amazon-review, which turns mixup off."""
     both = presets.settings("kd3a", [own, name])
     assert both == presets.settings("kd3a", [name, own])
     assert both["kd3a.mixup"] == {"paper": 0.2, "official": 2.0}[own]
 
 
 def started(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> RunConfig:
-    """What `fedda run` would perform."""
+    """Return the configuration that `fedda run` would perform."""
     seen: list[RunConfig] = []
     monkeypatch.setattr(run_command, "perform", lambda config, launch: seen.append(config))
     monkeypatch.setattr(run_command, "on_terminate", lambda: None)
@@ -123,7 +124,9 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> RunCo
     return seen[0]
 
 
-def test_c_wins_over_rounds_over_presets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_c_wins_over_rounds_and_rounds_over_presets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def run(*words: str) -> RunConfig:
         return started(monkeypatch, tmp_path, "kd3a", "--name", f"n{len(words)}", *words)
 
@@ -138,7 +141,7 @@ def test_c_wins_over_rounds_over_presets(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert config.options["kd3a"].gate.low == 0.5
 
     config = run(*less, "-c", "rounds=9", "--rounds", "7", "--preset", "domainnet")
-    assert (config.rounds, config.train.batch_size) == (9, 8)  # wherever it stands
+    assert (config.rounds, config.train.batch_size) == (9, 8)  # in whatever order they are given
     assert config.train.lr == 0.005
 
 

@@ -1,4 +1,4 @@
-"""The account of noise: against a computation of our own, and by what must hold of any."""
+"""The account of noise: compared with our own computation, and with what any account must hold."""
 
 import ast
 import math
@@ -39,20 +39,20 @@ def naive_epsilon(multiplier: float, delta: float) -> float:
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 4.0])
-def test_one_window_is_the_analytic_gaussian(multiplier: float, delta: float) -> None:
+def test_one_window_costs_what_the_analytic_gaussian_says(multiplier: float, delta: float) -> None:
     assert epsilon(multiplier, 1, delta) == pytest.approx(
         naive_epsilon(multiplier, delta), rel=1e-6
     )
 
 
 @pytest.mark.parametrize("times", [4, 100])
-def test_many_windows_are_one_with_less_noise(times: int) -> None:
+def test_many_windows_cost_as_much_as_one_with_less_noise(times: int) -> None:
     found = epsilon(5.0, times)
     assert found == pytest.approx(naive_epsilon(5.0 / math.sqrt(times), 1e-5), rel=1e-6)
 
 
 def test_a_generic_accountant_agrees() -> None:
-    """By adding up privacy loss distributions, which knows nothing of square roots of T."""
+    """It adds up privacy loss distributions and makes no use of a square root of T."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     once = pld.from_gaussian_mechanism(8.0, value_discretization_interval=1e-3)
@@ -61,20 +61,20 @@ def test_a_generic_accountant_agrees() -> None:
 
 
 def test_a_case_by_hand() -> None:
-    # At delta = P(|N(0, 1)| < 1/2) = 0.3829... nothing is needed: epsilon is 0 from there on.
+    # From delta = P(|N(0, 1)| < 1/2) = 0.3829... on, epsilon is 0.
     assert naive_delta(1.0, 0.0) == pytest.approx(0.38292, abs=1e-5)
     assert epsilon(1.0, 1, 0.383) == 0
     assert epsilon(1.0, 1, 0.382) > 0
 
 
-def test_replacing_is_twice_as_far_as_leaving_out() -> None:
+def test_replacing_data_counts_as_twice_the_distance_of_leaving_them_out() -> None:
     found = spent(2.0, 9)
     assert found.presence == epsilon(2.0, 9)
     assert found.replacement == epsilon(1.0, 9) > found.presence
 
 
-def test_the_distance_is_what_the_clip_leaves() -> None:
-    """What `protect` lets through differs by clip without a window, by 2 clip with another."""
+def test_clipping_gives_the_distances_that_the_account_assumes() -> None:
+    """The output of `protect` moves by clip if a window is left out, by 2 clip if replaced."""
     g = torch.from_numpy(np.random.default_rng(0).normal(size=50)) * 100
     first, second = protect(g, clip=3.0), protect(-g, clip=3.0)
     assert float(first.norm()) == pytest.approx(3.0)

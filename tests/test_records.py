@@ -18,10 +18,10 @@ ATOMS = pack({"x": np.ones((4, 5), np.float32)}, Kind.ATOMS)
     st.dictionaries(st.text(min_size=1), st.sampled_from([MODEL, ATOMS]), max_size=4),
     st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False) | st.integers(-9, 9)),
 )
-def test_what_is_written_is_read(arrays: dict, numbers: dict) -> None:
+def test_what_is_written_is_read_back(arrays: dict, numbers: dict) -> None:
     content = records.write(arrays, metrics=numbers, step={"round": 2}, task={"method": "kd3a"})
-    found, tables = records.read(content)
-    assert found == arrays
+    read_arrays, tables = records.read(content)
+    assert read_arrays == arrays
     assert tables == {"metrics": numbers, "step": {"round": 2}, "task": {"method": "kd3a"}}
 
 
@@ -97,7 +97,7 @@ def test_arrays_that_do_not_fit_their_manifests_are_refused(message: str) -> Non
     assert records.size(content)["unreadable"] > 0  # counted all the same, never an exception
 
 
-def test_records_of_strangers_are_counted() -> None:
+def test_unknown_records_are_counted() -> None:
     strange = RecordDict({"arrays": ConfigRecord({"x": "y" * 100}), "more": MetricRecord({"a": 1})})
     assert sum(records.size(strange).values()) > 100
     alone = RecordDict({"features": ArrayRecord({"z": Array(np.zeros(500, np.float32))})})

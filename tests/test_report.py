@@ -65,33 +65,33 @@ def results(**others: Any) -> dict[str, Any]:
     } | others
 
 
-def without(found: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The results had these numbers never been in a round."""
-    for trainings in found["trainings"].values():
+def without(run: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Return the results as if no round had ever had these numbers."""
+    for trainings in run["trainings"].values():
         for one in trainings:
             one["rounds"] = [{k: v for k, v in r.items() if k not in keys} for r in one["rounds"]]
             if "infomax" in keys:
                 one["selected_round"] = None
-    return found
+    return run
 
 
-def first(found: dict[str, Any], seeds: int, rounds: int) -> dict[str, Any]:
-    for method, trainings in found["trainings"].items():
-        found["trainings"][method] = trainings[:seeds]
+def first(run: dict[str, Any], seeds: int, rounds: int) -> dict[str, Any]:
+    for method, trainings in run["trainings"].items():
+        run["trainings"][method] = trainings[:seeds]
         for one in trainings:
             one["rounds"] = one["rounds"][:rounds]
-    return found | {"seeds": found["seeds"][:seeds]}
+    return run | {"seeds": run["seeds"][:seeds]}
 
 
-def printed(found: dict[str, Any]) -> str:
+def printed(run: dict[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=80)
-    console.print(table(found))
+    console.print(table(run))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def cells(text: str, start: str) -> list[str]:
-    """The cells of the first line that begins so; two blanks part them."""
+    """Return the cells of the first line with this start; two blanks separate cells."""
     line = next(line for line in text.splitlines() if line.strip().startswith(start))
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
@@ -108,7 +108,7 @@ def test_scores_are_means_and_deviations_of_the_last_and_the_selected_round() ->
     assert "no troubles" in text
 
 
-def test_weights_are_means_of_the_last_round_and_zero_for_who_was_left_out() -> None:
+def test_weights_are_means_of_the_last_round_and_zero_for_a_site_left_out() -> None:
     text = printed(results())
     assert cells(text, "clp") == ["clp", "source", "1,200", "0.600", "0.300"]
     assert cells(text, "bus") == ["bus", "source", "800", "0.400", "0.500"]
@@ -120,9 +120,9 @@ def test_weights_are_means_of_the_last_round_and_zero_for_who_was_left_out() -> 
 
 
 def test_bytes_are_exact_sums_over_the_seeds() -> None:
-    found = results()
-    found["trainings"]["kd3a"][0]["bytes"]["to target atoms"] = 1
-    text = printed(found)
+    run = results()
+    run["trainings"]["kd3a"][0]["bytes"]["to target atoms"] = 1
+    text = printed(run)
     both = ["2,000,000", "2 MB", "2,000,000", "2 MB"]
     assert cells(text, "model to source") == ["model to source", *both]
     both = ["469,134", "469 kB", "469,134", "469 kB"]
@@ -144,7 +144,7 @@ def test_bytes_are_exact_sums_over_the_seeds() -> None:
         (7e15, "7,000 TB"),
     ],
 )
-def test_human_bytes(count: float, text: str) -> None:
+def test_bytes_are_shown_in_a_readable_unit(count: float, text: str) -> None:
     assert human(count) == text
 
 
@@ -167,9 +167,9 @@ def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> N
 
 
 def test_a_round_that_was_not_tested_is_a_gap_and_not_a_zero() -> None:
-    found = results()
-    del found["trainings"]["kd3a"][0]["rounds"][-1]["accuracy"]
-    assert summary(found)["methods"]["kd3a"]["last"] == {
+    run = results()
+    del run["trainings"]["kd3a"][0]["rounds"][-1]["accuracy"]
+    assert summary(run)["methods"]["kd3a"]["last"] == {
         "mean": 0.7,
         "std": None,
         "values": [None, 0.7],
@@ -189,18 +189,18 @@ def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> No
     assert spans([9, 2, 1, 2, 10]) == "1-2, 9-10"
 
 
-def test_methods_have_the_names_people_use() -> None:
-    found = results(titles={m: plugins.method(m).title for m in ("fedavg", "kd3a", "feddadil")})
-    assert [title(found, m) for m in ("fedavg", "kd3a", "feddadil")] == [
+def test_methods_are_shown_by_their_titles() -> None:
+    run = results(titles={m: plugins.method(m).title for m in ("fedavg", "kd3a", "feddadil")})
+    assert [title(run, m) for m in ("fedavg", "kd3a", "feddadil")] == [
         "FedAvg (source-only)",
         "KD3A",
         "FedDaDiL",
     ]
-    assert [short_title(found, m) for m in ("fedavg", "kd3a")] == ["FedAvg", "KD3A"]
+    assert [short_title(run, m) for m in ("fedavg", "kd3a")] == ["FedAvg", "KD3A"]
 
 
 def test_results_say_what_their_methods_are_called() -> None:
-    """So that a reader needs no method: the run's machine may have had others than this one."""
+    """So a reader needs no method: the run's machine may have had others than this machine."""
     named = {"kd3a": "Other", "fedavg": "Plain (beside)"}
     text = printed(results(titles=named))
     assert cells(text, "Other")[1] == "75.0 ± 7.1" and cells(text, "Plain (")[1] == "50.0 ± 0.0"
@@ -223,13 +223,13 @@ def test_tables_and_picture_load_no_method() -> None:
 
 @pytest.mark.parametrize("older", [{}, {"titles": {}}, {"titles": None}])
 def test_results_without_titles_have_names_in_capitals(older: dict[str, Any]) -> None:
-    found = {k: v for k, v in results().items() if k != "titles"} | older
-    assert cells(printed(found), "FEDAVG")[0] == "FEDAVG"
-    assert title(found, "feddadil") == "FEDDADIL" and short_title(found, "kd3a") == "KD3A"
+    run = {k: v for k, v in results().items() if k != "titles"} | older
+    assert cells(printed(run), "FEDAVG")[0] == "FEDAVG"
+    assert title(run, "feddadil") == "FEDDADIL" and short_title(run, "kd3a") == "KD3A"
 
 
 @pytest.mark.parametrize(
-    "found",
+    "run",
     [
         results(),
         first(results(), seeds=1, rounds=1),
@@ -239,8 +239,8 @@ def test_results_without_titles_have_names_in_capitals(older: dict[str, Any]) ->
     ],
     ids=["full", "one round", "no accuracy", "nothing", "odd names"],
 )
-def test_the_picture_is_drawn_whatever_there_is(tmp_path: Path, found: dict[str, Any]) -> None:
-    path = plot(found, tmp_path / "report.png")
+def test_the_picture_is_drawn_from_any_results(tmp_path: Path, run: dict[str, Any]) -> None:
+    path = plot(run, tmp_path / "report.png")
     with Image.open(path) as image:
         assert image.size == (1650, 720)
         colours = image.convert("RGB").getcolors(1 << 20)
@@ -290,7 +290,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
 
 
 def script(rounds: int = 12) -> list[dict[str, Any]]:
-    """Two trainings of one seed each, of which the second is one round short of its end."""
+    """Return the events of two trainings of one seed; the second stops a round before its end."""
     begun = {"event": "training", "seed": 4, "round": 0, "rounds": rounds, "time": 0.0}
     one = {"event": "round", "seed": 4, "loss": 0.5, "seconds": 2.0, "time": 1.0}
     return [
@@ -320,7 +320,7 @@ def shown(display: Display, events: list[dict[str, Any]]) -> list[str]:
 def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     config = RunConfig.parse({"rounds": 12, "run.seeds": "3,4", "run.baseline": "fedavg"})
     lines = shown(Display(config, Console(file=io.StringIO(), width=40)), script())
-    # Before KD3A is known its rounds count as long as FedAvg's: 4 trainings of 12 rounds of 2 s.
+    # Until KD3A begins, its rounds count as FedAvg's: 4 trainings, 12 rounds each, 2 s a round.
     assert lines == [
         "waiting for sites to join",
         "joined: clp: source, 3 examples",
@@ -335,7 +335,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_progress_without_a_plan_counts_the_training_at_hand() -> None:
+def test_progress_without_a_configuration_counts_only_the_current_training() -> None:
     lines = shown(Display(console=Console(file=io.StringIO())), script())
     assert lines[2:4] == [
         "FedAvg (source-only), seed 4: 12 rounds",
@@ -358,7 +358,7 @@ def test_progress_on_a_terminal_is_a_bar_that_leaves_the_lines_that_matter() -> 
     assert "\x1b[2Jbad" not in text
 
 
-def test_clock() -> None:
+def test_clock_shows_hours_minutes_and_seconds() -> None:
     assert [clock(s) for s in (0.4, 61, 3599.6, 7322)] == ["0:00", "1:01", "1:00:00", "2:02:02"]
 
 
@@ -380,9 +380,9 @@ def test_follow_reads_a_growing_file_once_and_ends_with_the_run(tmp_path: Path) 
 
     writer = threading.Thread(target=write)
     writer.start()
-    found = [event["event"] for event in follow(path, lambda: False)]
+    read_events = [event["event"] for event in follow(path, lambda: False)]
     writer.join()
-    assert found == ["started", "round", "done"]
+    assert read_events == ["started", "round", "done"]
 
 
 def test_follow_passes_over_an_earlier_try_and_reads_the_rest_when_stopped(tmp_path: Path) -> None:

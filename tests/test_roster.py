@@ -31,14 +31,14 @@ TOWN = offer("town", "target", tested=9)
 
 
 def test_a_roster_has_sources_by_name_and_the_target_last() -> None:
-    found = form(nodes(TOWN, BERT, ANNA))
-    assert [n.name for n in found.nodes] == ["anna", "bert", "town"]
-    assert [n.id for n in found.sources] == [13, 12]
-    assert found.target.id == 11 and found.target.tested == 9
-    assert found.classes == ("cat", "dog")
-    assert found.shape == (1, 8, 8)
-    assert found.counts == {"anna": 50, "bert": 70, "town": 50}
-    assert found.by_id(12) == found.sources[1] and found.by_id(99) is None
+    roster = form(nodes(TOWN, BERT, ANNA))
+    assert [n.name for n in roster.nodes] == ["anna", "bert", "town"]
+    assert [n.id for n in roster.sources] == [13, 12]
+    assert roster.target.id == 11 and roster.target.tested == 9
+    assert roster.classes == ("cat", "dog")
+    assert roster.shape == (1, 8, 8)
+    assert roster.counts == {"anna": 50, "bert": 70, "town": 50}
+    assert roster.by_id(12) == roster.sources[1] and roster.by_id(99) is None
 
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
@@ -65,32 +65,32 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_offers_that_make_no_run_are_all_listed(case: str) -> None:
+def test_the_error_about_offers_lists_all_of_them(case: str) -> None:
     offers, message = REFUSED[case]
     with pytest.raises(RosterError) as error:
         form(nodes(*offers))
     first, *lines = str(error.value).splitlines()
     assert message in first
     assert len(lines) == max(len(offers), 1)
-    for found in offers:
-        assert sum(f"{found['name']}: {found['role']}" in line for line in lines) >= 1
+    for given in offers:
+        assert sum(f"{given['name']}: {given['role']}" in line for line in lines) >= 1
     if not offers:
         assert "no site has joined" in lines[0]
 
 
 def test_every_target_has_a_roster_of_its_own() -> None:
     village = offer("village", "target", examples=20)
-    found = form(nodes(village, BERT, TOWN, ANNA))
-    assert [n.name for n in found.nodes] == ["anna", "bert", "town", "village"]
-    assert [n.name for n in found.targets] == ["town", "village"]
-    for target, aim in zip(found.targets, found.aims(), strict=True):
+    roster = form(nodes(village, BERT, TOWN, ANNA))
+    assert [n.name for n in roster.nodes] == ["anna", "bert", "town", "village"]
+    assert [n.name for n in roster.targets] == ["town", "village"]
+    for target, aim in zip(roster.targets, roster.aims(), strict=True):
         assert [n.name for n in aim.nodes] == ["anna", "bert", target.name]
         assert aim.target == target and aim.several
-        assert (aim.counts, aim.shape, aim.classes) == (found.counts, found.shape, found.classes)
-    (chosen,) = found.aims("village")
+        assert (aim.counts, aim.shape, aim.classes) == (roster.counts, roster.shape, roster.classes)
+    (chosen,) = roster.aims("village")
     assert chosen.target.name == "village" and chosen.several
     with pytest.raises(RosterError, match=r"No target is called 'city'.*one of town, village"):
-        found.aims("city")
+        roster.aims("city")
     (alone,) = form(nodes(BERT, TOWN, ANNA)).aims()
     assert alone.target.name == "town" and not alone.several
 
@@ -132,7 +132,7 @@ def test_images_are_brought_to_one_shape() -> None:
         ANNA | {"name": "a" * 65},
     ],
 )
-def test_what_is_no_offer_is_refused(answer: dict[str, Any]) -> None:
+def test_an_invalid_offer_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises(RosterError, match=r"Node 7 |anna offers") as error:
         Node.read(7, answer)
     assert len(str(error.value)) < 400
@@ -142,11 +142,11 @@ def test_a_folder_name_with_blanks_is_a_name() -> None:
     assert Node.read(7, offer("Real World")).name == "Real World"
 
 
-def test_an_offer_holds_only_what_is_known_of_it() -> None:
+def test_an_offer_has_exactly_the_known_keys() -> None:
     assert set(ANNA) == OFFER
 
 
-def test_who_comes_back_under_another_id_is_recognised() -> None:
+def test_a_site_that_comes_back_under_another_id_is_recognised() -> None:
     known = form(nodes(ANNA, BERT, TOWN))
     again = known.updated([Node.read(99, ANNA), Node.read(50, offer("stranger"))])
     assert [n.id for n in again.nodes] == [99, 12, 13]
@@ -155,14 +155,14 @@ def test_who_comes_back_under_another_id_is_recognised() -> None:
         known.updated([Node.read(99, offer("anna", examples=5000))])
 
 
-def test_nobody_takes_the_place_of_a_site_that_is_there() -> None:
+def test_no_site_can_take_the_place_of_a_connected_one() -> None:
     known = form(nodes(ANNA, BERT, TOWN))
     again = nodes(ANNA, offer("town", examples=70), TOWN)  # bert's node now claims to be the target
     posing = Node.read(again[1].id, TOWN)
     assert known.updated([again[0], posing, again[2]]) == known
-    assert known.updated(again) == known  # nor can it end the run by another offer
+    assert known.updated(again) == known  # nor can a changed offer end the run
     assert known.updated([again[0], posing]).target.id == posing.id  # the target has left
-    # Another server numbers nodes anew: that an id is taken again says nothing.
+    # Another server gives nodes new ids, so an id that now belongs to another site means nothing.
     moved = [Node.read(12, ANNA), Node.read(11, BERT), Node.read(13, TOWN)]
     assert [n.id for n in known.updated(moved).nodes] == [12, 11, 13]
 
@@ -180,8 +180,8 @@ def test_a_claim_of_many_examples_is_bounded() -> None:
 
 
 def test_of_two_sources_the_larger_cannot_raise_its_own_bound() -> None:
-    who = form(nodes(offer("anna", examples=50), offer("bert", examples=500), TOWN)).bounded(5)
-    assert who.counts["anna"] == 50 and who.counts["bert"] == 250
+    bounded = form(nodes(offer("anna", examples=50), offer("bert", examples=500), TOWN)).bounded(5)
+    assert bounded.counts["anna"] == 50 and bounded.counts["bert"] == 250
 
 
 def test_classes_that_differ_are_named() -> None:

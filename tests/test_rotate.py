@@ -1,4 +1,4 @@
-"""One domain turned into many: clockwise, on its own background, no image in two of them."""
+"""One domain rotated into many: clockwise, on each image's background, no image in two domains."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def test_a_dot_at_twelve_turns_clockwise() -> None:
 
 @pytest.mark.parametrize("angle", [15, 45, 100, 200, 290, -30])
 def test_pixels_are_those_of_a_naive_loop(angle: int) -> None:
-    """Every pixel by its own: turned back about the middle, mixed of the four around it."""
+    """Each pixel is turned back about the middle and interpolated from the four around it."""
     x = random_images(2, 3, 6, 6)
     turned = rotate(torch.from_numpy(x), angle).numpy()
     c, s, middle = np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle)), 2.5
@@ -97,7 +97,7 @@ def test_many_images_turn_as_each_alone() -> None:
 # ---- dealing -----------------------------------------------------------------------------------
 
 
-def test_no_image_is_dealt_twice_and_none_is_left() -> None:
+def test_no_image_is_dealt_twice_and_none_is_left_out() -> None:
     y = torch.tensor([0] * 7 + [1] * 4 + [2] * 3)
     heaps = deal(y, 3, np.random.default_rng(0))
     assert sorted(np.concatenate(heaps).tolist()) == list(range(14))
@@ -131,8 +131,8 @@ def test_domains_share_no_image_and_have_all_classes(digits: Path, tmp_path: Pat
         assert len(labels) == count
 
 
-def _half(found: dict[str, np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray]:
-    return found[f"x_{split}"], found[f"y_{split}"]
+def _half(content: dict[str, np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray]:
+    return content[f"x_{split}"], content[f"y_{split}"]
 
 
 def test_any_domain_can_be_source_or_target(digits: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_any_domain_can_be_source_or_target(digits: Path, tmp_path: Path) -> Non
         assert test is not None and len(test) in (13, 14)
 
 
-def test_everywhere_every_domain_holds_all(digits: Path, tmp_path: Path) -> None:
+def test_with_everywhere_every_domain_holds_all_images(digits: Path, tmp_path: Path) -> None:
     build(digits, tmp_path / "out", (0, 180), everywhere=True)
     before = arrays(digits)
     for split in ("train", "test"):
@@ -154,10 +154,10 @@ def test_everywhere_every_domain_holds_all(digits: Path, tmp_path: Path) -> None
         expected = sorted(image.tobytes() for image in before[f"x_{split}"])
         assert sorted(image.tobytes() for image in first) == expected
         assert sorted(image[::-1, ::-1].tobytes() for image in second) == expected
-        assert not np.array_equal(first, before[f"x_{split}"])  # the order tells no class
+        assert not np.array_equal(first, before[f"x_{split}"])  # the order does not reveal classes
 
 
-def test_the_seed_decides(digits: Path, tmp_path: Path) -> None:
+def test_the_seed_decides_how_images_are_dealt(digits: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         build(digits, tmp_path / name, ANGLES, seed=seed)
     a, b, c = ((tmp_path / n / "30" / "data.npz").read_bytes() for n in "abc")
@@ -166,16 +166,16 @@ def test_the_seed_decides(digits: Path, tmp_path: Path) -> None:
 
 def test_a_target_keeps_no_training_label(digits: Path, tmp_path: Path) -> None:
     build(digits, tmp_path / "out", ANGLES, role="target")
-    found = arrays(tmp_path / "out" / "30")
-    assert sorted(found) == ["classes", "x_test", "x_train", "y_test"]
+    written = arrays(tmp_path / "out" / "30")
+    assert sorted(written) == ["classes", "x_test", "x_train", "y_test"]
     flat = tmp_path / "flat.npz"
     np.savez(flat, x=random_images(9, 5, 5, 3))
     build(flat, tmp_path / "more", ANGLES, role="target")
-    found = arrays(tmp_path / "more" / "90")
-    assert {k: v.shape for k, v in found.items()} == {"x_train": (3, 5, 5, 3)}
+    written = arrays(tmp_path / "more" / "90")
+    assert {k: v.shape for k, v in written.items()} == {"x_train": (3, 5, 5, 3)}
 
 
-def test_a_folder_of_images_in_colour(tmp_path: Path) -> None:
+def test_a_folder_of_images_in_colour_is_rotated(tmp_path: Path) -> None:
     for i in range(6):
         file = tmp_path / "in" / ("cat", "dog")[i % 2] / f"{i}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,11 +184,11 @@ def test_a_folder_of_images_in_colour(tmp_path: Path) -> None:
         build(tmp_path / "in", tmp_path / "out", ANGLES)
     assert not (tmp_path / "out").exists()
     build(tmp_path / "in", tmp_path / "out", ANGLES, size=8)
-    found = arrays(tmp_path / "out" / "30")
-    assert found["x_train"].shape == (2, 8, 8, 3)
-    assert found["classes"].tolist() == ["cat", "dog"]
-    assert sorted(found["y_train"].tolist()) == [0, 1]
-    assert "x_test" not in found
+    written = arrays(tmp_path / "out" / "30")
+    assert written["x_train"].shape == (2, 8, 8, 3)
+    assert written["classes"].tolist() == ["cat", "dog"]
+    assert sorted(written["y_train"].tolist()) == [0, 1]
+    assert "x_test" not in written
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------
@@ -228,10 +228,10 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(
     (tmp_path / "empty").mkdir()
     save = np.savez_compressed
 
-    def fails(file: Path, **found: Any) -> None:
+    def fails(file: Path, **content: Any) -> None:
         if file.parent.name == "30":
             raise OSError(28, "No space left on device", str(file))
-        save(file, **found)
+        save(file, **content)
 
     monkeypatch.setattr(np, "savez_compressed", fails)
     for name in ("empty", "new"):
@@ -241,7 +241,7 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command(digits: Path, tmp_path: Path) -> None:
+def test_the_command_rotates_and_refuses_wrong_angles(digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["data", "rotate", str(digits), str(out), "--angles", "0,-90"]
     shown = CliRunner().invoke(app, words)

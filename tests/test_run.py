@@ -30,12 +30,12 @@ def model(results: dict[str, Any]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in load_file(path).items()}
 
 
-def timeless(found: Any) -> Any:
-    """Results without what differs from run to run by nature: seconds and paths."""
-    if isinstance(found, dict):
-        own = ("seconds", "phases", "site_seconds", "model", "config", "name")
-        return {k: timeless(v) for k, v in found.items() if k not in own}
-    return [timeless(v) for v in found] if isinstance(found, list) else found
+def timeless(value: Any) -> Any:
+    """Return results without what always differs between runs: seconds, paths and settings."""
+    if isinstance(value, dict):
+        changing = ("seconds", "phases", "site_seconds", "model", "config", "name")
+        return {k: timeless(v) for k, v in value.items() if k not in changing}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
 # ---- repeating and resuming --------------------------------------------------------------------
@@ -79,8 +79,8 @@ QUICK = ({"method": "kd3a"}, {"method": "fedavg"})
 def test_a_stopped_run_goes_on_bit_for_bit(
     domains: list[Node], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    def sites(kept: str) -> list[Node]:
-        return [node | {"state-dir": str(tmp_path / kept)} for node in domains]
+    def sites(folder: str) -> list[Node]:
+        return [node | {"state-dir": str(tmp_path / folder)} for node in domains]
 
     def place(name: str) -> dict[str, Any]:
         return {"rounds": 3, "run.dir": str(tmp_path / name), **settings}
@@ -97,14 +97,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["in memory", "on disk"])
+@pytest.mark.parametrize("storage", ["in memory", "on disk"])
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(
-    domains: list[Node], tmp_path: Path, kept: str
+    domains: list[Node], tmp_path: Path, storage: str
 ) -> None:
-    """With momentum carried over a site has to go back to what it had before the round."""
+    """With carried momentum a site must go back to its state before the round."""
 
     def sites(folder: str) -> list[Node]:
-        place = {"state-dir": str(tmp_path / folder)} if kept == "on disk" else {}
+        place = {"state-dir": str(tmp_path / folder)} if storage == "on disk" else {}
         return [node | place for node in domains]
 
     settings = {"method": "kd3a", "rounds": 3, "train.carry-momentum": True}
@@ -131,7 +131,9 @@ def test_a_finished_run_can_be_resumed_and_trains_nothing(
     assert not [e for e in events if e["event"] == "round"]
 
 
-def test_seeds_and_baseline(domains: list[Node], runs: dict[str, str]) -> None:
+def test_the_baseline_and_the_method_are_trained_with_every_seed(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
     settings = {"run.seeds": "0,1", "run.baseline": "fedavg", "rounds": 1}
     results, events = run(domains, runs | settings)
     begun = [(e["seed"], e["method"]) for e in events if e["event"] == "training"]
@@ -141,9 +143,9 @@ def test_seeds_and_baseline(domains: list[Node], runs: dict[str, str]) -> None:
         "kd3a": [0, 1],
     }
     for method, key in (("kd3a", "final"), ("fedavg", "fedavg")):
-        found = [t["final_accuracy"] for t in results["trainings"][method]]
-        assert results[f"{key}_accuracy"] == pytest.approx(np.mean(found))
-        assert results[f"{key}_accuracy_std"] == pytest.approx(np.std(found, ddof=1))
+        accuracies = [t["final_accuracy"] for t in results["trainings"][method]]
+        assert results[f"{key}_accuracy"] == pytest.approx(np.mean(accuracies))
+        assert results[f"{key}_accuracy_std"] == pytest.approx(np.std(accuracies, ddof=1))
 
 
 # ---- the run's folder --------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
-def test_a_checkpoint_gives_back_what_is_remembered_as_it_was_to_the_bit(
+def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
     tmp_path: Path, kind: Kind, floats: str
 ) -> None:
     odd = np.array([[1 / 3, -0.0, 1e-7], [np.nan, np.inf, 65504]])
@@ -264,7 +266,7 @@ def test_a_checkpoint_gives_back_what_is_remembered_as_it_was_to_the_bit(
     }
 
 
-def test_names_with_slashes_do_not_mix_what_is_remembered(tmp_path: Path) -> None:
+def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None:
     arrays = {
         "a": wire.pack({"b/c": np.zeros(2)}, Kind.MODEL),
         "a/b": wire.pack({"c": np.ones(2)}, Kind.MODEL),
@@ -288,7 +290,7 @@ CADA = {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada"}
     ],
     ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
-def test_a_run_leaves_what_its_strategy_remembers(
+def test_a_runs_checkpoint_holds_what_its_strategy_remembers(
     domains: list[Node],
     runs: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -308,13 +310,13 @@ def test_a_run_leaves_what_its_strategy_remembers(
     }
     assert found.arrays == strategy.memory.arrays
     assert found.numbers == strategy.memory.numbers
-    # And it is what the next rounds begin with.
+    # The rounds after a resume begin with it.
     run(domains, runs | settings | {"run.resume": True})
     assert made[1].memory == strategy.memory
 
 
 def noting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
-    """A function that does what another does, and notes what that gives."""
+    """Wrap a function so that what it returns is also added to `made`."""
 
     def wrapped(*args: Any) -> Any:
         made.append(make(*args))
@@ -324,10 +326,10 @@ def noting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_full_disk_leaves_the_checkpoint_before(
+def test_a_full_disk_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    """Whichever of its two files and two steps the disk fails at."""
+    """At whichever of the two files and two steps of writing the disk fails."""
     checkpoint.write(tmp_path, a_state(1))
     calls = 0
 
@@ -354,7 +356,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 
 def damage(folder: Path, how: str) -> None:
     arrays, facts = folder / "1.checkpoint.safetensors", folder / "checkpoint.json"
-    told = json.loads(facts.read_text())
+    content = json.loads(facts.read_text())
     if how == "bit":
         data = bytearray(arrays.read_bytes())
         data[-1] ^= 1
@@ -372,7 +374,7 @@ def damage(folder: Path, how: str) -> None:
     elif how == "a word":
         facts.write_text('"checkpoint"')
     else:
-        facts.write_text(json.dumps({k: v for k, v in told.items() if k != how}))
+        facts.write_text(json.dumps({k: v for k, v in content.items() if k != how}))
 
 
 @pytest.mark.parametrize(
@@ -448,8 +450,8 @@ def test_a_run_goes_on_without_a_site_and_says_so(
     settings = {"method": method, "rounds": rounds, "wait.min-sources": 2}
     settings |= {"wait.train": 0.6} if script is never else {}
     results, events = run(domains, runs | settings, script={"carl": script})
-    told = [(e["what"], e["site"], e["round"]) for e in results["events"]]
-    assert told == [(what, "carl", t) for t in range(1, rounds + 1)]
+    troubles = [(e["what"], e["site"], e["round"]) for e in results["events"]]
+    assert troubles == [(what, "carl", t) for t in range(1, rounds + 1)]
     assert [e for e in events if e["event"] == "trouble"]
     last = results["trainings"][method][0]["rounds"][-1]["weights"]
     assert set(last) == {"anna", "bert"} | ({"town"} if method == "kd3a" else set())
@@ -495,8 +497,8 @@ def test_a_target_that_fails_once_costs_one_try(domains: list[Node], runs: dict[
         return failing(request, reply) if calls == 1 else [reply]
 
     results, _ = run(domains, runs, script={"town": once})
-    told = [(e["what"], e["site"]) for e in results["events"]]
-    assert told == [("failed", "town"), ("paused", ""), ("resumed", "")]
+    troubles = [(e["what"], e["site"]) for e in results["events"]]
+    assert troubles == [("failed", "town"), ("paused", ""), ("resumed", "")]
     assert len(results["trainings"]["kd3a"][0]["rounds"]) == 2
 
 
@@ -518,8 +520,8 @@ def test_a_source_that_leaves_is_left_out_and_taken_back(
 
     settings = {"method": "fedavg", "rounds": 3, "wait.min-sources": 2}
     results, _ = run(domains, runs | settings, come_and_go, grid=grid)
-    who = [sorted(r["weights"]) for r in results["trainings"]["fedavg"][0]["rounds"]]
-    assert who == [["anna", "bert", "carl"], ["anna", "bert"], ["anna", "bert", "carl"]]
+    averaged = [sorted(r["weights"]) for r in results["trainings"]["fedavg"][0]["rounds"]]
+    assert averaged == [["anna", "bert", "carl"], ["anna", "bert"], ["anna", "bert", "carl"]]
     assert [(e["what"], e["site"]) for e in results["events"]] == [("absent", "carl")]
 
 
@@ -558,7 +560,7 @@ def test_a_run_without_enough_sites_does_not_begin(
         run(domains, runs, grid=grid)
 
 
-def test_a_claim_of_many_examples_is_bounded_and_told(
+def test_a_claim_of_many_examples_is_bounded_and_reported(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clients.site.memory import Site
@@ -576,7 +578,7 @@ def test_a_claim_of_many_examples_is_bounded_and_told(
     assert [(e["what"], e["site"]) for e in results["events"]] == [("bounded", "anna")]
 
 
-def test_a_site_whose_offer_is_no_offer_does_not_stop_the_others(
+def test_a_site_with_an_invalid_offer_does_not_stop_the_others(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clients.site.memory import Site
@@ -602,13 +604,13 @@ def test_two_targets_are_adapted_in_turn_each_for_itself(
     assert begun == [t["target"] for t in results["trainings"]["kd3a"]] == ["town", "village"]
     assert list(results["targets"]) == ["town", "village"]
     first, second = results["trainings"]["kd3a"]
-    for found in (first, second):
-        told = set(found["rounds"][-1]["weights"])
-        assert told == {"anna", "bert", "carl", found["target"]}
+    for training in (first, second):
+        weighed = set(training["rounds"][-1]["weights"])
+        assert weighed == {"anna", "bert", "carl", training["target"]}
 
     chosen, _ = run(both, settings | {"run.name": "one", "run.target": "village"})
-    (found,) = chosen["trainings"]["kd3a"]
-    assert timeless(found) == timeless(second)
+    (training,) = chosen["trainings"]["kd3a"]
+    assert timeless(training) == timeless(second)
     with pytest.raises(RosterError, match=r"called 'city'; set run\.target to one of town, v"):
         run(both, settings | {"run.name": "none", "run.target": "city"})
 
@@ -647,7 +649,9 @@ def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, 
     assert training["selected_accuracy"] == best["accuracy"]
 
 
-def test_a_run_without_a_test(domains: list[Node], runs: dict[str, str]) -> None:
+def test_a_run_without_tests_has_no_accuracy_and_no_infomax(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
     results, _ = run(domains, runs | {"rounds": 1, "run.evaluate": False})
     assert results["final_accuracy"] is None and results["selected_accuracy"] is None
     assert "infomax" not in results["trainings"]["kd3a"][0]["rounds"][0]
@@ -729,29 +733,34 @@ def test_test_labels_are_numbered_by_the_sources_class_names(
 ) -> None:
     """A target whose test set lacks the first class must not be scored against shifted labels."""
     with np.load(next(n for n in domains if n["role"] == "target")["data"]) as file:
-        held = dict(file)
-    kept = held["y_test"] > 0
+        content = dict(file)
+    later_classes = content["y_test"] > 0
     changed = {
-        "x_train": held["x_train"],
-        "x_test": held["x_test"][kept],
-        "y_test": held["y_test"][kept] - 1,  # 0 now means the second class, as its names say
+        "x_train": content["x_train"],
+        "x_test": content["x_test"][later_classes],
+        "y_test": content["y_test"][later_classes]
+        - 1,  # 0 now means the second class, as its names say
         "classes": np.array(["1", "2", "3"]),
     }
-    plain = {**changed, "y_test": held["y_test"][kept], "classes": np.array(["0", "1", "2", "3"])}
-    found = []
+    plain = {
+        **changed,
+        "y_test": content["y_test"][later_classes],
+        "classes": np.array(["0", "1", "2", "3"]),
+    }
+    accuracies = []
     for name, arrays in (("changed", changed), ("plain", plain)):
         path = tmp_path / f"{name}.npz"
         np.savez(path, **arrays)
         nodes = [n | {"data": str(path)} if n["role"] == "target" else n for n in domains]
         results, _ = run(nodes, runs | {"run.name": name, "method": "fedavg", "rounds": "4"})
-        found.append(results["final_accuracy"])
-    assert found[0] == found[1] > 0.5
+        accuracies.append(results["final_accuracy"])
+    assert accuracies[0] == accuracies[1] > 0.5
 
 
 def test_a_resumed_run_counts_the_sites_it_began_with(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
-    """One source does not come back: the others go on, and no weight is computed anew."""
+    """One source does not come back: the others go on with the example counts of the start."""
     settings = runs | {"method": "fedavg"}
     with pytest.raises(KeyboardInterrupt):
         run(domains, settings, stop_after(1))
@@ -796,10 +805,10 @@ def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
 
     def change(event: Event) -> None:
         if event["event"] == "round" and event["round"] == 1:
-            place = grid.id_of("anna")
-            grid.nodes[place] = domains[0] | {"data": str(tmp_path / "fewer.npz")}
+            anna = grid.id_of("anna")
+            grid.nodes[anna] = domains[0] | {"data": str(tmp_path / "fewer.npz")}
             grid.app = make_app(list(grid.nodes.values()))
-            sites[0].doubt(place)
+            sites[0].doubt(anna)
 
     sites: list[Sites] = []
     real = Sites.gather

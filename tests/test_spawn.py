@@ -1,4 +1,4 @@
-"""Processes that end with the one they serve."""
+"""Processes that end when the process that they serve has ended."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ask", "force"])
-def test_a_process_ends_with_the_one_it_watches_though_it_ignores_every_signal(how: str) -> None:
+def test_a_process_that_ignores_signals_still_ends_with_the_one_it_watches(how: str) -> None:
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     command = [sys.executable, "-c", WATCHES, str(watched.pid), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as served:

@@ -1,4 +1,4 @@
-"""What stays at a site from round to round: networks by name, also over a restart."""
+"""What stays at a site from round to round: networks by name, even if the site restarts."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ ROUNDS = 4
 
 
 class Source(fedavg.Source):
-    """Trains a second network beside the model, and says what it found of it."""
+    """Trains a second network beside the model, and reports its state before and after."""
 
     strict = False
 
@@ -68,7 +68,7 @@ def a_task() -> Task:
 
 
 def ask(node: Node, server_round: int, kind: type[Source] = Source) -> dict[str, Any]:
-    """What the site answers in a round; sites stay in memory until `resident` forgets them."""
+    """Return a site's numbers of a round; `resident` keeps sites in memory between the calls."""
     task = a_task()
     network = models.build(task.model, task.dims, task.classes, 0)
     sent: dict[str, Packed] = {"model": wire.pack(models.to_arrays(network), Kind.MODEL)}
@@ -88,18 +88,18 @@ def test_a_restart_changes_no_bit(node: Node) -> None:
     ask(node, 1)
     wanted = ask(node, 2)
     resident.cache_clear()
-    found = ask(node, 2)  # asked for again, by a site that was started since
+    found = ask(node, 2)  # the same round again, after a restart of the site
     assert found | {"seconds": 0} == wanted | {"seconds": 0}
 
 
-def test_a_round_that_is_asked_for_again_begins_from_the_same(node: Node) -> None:
+def test_a_round_that_is_asked_for_again_begins_from_the_same_state(node: Node) -> None:
     ask(node, 1)
     once, again = ask(node, 2), ask(node, 2)
     assert once["begins"] == again["begins"]
     assert once["ends"] == again["ends"]
 
 
-def test_who_missed_a_round_goes_on_from_the_last_one(node: Node) -> None:
+def test_a_site_that_missed_a_round_goes_on_from_its_last_one(node: Node) -> None:
     first, third = ask(node, 1), ask(node, 3)
     assert third["begins"] == first["ends"]
     again = ask(node, 3)
@@ -118,7 +118,7 @@ def test_without_a_disk_a_restarted_site_begins_anew(domains: list[Node]) -> Non
     assert ask(domains[0], 2)["begins"] == first["begins"]
 
 
-def test_what_must_go_on_from_the_very_last_round_is_refused_without_it(node: Node) -> None:
+def test_a_strict_state_is_an_error_if_its_last_round_is_missing(node: Node) -> None:
     ask(node, 1, Strict)
     ask(node, 2, Strict)
     with pytest.raises(LostError, match="lost its state of round 3"):

@@ -1,4 +1,4 @@
-"""What every strategy does: guards against harmful models, Flower's own loop, who must be there."""
+"""What every strategy does: refuse harmful models, run in Flower's loop, and need its target."""
 
 from typing import Any
 
@@ -77,7 +77,9 @@ def test_flowers_own_start_runs_the_same_strategy(domains: list[Node], method: s
     assert result.evaluate_metrics_clientapp[2]["tested"] == 24
 
 
-def test_a_mean_too_large_for_the_wire_is_an_error_of_the_setting(domains: list[Node]) -> None:
+def test_a_model_too_large_for_the_wire_is_an_error_that_names_the_setting(
+    domains: list[Node],
+) -> None:
     bench = Bench(domains, "fedavg", wire__dtype="float16")
     name = next(n for n in bench.model if n.endswith("running_var"))
     bench.model[name][0] = 1e5

@@ -23,7 +23,6 @@ from fedda.cli import app
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
-from fedda.maths import gap  # noqa: F401  (removed below if it is of no use)
 from fedda.methods import Hop, Method, Phase
 from fedda.results import read, terminal
 from fedda.results.progress import Display
@@ -32,7 +31,7 @@ from fedda.wire import MODEL, Arrays, Part, Rule
 from server.attendance import Sites
 from server.journal import Event, Journal, Listener
 from server.simulation import folders, rehearse, simulate
-from strategies.base import Numbers as Told
+from strategies.base import Numbers as RoundNumbers
 from strategies.fedavg import FedAvg
 from strategies.sites.roster import Roster, form
 from tests import test_plugins
@@ -87,7 +86,7 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def stop_in(target: str, server_round: int) -> Listener:
-    """What ends a run as Ctrl-C would, once a round of one target's training is done."""
+    """Make a listener that ends a run, as Ctrl-C would, after a round of one target's training."""
 
     def listen(event: Event) -> None:
         at = event.get("target"), event.get("round")
@@ -100,7 +99,7 @@ def stop_in(target: str, server_round: int) -> Listener:
 # ---- each in turn ------------------------------------------------------------------------------
 
 
-# With FedAvg beside one of them, and with more seeds than one.
+# The settings by method; one of them has a baseline and two seeds.
 IN_TURN: dict[str, dict[str, Any]] = {
     "kd3a": {"run.baseline": "fedavg", "run.seeds": "0,1"},
     "fdann": {},
@@ -125,15 +124,15 @@ def test_each_target_is_adapted_as_if_it_were_alone(
         place = {"run.dir": str(tmp_path / "alone" / target), "run.expect": 3}
         alone, _ = run(here, settings | place)
         for m in trained:
-            found = [t for t in together["trainings"][m] if t["target"] == target]
-            for one, same in zip(found, alone["trainings"][m], strict=True):
+            trainings = [t for t in together["trainings"][m] if t["target"] == target]
+            for one, same in zip(trainings, alone["trainings"][m], strict=True):
                 assert_same(one, same)
                 assert Path(one["model"]).parent.name == f"{m}-{one['seed']}-{target}"
                 assert Path(same["model"]).parent.name == f"{m}-{one['seed']}"
                 if m == "dils":  # and the model that stays at the target
-                    kept = [tmp_path / "both" / one["adapted"]["file"]]
-                    kept += [tmp_path / target / same["adapted"]["file"]]
-                    assert kept[0].read_bytes() == kept[1].read_bytes()
+                    adapted = [tmp_path / "both" / one["adapted"]["file"]]
+                    adapted += [tmp_path / target / same["adapted"]["file"]]
+                    assert adapted[0].read_bytes() == adapted[1].read_bytes()
                     assert one["adapted"]["site"] == target
         keys = ("final_accuracy", "final_accuracy_std", "selected_accuracy", "fedavg_accuracy")
         assert {k: together["targets"][target][k] for k in keys} == {k: alone[k] for k in keys}
@@ -152,16 +151,16 @@ def test_there_is_a_model_per_target_and_none_of_the_run(
     ]
     assert not (folder / "model.safetensors").exists()
     one, _ = run(sites, flat | {"method": "fedavg", "rounds": 1, "run.name": "one"} | AT_VILLAGE)
-    (found,) = one["trainings"]["fedavg"]
+    (only,) = one["trainings"]["fedavg"]
     assert (folder.parent / "one" / "model.safetensors").read_bytes() == Path(
-        found["model"]
+        only["model"]
     ).read_bytes()
 
 
 AT_VILLAGE = {"run.target": "village"}
 
 
-def test_a_run_can_choose_one_of_several(sites: list[Node], flat: dict[str, Any]) -> None:
+def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[str, Any]) -> None:
     settings = flat | {"method": "kd3a"}
     both, _ = run(sites, settings)
     grid = ScriptedGrid(sites)
@@ -169,15 +168,15 @@ def test_a_run_can_choose_one_of_several(sites: list[Node], flat: dict[str, Any]
     assert_same(training(chosen, "kd3a", "village"), training(both, "kd3a", "village"))
     assert list(chosen["targets"]) == ["village"] and len(chosen["trainings"]["kd3a"]) == 1
     assert not [c for c in grid.crossed if c.site == "town" and c.kind != "query"]
-    (told,) = [e for e in events if e["event"] == "roster"]
-    assert told["targets"] == ["village"] and len(told["sites"]) == 4
+    (roster,) = [e for e in events if e["event"] == "roster"]
+    assert roster["targets"] == ["village"] and len(roster["sites"]) == 4
 
 
 @pytest.mark.parametrize("expect", [0, 4])
 def test_an_unknown_target_is_refused_with_the_known_ones(
     sites: list[Node], flat: dict[str, Any], expect: int
 ) -> None:
-    """At once where all that are expected have joined, else when the time for joining is up."""
+    """At once if all expected sites have joined, otherwise when the time for joining is over."""
     settings = flat | {"run.target": "city", "run.expect": expect, "wait.sites": 0.2}
     with pytest.raises(RosterError, match=r"No target is called 'city'.* one of town, village\."):
         run(sites, settings)
@@ -201,7 +200,7 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
 
 
 @pytest.mark.slow
-def test_processes_do_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
+def test_separate_processes_compute_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
     hub = Federation(tmp_path / "hub", threads=1)
     hub.nodes = sites
     hub.sites = {site["name"]: (site["role"], Path(site["data"])) for site in sites}
@@ -220,16 +219,16 @@ def test_processes_do_the_same_as_one(sites: list[Node], tmp_path: Path) -> None
 
 
 def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Whom a resumed run waits for, each time it waits."""
-    found: list[set[str]] = []
+    """List the sites that a resumed run waits for, each time it waits."""
+    awaited: list[set[str]] = []
     real = Sites.back
 
     def back(self: Sites, known: Roster, needed: Iterable[str], *args: Any, **more: Any) -> Roster:
-        found.append(set(needed))
+        awaited.append(set(needed))
         return real(self, known, needed, *args, **more)
 
     monkeypatch.setattr(Sites, "back", back)
-    return found
+    return awaited
 
 
 @pytest.mark.parametrize("method", ["kd3a", "dils"])
@@ -240,7 +239,7 @@ def test_a_run_stopped_at_its_second_target_goes_on_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
-    """Though the first has gone home, whose training is over."""
+    """The first target, whose training is over, does not have to come back."""
     settings = flat | {"method": method, "rounds": 3}
     whole, _ = run(stateful(sites, tmp_path / "a"), settings | {"run.name": "whole"})
     with pytest.raises(KeyboardInterrupt):
@@ -295,10 +294,10 @@ class STRATEGY(FedAvg):
     def requests(self) -> list[Message]:
         chosen = self.present() if self.phase.name == "source" else [self.roster.target]
         if self.phase.name == "adapt":
-            self.present()  # says so if the target is away
+            self.present()  # raises an error if the target is away
         return [self.request(node, {"model": self.model}) for node in chosen]
 
-    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Told]:
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, RoundNumbers]:
         if self.phase.name == "source":
             return super().combine(replies)
         for reply in self.accept(replies, needs={"loss"}):
@@ -381,7 +380,7 @@ def test_sources_whose_phase_is_not_over_are_waited_for(
         run([], settings | {"run.resume": True}, grid=grid)
 
 
-def test_with_two_targets_the_sources_stay_until_the_second_has_had_them(
+def test_with_two_targets_sources_may_leave_after_their_phase_for_the_second(
     sites: list[Node], leaving: dict[str, Any]
 ) -> None:
     grid = ScriptedGrid(sites)
@@ -412,27 +411,27 @@ def test_a_finished_model_is_adapted_without_any_source(
     results, events = run(target, leaving | start)
     assert results["events"] == [] and results["classes"] == ["0", "1", "2", "3"]
     assert [site["name"] for site in results["sites"]] == ["town"]
-    (found,) = results["trainings"]["leaving"]
-    assert [entry["round"] for entry in found["rounds"]] == [1, 2]
-    assert found["final_accuracy"] is not None
+    (adapted,) = results["trainings"]["leaving"]
+    assert [entry["round"] for entry in adapted["rounds"]] == [1, 2]
+    assert adapted["final_accuracy"] is not None
     waits = [e for e in events if e["event"] == "waiting"]
     assert waits[-1]["sources"] == 0 and waits[-1]["enough"]
 
-    # The same that a run with sources at hand makes of it: they have no part.
-    there = without(sites, "village")
-    again, _ = run(there, leaving | start | {"run.expect": 3, "run.name": "there"})
+    # A run with connected sources makes the same of it: they take no part.
+    with_sources = without(sites, "village")
+    again, _ = run(with_sources, leaving | start | {"run.expect": 3, "run.name": "there"})
     assert (
-        Path(found["model"]).read_bytes()
+        Path(adapted["model"]).read_bytes()
         == Path(again["trainings"]["leaving"][0]["model"]).read_bytes()
     )
 
-    # And readers of results can do without sources, too.
+    # Tables and page work without sources, too.
     terminal.table(results)
     text = page.write(results, Path(first) / "page.html", Path(first)).read_text()
     assert "no sources → town" in text
 
 
-def test_it_can_be_stopped_and_resumed(
+def test_a_run_without_sources_can_be_stopped_and_resumed(
     sites: list[Node], leaving: dict[str, Any], first: str
 ) -> None:
     target = without(sites, "anna", "bert")
@@ -475,7 +474,7 @@ WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_start_is_one_sentence_before_anything_is_trained(
+def test_a_start_that_does_not_fit_is_refused_in_one_sentence_before_training(
     sites: list[Node], flat: dict[str, Any], tmp_path: Path, case: str
 ) -> None:
     config, shape, classes, words = WRONG[case]
@@ -485,8 +484,8 @@ def test_a_wrong_start_is_one_sentence_before_anything_is_trained(
         run(sites, flat | start | {"method": "kd3a", "run.baseline": "fedavg"}, events.append)
     assert len(str(error.value).splitlines()) == 1
     assert not {"roster", "training"} & {e["event"] for e in events}
-    met = "joined" in [e["event"] for e in events]
-    assert met == (case not in ("model", "sizes"))  # what no site can mend is said before any joins
+    joined = "joined" in [e["event"] for e in events]
+    assert joined == (case not in ("model", "sizes"))  # these two need no site
     # A simulation says the same before it makes its run's folder.
     place = RunConfig.parse({**flat, **start, "model.name": "mlp", "model.sizes": "16"})
     with pytest.raises(ConfigError, match=words):
@@ -505,7 +504,7 @@ def test_a_start_that_is_no_model_is_named(
         run(sites, flat | {"run.start-from": str(tmp_path / file)})
 
 
-def test_a_run_of_several_targets_is_no_start_but_each_of_its_trainings_is(
+def test_a_run_can_start_from_one_training_but_not_from_a_run_of_several_targets(
     sites: list[Node], flat: dict[str, Any]
 ) -> None:
     settings = flat | {"method": "fedavg", "rounds": 1}
@@ -527,12 +526,14 @@ def test_files_of_different_targets_do_not_collide(
     results, _ = run(stateful(sites, folder / "sites", notes=True), settings)
     curves = {path.parent.name for path in folder.glob("*/events.out.tfevents.*")}
     assert curves == {"kd3a-0-town", "kd3a-0-village"}
-    kept = {path.name for path in (folder / "sites" / "anna").glob("*.optimizer.safetensors")}
-    assert kept == {f"run.kd3a-0-{t}.{r}.optimizer.safetensors" for t in TARGETS for r in (1, 2)}
+    optimizers = {path.name for path in (folder / "sites" / "anna").glob("*.optimizer.safetensors")}
+    assert optimizers == {
+        f"run.kd3a-0-{t}.{r}.optimizer.safetensors" for t in TARGETS for r in (1, 2)
+    }
     noted = {path.name for path in (folder / "sites" / "anna" / "notes").iterdir()}
     assert noted == {"run.kd3a-0-town", "run.kd3a-0-village"}
 
-    # The page shows what each target noted, and which is which.
+    # The page shows the notes of each target under its name.
     text = page.write(results, tmp_path / "page.html", folder).read_text()
     for target in TARGETS:
         assert f"KD3A: test at {target}, last round" in text
@@ -542,48 +543,58 @@ def test_files_of_different_targets_do_not_collide(
 @pytest.mark.parametrize("name", ["../town", ".town", "a/b", "a\nb"])
 def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
     config = RunConfig.parse({})
-    told = config.task("kd3a", 0, (1, 8, 8), ("a", "b"), 3, "town").flat()
-    assert Task.parse(told).training == "run.kd3a-0-town"
+    task = config.task("kd3a", 0, (1, 8, 8), ("a", "b"), 3, "town").flat()
+    assert Task.parse(task).training == "run.kd3a-0-town"
     with pytest.raises(ConfigError, match="it is not the name of a site"):
-        Task.parse(told | {"target": name})
+        Task.parse(task | {"target": name})
 
 
 # ---- reports -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def found(sites: list[Node], flat: dict[str, Any]) -> dict[str, Any]:
+def of_two_targets(sites: list[Node], flat: dict[str, Any]) -> dict[str, Any]:
+    """The results of a run with two targets, two methods and two seeds."""
     settings = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1"}
     return run(sites, flat | settings)[0]
 
 
-def test_reports_have_a_row_per_target(found: dict[str, Any], tmp_path: Path) -> None:
-    assert read.targets(found) == list(TARGETS) and read.target(found) == "town and village"
-    summary = read.summary(found)
+def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path: Path) -> None:
+    assert (
+        read.targets(of_two_targets) == list(TARGETS)
+        and read.target(of_two_targets) == "town and village"
+    )
+    summary = read.summary(of_two_targets)
 
     def number(value: float) -> str:
         return f"{100 * value:.1f}"
 
     for method in ("kd3a", "fedavg"):
         rows = list(terminal.scores(summary, method, number))
-        assert [row[0] for row in rows] == [read.title(found, method), "on town", "on village"]
+        assert [row[0] for row in rows] == [
+            read.title(of_two_targets, method),
+            "on town",
+            "on village",
+        ]
         for target, row in zip(TARGETS, rows[1:], strict=True):
             values = [
-                t["final_accuracy"] for t in found["trainings"][method] if t["target"] == target
+                t["final_accuracy"]
+                for t in of_two_targets["trainings"][method]
+                if t["target"] == target
             ]
             spread = abs(values[0] - values[1]) / 2**0.5
             assert row[1] == f"{number(float(np.mean(values)))} ± {number(spread)}"
         assert rows[0][3] == pytest.approx(rows[1][3] + rows[2][3])
-    assert rows[0][1].startswith(number(found["fedavg_accuracy"]))
+    assert rows[0][1].startswith(number(of_two_targets["fedavg_accuracy"]))
 
-    # A target has the weight that it had where it took part.
+    # The weight of a target is the mean over the trainings in which it took part.
     weights = summary["methods"]["kd3a"]["weights"]
     for target in TARGETS:
-        own = [t for t in found["trainings"]["kd3a"] if t["target"] == target]
+        own = [t for t in of_two_targets["trainings"]["kd3a"] if t["target"] == target]
         mean = np.mean([t["rounds"][-1]["weights"][target] for t in own])
         assert weights[target] == pytest.approx(mean) and mean > 0
 
-    text = page.write(found, tmp_path / "page.html", tmp_path).read_text()
+    text = page.write(of_two_targets, tmp_path / "page.html", tmp_path).read_text()
     words = re.sub(r"<[^>]*>", " ", text)
     assert "KD3A on town and village" in words
     assert re.search(r"on town\s+[\d.]+ ± [\d.]+", words)
@@ -591,7 +602,7 @@ def test_reports_have_a_row_per_target(found: dict[str, Any], tmp_path: Path) ->
     assert "24 labelled tests at town and 24 labelled tests at village" in words
 
 
-def test_one_target_is_reported_as_ever(
+def test_a_run_of_one_target_is_reported_in_one_row(
     sites: list[Node], flat: dict[str, Any], tmp_path: Path
 ) -> None:
     results, _ = run(without(sites, "village"), flat | {"method": "kd3a", "run.expect": 3})
@@ -631,26 +642,31 @@ def fedda(*words: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Any]]:
-    found: list[tuple[RunConfig, Any]] = []
-    monkeypatch.setattr(run_command, "perform", lambda config, how: found.append((config, how)))
-    return found
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Any]]:
+    """The runs that `fedda run` would perform: their settings, and how to launch them."""
+    runs: list[tuple[RunConfig, Any]] = []
+    monkeypatch.setattr(run_command, "perform", lambda config, how: runs.append((config, how)))
+    return runs
 
 
-def test_the_target_of_a_run_on_a_server(begun: list[Any], tmp_path: Path) -> None:
+def test_the_option_target_chooses_the_target_of_a_run_on_a_server(
+    performed: list[Any], tmp_path: Path
+) -> None:
     assert fedda("run", "kd3a", "--target", "village", "--dir", tmp_path)[0] == 0
     assert fedda("run", "kd3a", "--dir", tmp_path)[0] == 0
-    assert [config.run.target for config, _ in begun] == ["village", ""]
+    assert [config.run.target for config, _ in performed] == ["village", ""]
 
 
-def test_the_targets_of_a_simulation(begun: list[Any], sites: list[Node], tmp_path: Path) -> None:
+def test_the_option_target_names_the_targets_of_a_simulation(
+    performed: list[Any], sites: list[Node], tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     for site in sites:
         (root / f"{site['name']}.npz").symlink_to(site["data"])
     words = ("run", "kd3a", "--simulate", root, "--dir", tmp_path / "runs")
     assert fedda(*words, "--target", "town,village")[0] == 0
-    config, how = begun[0]
+    config, how = performed[0]
     assert (config.run.target, how.target) == ("", "town,village")
     roles = {site["name"]: site["role"] for site in folders(root, how.target, {})}
     assert roles == {"anna": "source", "bert": "source", "town": "target", "village": "target"}
@@ -668,7 +684,7 @@ def test_the_targets_of_a_simulation(begun: list[Any], sites: list[Node], tmp_pa
 
 
 def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
-    begun: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    performed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words in (
@@ -678,12 +694,12 @@ def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
         [],
     ):
         assert fedda("run", "kd3a", "--dir", tmp_path, *words)[0] == 0
-    assert [config.run.baseline for config, _ in begun] == ["", "", "fedavg", "fedavg"]
-    starts = [config.run.start_from for config, _ in begun]
+    assert [config.run.baseline for config, _ in performed] == ["", "", "fedavg", "fedavg"]
+    starts = [config.run.start_from for config, _ in performed]
     assert starts == [str(tmp_path / "first"), "first", str(tmp_path / "first"), ""]
 
 
-def test_a_simulation_of_a_target_alone(
+def test_a_simulation_may_have_a_target_and_no_sources(
     sites: list[Node], leaving: dict[str, Any], first: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
@@ -701,7 +717,7 @@ def test_a_simulation_of_a_target_alone(
         rehearse(config.model_copy(update={"method": "kd3a"}), here)
 
 
-def test_predictions_and_exports_say_which_model(
+def test_predict_and_export_ask_which_of_several_models(
     sites: list[Node], flat: dict[str, Any], tmp_path: Path
 ) -> None:
     run(sites, flat | {"method": "fedavg", "rounds": 1})
@@ -723,12 +739,12 @@ VILLAGE = offer("village", "target", tested=3)
 
 
 def test_a_roster_of_two_targets_is_one_roster_each() -> None:
-    found = form(nodes(VILLAGE, BERT, TOWN, ANNA))
-    assert [n.name for n in found.targets] == ["town", "village"] and not found.several
-    for target, aim in zip(TARGETS, found.aims(), strict=True):
+    roster = form(nodes(VILLAGE, BERT, TOWN, ANNA))
+    assert [n.name for n in roster.targets] == ["town", "village"] and not roster.several
+    for target, aim in zip(TARGETS, roster.aims(), strict=True):
         assert [n.name for n in aim.nodes] == ["anna", "bert", target]
-        assert aim.target.name == target and aim.several and aim.counts == found.counts
-    (chosen,) = found.aims("village")
+        assert aim.target.name == target and aim.several and aim.counts == roster.counts
+    (chosen,) = roster.aims("village")
     assert chosen.target.name == "village" and chosen.several
     (only,) = form(nodes(ANNA, TOWN)).aims()
     assert only.target.name == "town" and not only.several
@@ -752,14 +768,14 @@ def test_a_roster_is_read_as_it_was_written() -> None:
     assert with_sources.classes == ("cat", "dog")
 
 
-def test_ids_are_taken_from_a_later_roster() -> None:
-    found = form(nodes(VILLAGE, ANNA, TOWN))
-    later = replace(found, nodes=tuple(replace(n, id=n.id + 50) for n in found.nodes))
+def test_a_roster_takes_over_the_ids_of_a_later_one() -> None:
+    roster = form(nodes(VILLAGE, ANNA, TOWN))
+    later = replace(roster, nodes=tuple(replace(n, id=n.id + 50) for n in roster.nodes))
     (aim,) = later.aims("village")
-    taken = found.taking(aim)
-    ids = {n.name: n.id for n in found.nodes}
+    taken = roster.taking(aim)
+    ids = {n.name: n.id for n in roster.nodes}
     assert {n.name: n.id for n in taken.nodes} == {
         "anna": ids["anna"] + 50,
-        "town": ids["town"],  # which had no part in the other
+        "town": ids["town"],  # which is not in the other roster
         "village": ids["village"] + 50,
     }

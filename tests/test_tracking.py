@@ -1,4 +1,4 @@
-"""Curves: what results say, a point per round however often a run was stopped, never in its way."""
+"""Curves: the results' numbers, one point per round after any stops, and no harm to a run."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def curves(folder: Path) -> Curves:
-    """What TensorBoard shows: each curve's steps and values."""
+    """Return what TensorBoard shows: each curve's steps and values."""
     shown = EventAccumulator(str(folder)).Reload()
     return {
         tag: [(point.step, point.value) for point in shown.Scalars(tag)]
@@ -39,8 +39,8 @@ def curves(folder: Path) -> Curves:
 
 
 def expected(training: dict[str, Any]) -> Curves:
-    """The same, written down from results.json without the code under test."""
-    found: Curves = {}
+    """Return the same curves, made from results.json without the code under test."""
+    points: Curves = {}
     for entry in training["rounds"]:
         for key, value in entry.items():
             if key == "round":
@@ -48,19 +48,19 @@ def expected(training: dict[str, Any]) -> Curves:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             for name, number in inner:
                 tag = f"{key}/{name.replace(' ', '-')}".rstrip("/")
-                found.setdefault(tag, []).append((entry["round"], number))
+                points.setdefault(tag, []).append((entry["round"], number))
     last = training["rounds"][-1]["round"]
-    found["final/accuracy"] = [(last, training["final_accuracy"])]
-    found["final/selected-accuracy"] = [(last, training["selected_accuracy"])]
-    found["final/selected-round"] = [(last, training["selected_round"])]
-    found["final/seconds"] = [(last, training["seconds"])]
-    found["final/bytes"] = [(last, sum(training["bytes"].values()))]
-    return found
+    points["final/accuracy"] = [(last, training["final_accuracy"])]
+    points["final/selected-accuracy"] = [(last, training["selected_accuracy"])]
+    points["final/selected-round"] = [(last, training["selected_round"])]
+    points["final/seconds"] = [(last, training["seconds"])]
+    points["final/bytes"] = [(last, sum(training["bytes"].values()))]
+    return points
 
 
 def same(found: Curves, wanted: Curves) -> None:
     assert set(found) == set(wanted)
-    # A checkpoint cannot say how long it took itself: only the journal has that of every round.
+    # A checkpoint cannot hold its own writing time: only the journal has that of every round.
     checkpoints = [step for step, _ in found.pop("phases/checkpoint")]
     assert checkpoints == [step for step, _ in wanted["loss"]]
     wanted.pop("phases/checkpoint")
@@ -73,7 +73,7 @@ def same(found: Curves, wanted: Curves) -> None:
 def run(
     domains: list[Node], settings: dict[str, Any], *listeners: Listener
 ) -> tuple[dict[str, Any], list[Event]]:
-    """A whole run with a journal on disk, as all but the tests' runs have."""
+    """Perform a whole run with a journal on disk, as real runs do."""
     resident.cache_clear()
     events: list[Event] = []
     config = RunConfig.parse(FAST | settings)
@@ -124,8 +124,8 @@ def test_tensorboard_shows_what_the_results_say(domains: list[Node], runs: dict[
     for method in ("fedavg", "kd3a"):
         same(curves(folder / f"{method}-0"), expected(results["trainings"][method][0]))
     shown = EventAccumulator(str(folder / "kd3a-0")).Reload()
-    told = [e["time"] for e in events if e["event"] == "round" and e["method"] == "kd3a"]
-    assert [point.wall_time for point in shown.Scalars("loss")] == told
+    times = [e["time"] for e in events if e["event"] == "round" and e["method"] == "kd3a"]
+    assert [point.wall_time for point in shown.Scalars("loss")] == times
     (settings,) = shown.Tensors("settings/text_summary")
     text = settings.tensor_proto.string_val[0].decode()
     assert "| kd3a.mixup | 0.125 |" in text and "| seed | 0 |" in text
@@ -138,16 +138,16 @@ def test_tensorboard_has_the_settings_and_the_summary_as_hparams(
     run(domains, runs | {"rounds": 1, "run.seeds": "7", "kd3a.mixup": 0.125})
     shown = EventAccumulator(str(Path(runs["run.dir"]) / "run" / "kd3a-7")).Reload()
     protos: Any = plugin_data_pb2  # whose classes protobuf makes on import
-    told = {
+    hparams = {
         tag: protos.HParamsPluginData.FromString(data)
         for tag, data in shown.PluginTagToContent("hparams").items()
     }
-    start = told["_hparams_/session_start_info"].session_start_info.hparams
+    start = hparams["_hparams_/session_start_info"].session_start_info.hparams
     assert start["kd3a.mixup"].number_value == 0.125
     assert start["method"].string_value == "kd3a" and start["seed"].number_value == 7
-    metrics = told["_hparams_/experiment"].experiment.metric_infos
+    metrics = hparams["_hparams_/experiment"].experiment.metric_infos
     assert {metric.name.tag for metric in metrics} == FINAL <= set(shown.Tags()["scalars"])
-    assert told["_hparams_/session_end_info"].session_end_info.status == 1  # success
+    assert hparams["_hparams_/session_end_info"].session_end_info.status == 1  # success
 
 
 def test_without_trackers_nothing_is_written(domains: list[Node], runs: dict[str, str]) -> None:
@@ -159,7 +159,7 @@ def test_without_trackers_nothing_is_written(domains: list[Node], runs: dict[str
 
 
 def test_a_resumed_run_goes_on_with_its_curves(domains: list[Node], runs: dict[str, str]) -> None:
-    """The run stops before its trackers hear of the round, twice."""
+    """The run stops twice, each time before its trackers get the last round."""
     settings = {**runs, "rounds": 4}
     stopped(domains, settings, 1)
     folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
@@ -170,8 +170,8 @@ def test_a_resumed_run_goes_on_with_its_curves(domains: list[Node], runs: dict[s
     same(curves(folder), expected(results["trainings"]["kd3a"][0]))
     times = [p.wall_time for p in EventAccumulator(str(folder)).Reload().Scalars("loss")]
     lines = (folder.parent / "journal.jsonl").read_text().splitlines()
-    told = [event for event in map(json.loads, lines) if event["event"] == "round"]
-    assert times == [event["time"] for event in told] and len(times) == 4
+    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+    assert times == [event["time"] for event in rounds] and len(times) == 4
 
 
 def test_a_finished_run_that_is_resumed_has_no_point_twice(
@@ -202,8 +202,8 @@ def test_trackers_may_be_turned_on_later(domains: list[Node], runs: dict[str, st
     same(curves(folder), expected(results["trainings"]["kd3a"][0]))
 
 
-def test_an_open_tensorboard_is_told_to_forget_an_older_file(tmp_path: Path) -> None:
-    """One that read the first file before it was replaced must not show points twice."""
+def test_an_open_tensorboard_forgets_a_file_that_was_replaced(tmp_path: Path) -> None:
+    """A TensorBoard that has read the first file must not show points twice after the second."""
     about = About("run", "kd3a", 0, tmp_path, {"seed": 0})
     points = [Point(step, 10.0 + step, {"loss": float(step)}) for step in (1, 2, 3)]
     tracker = TensorBoard()
@@ -219,7 +219,7 @@ def test_an_open_tensorboard_is_told_to_forget_an_older_file(tmp_path: Path) -> 
 
 
 class Fake:
-    """A tracker that fails when it is told to, and otherwise keeps what it is given."""
+    """A tracker that fails where `fails` says so, and otherwise keeps the points it is given."""
 
     title = "Fake"
 
@@ -264,7 +264,7 @@ BOTH = {"fedavg-0": [1, 2], "kd3a-0": [1, 2]}
     ],
     ids=["always", "begin", "add", "finish", "stop"],
 )
-def test_a_tracker_that_fails_is_one_line_and_catches_up(
+def test_a_failing_tracker_is_reported_in_one_line_and_catches_up(
     domains: list[Node],
     runs: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -276,9 +276,9 @@ def test_a_tracker_that_fails_is_one_line_and_catches_up(
     monkeypatch.setattr(tracked, "TensorBoard", lambda: fake)
     results, events = run(domains, runs | {"run.baseline": "fedavg"})
     assert [len(t["rounds"]) for ts in results["trainings"].values() for t in ts] == [2, 2]
-    told = [e["text"] for e in events if e["event"] == "trouble"]
-    assert len(told) == len(results["events"]) == failures
-    for text in told:
+    messages = [e["text"] for e in events if e["event"] == "trouble"]
+    assert len(messages) == len(results["events"]) == failures
+    for text in messages:
         assert text.startswith("Fake cannot be written") and "\n" not in text
         assert "No space left on device" in text and "training goes on" in text
     assert fake.steps == steps
@@ -299,7 +299,7 @@ def test_a_full_disk_is_an_error_at_once_and_leaves_the_older_file(
     assert [step for step, _ in curves(tmp_path)["loss"]] == [1, 2]
 
 
-def test_ctrl_c_is_no_failure_of_a_tracker(
+def test_ctrl_c_ends_a_run_even_inside_a_tracker(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(Fake):
@@ -316,7 +316,7 @@ def test_ctrl_c_is_no_failure_of_a_tracker(
 # ---- MLflow ------------------------------------------------------------------------------------
 
 
-def test_a_missing_mlflow_is_told_before_a_run_begins(
+def test_a_missing_mlflow_is_an_error_before_a_run_begins(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
@@ -329,7 +329,7 @@ def test_a_missing_mlflow_is_told_before_a_run_begins(
 @pytest.mark.parametrize(
     "address", ["https://me:hunter2@hub.example.org", "https://hunter2@hub.example.org/x"]
 )
-def test_a_password_is_not_taken_where_it_would_be_kept(tmp_path: Path, address: str) -> None:
+def test_an_address_with_a_password_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as error:
         MLflow(address, "fedda", tmp_path)
     assert "hunter2" not in str(error.value)
@@ -343,21 +343,21 @@ def client(folder: Path) -> Any:
 
 def mlflow_runs(folder: Path) -> list[Any]:
     """The MLflow runs of a folder, oldest first."""
-    there = client(folder)
-    found = there.search_runs([there.get_experiment_by_name("fedda").experiment_id])
-    return sorted(found, key=lambda each: each.info.start_time)
+    server = client(folder)
+    all_runs = server.search_runs([server.get_experiment_by_name("fedda").experiment_id])
+    return sorted(all_runs, key=lambda each: each.info.start_time)
 
 
 def mlflow_curves(folder: Path, run_id: str, names: Any) -> Curves:
     histories = {name: client(folder).get_metric_history(run_id, name) for name in names}
-    return {name: sorted((m.step, m.value) for m in found) for name, found in histories.items()}
+    return {name: sorted((m.step, m.value) for m in history) for name, history in histories.items()}
 
 
 @pytest.mark.slow
 def test_mlflow_goes_on_with_its_curves(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped once; a resumed run with other waits; a folder instead of a server."""
+    """The run stops once and is resumed with another setting of `wait`; curves go to a folder."""
     from mlflow import MlflowClient
 
     sent: list[tuple[str, int]] = []
@@ -377,15 +377,15 @@ def test_mlflow_goes_on_with_its_curves(
     run(domains, settings | {"run.resume": True})  # finished: nothing to add
     assert not [e for e in events if e["event"] == "trouble"]
     assert len(sent) == len(set(sent))  # a database would hide the same point sent twice
-    (found,) = mlflow_runs(folder)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "run kd3a-0")
-    assert found.data.params["kd3a.mixup"] == "0.2" and found.data.params["seed"] == "0"
-    assert not {"run.dir", "wait.settle", "fedprox.mu"} & set(found.data.params)
+    (finished,) = mlflow_runs(folder)
+    assert (finished.info.status, finished.info.run_name) == ("FINISHED", "run kd3a-0")
+    assert finished.data.params["kd3a.mixup"] == "0.2" and finished.data.params["seed"] == "0"
+    assert not {"run.dir", "wait.settle", "fedprox.mu"} & set(finished.data.params)
     same(
-        mlflow_curves(folder, found.info.run_id, found.data.metrics),
+        mlflow_curves(folder, finished.info.run_id, finished.data.metrics),
         expected(results["trainings"]["kd3a"][0]),
     )
-    # Nothing of the rest of an MLflow folder, and nothing where the test was started.
+    # Nothing else of an MLflow folder is there.
     assert [path.name for path in folder.iterdir()] == ["mlflow.db"]
 
 
@@ -399,36 +399,36 @@ def test_a_training_begun_afresh_is_another_run_of_mlflow(
     (Path(runs["run.dir"]) / "run" / "kd3a-0" / "checkpoint.json").unlink()
     stopped(domains, settings | {"run.resume": True}, 2)
     first, second = mlflow_runs(folder)
-    for found, steps in ((first, [1, 2]), (second, [1])):
-        curve = mlflow_curves(folder, found.info.run_id, ["loss"])["loss"]
+    for each, steps in ((first, [1, 2]), (second, [1])):
+        curve = mlflow_curves(folder, each.info.run_id, ["loss"])["loss"]
         assert [step for step, _ in curve] == steps
 
 
 @pytest.mark.slow
-def test_an_mlflow_server_that_is_gone_is_one_line(
+def test_an_unreachable_mlflow_server_is_reported_in_one_line(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
     results, _ = run(domains, runs | {"track.mlflow": "http://127.0.0.1:9"})
-    (told,) = results["events"]
-    assert told["what"] == "tracking" and told["text"].startswith("MLflow cannot be written")
+    (trouble,) = results["events"]
+    assert trouble["what"] == "tracking" and trouble["text"].startswith("MLflow cannot be written")
     folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
-    same(curves(folder), expected(results["trainings"]["kd3a"][0]))  # the other tracker is well
+    same(curves(folder), expected(results["trainings"]["kd3a"][0]))  # the other tracker works
 
 
 @pytest.mark.slow
-def test_site_names_that_mlflow_does_not_take_are_written_otherwise(tmp_path: Path) -> None:
+def test_characters_that_mlflow_does_not_take_are_encoded(tmp_path: Path) -> None:
     tracker = MLflow("curves", "fedda", tmp_path)
     about = About("run", "kd3a", 0, tmp_path / "kd3a-0", {f"a{i}": i for i in range(150)})
     numbers = {"weights/a+b": 0.25, "weights/a*b": 0.5, "weights/Köln (2)": 0.75}
     tracker.begin(about, [Point(step, 10.0, numbers) for step in range(1, 400)])
     tracker.stop()
-    (found,) = mlflow_runs(tmp_path / "curves")
-    assert found.data.metrics == {
+    (logged,) = mlflow_runs(tmp_path / "curves")
+    assert logged.data.metrics == {
         "weights/a_2b_b": 0.25,
         "weights/a_2a_b": 0.5,
         "weights/Köln _28_2_29_": 0.75,
     }
-    assert len(found.data.params) == 150
+    assert len(logged.data.params) == 150
 
 
 QUIET = """
@@ -453,8 +453,8 @@ print(asked)
 
 
 @pytest.mark.slow
-def test_nobody_is_told_that_mlflow_is_used(tmp_path: Path) -> None:
-    """Not even in an environment that does not look like a test's to MLflow."""
+def test_mlflow_sends_no_report_of_its_use(tmp_path: Path) -> None:
+    """Not even in an environment in which MLflow cannot see that this is a test."""
     away = ("CI", "PYTEST_", "GITHUB_", "DO_NOT_TRACK", "MLFLOW_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(away)}
     root = Path(tracked.__file__).parents[2]
@@ -468,8 +468,8 @@ def test_nobody_is_told_that_mlflow_is_used(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_one_training(tmp_path: Path) -> None:
     flat = {"run.seeds": "3,4", "run.baseline": "fedavg", "track.mlflow": "", "rounds": 5}
-    heard = tracked.Tracking(RunConfig.parse(flat), tmp_path, Journal())
-    settings = heard._describe("fedavg", 4).settings
+    tracking = tracked.Tracking(RunConfig.parse(flat), tmp_path, Journal())
+    settings = tracking._describe("fedavg", 4).settings
     assert settings["method"] == "fedavg" and settings["seed"] == 4 and settings["rounds"] == 5
     assert "fedavg.weighting" in settings
     foreign = ("kd3a.", "fedprox.", "wait.", "track.", "run.dir", "run.name", "run.seeds")

@@ -80,7 +80,7 @@ def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20))
-def test_windows_have_no_image_twice_and_are_the_same_or_apart(
+def test_windows_repeat_no_image_and_are_equal_or_disjoint(
     n: int, size: int, p: int, first: int
 ) -> None:
     found = [part.tolist() for part in windows(n, size, p, seed=3, first=0, count=9 * p)]
@@ -105,4 +105,4 @@ def test_windows_by_hand() -> None:
     sets = [frozenset(torch.cat(window).tolist()) for window in read]
     assert len(set(sets)) == 2 and sets[0] | sets[1] == set(range(10))
     assert all(a != b for a, b in zip(sets[::2], sets[1::2], strict=True))  # an epoch has both
-    assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in other orders
+    assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in many orders

@@ -16,7 +16,7 @@ few = settings(max_examples=25, deadline=None)
 
 
 def points(n: int, d: int, C: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Classes at their own places, in float64: near-ties would make plans a matter of rounding."""
+    """Draw classes around centres, in float64, so that rounding decides between no two plans."""
     g = torch.Generator().manual_seed(seed)
     label = torch.arange(n) % C
     centre = 2 * torch.randn(C, d, generator=g, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_plans_by_hand():
 
 @few
 @given(problems())
-def test_a_plan_costs_what_pots_costs(problem: tuple[Tensor, ...]):
+def test_a_plan_costs_the_same_as_the_plan_of_pot(problem: tuple[Tensor, ...]):
     z, y, _, x, labels = problem
     cost, beta = optimal_transport.labelled_cost(
         optimal_transport.feature_cost(z[0], x), y[0], labels
@@ -108,7 +108,7 @@ def test_an_entropic_plan_has_the_marginals_and_nears_the_exact_one():
 
 
 def test_a_barycenter_by_hand():
-    # Two atoms on a line, in other orders: the mean of the sorted points, a quarter of the way.
+    # Two atoms on a line, in different orders: sorted points are paired and mixed 3 : 1.
     z = torch.tensor([[[0.0], [10.0]], [[14.0], [4.0]]])
     y = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
     b = optimal_transport.barycenter(z, y, torch.tensor([0.75, 0.25]))
@@ -119,7 +119,7 @@ def test_a_barycenter_by_hand():
 
 @few
 @given(problems())
-def test_barycenters_are_the_twins(problem: tuple[Tensor, ...]):
+def test_barycenters_equal_the_twins(problem: tuple[Tensor, ...]):
     z, y, alpha, *_ = problem
     b = optimal_transport.barycenter(z, y, alpha)
     wanted_z, wanted_y, plans = twin.barycenter(z, y, alpha)
@@ -130,7 +130,7 @@ def test_barycenters_are_the_twins(problem: tuple[Tensor, ...]):
 
 @few
 @given(problems(), st.integers(1, 9))
-def test_barycenters_of_another_size_are_the_twins(problem: tuple[Tensor, ...], m: int):
+def test_barycenters_of_another_size_equal_the_twins(problem: tuple[Tensor, ...], m: int):
     z, y, alpha, x, labels = problem
     start = x[:m], labels[:m]
     b = optimal_transport.barycenter(z, y, alpha, start, most=3)
@@ -142,23 +142,23 @@ def test_barycenters_of_another_size_are_the_twins(problem: tuple[Tensor, ...], 
 @pytest.mark.slow
 @pytest.mark.parametrize("entropy", [0.0, 0.1])
 @pytest.mark.parametrize("m", [0, 5])
-def test_atoms_too_large_for_their_inner_products_give_the_same(
+def test_atoms_too_many_for_stored_inner_products_give_the_same(
     monkeypatch: pytest.MonkeyPatch, m: int, entropy: float
 ):
     z, y, alpha = dictionary(12, 4, 3, 3, seed=2)
     start = (z[0, :m], y[0, :m]) if m else None
-    kept = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
-    made: list[int] = []
+    stored = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
+    sizes: list[int] = []
     inner = optimal_transport._inner
-    monkeypatch.setattr(optimal_transport, "_inner", lambda x: made.append(len(x)) or inner(x))
+    monkeypatch.setattr(optimal_transport, "_inner", lambda x: sizes.append(len(x)) or inner(x))
     monkeypatch.setattr(optimal_transport, "MOST_PAIRS", 9 * 12 * 12 - 1)
-    anew = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
-    assert not made
-    for a, b in zip(kept, anew, strict=True):
+    computed_anew = optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
+    assert not sizes
+    for a, b in zip(stored, computed_anew, strict=True):
         torch.testing.assert_close(a, b)
     monkeypatch.setattr(optimal_transport, "MOST_PAIRS", 9 * 12 * 12)
     optimal_transport.barycenter(z, y, alpha, start, entropy=entropy)
-    assert made == [3, 3]
+    assert sizes == [3, 3]
 
 
 def test_at_a_vertex_the_barycenter_is_the_atom():
@@ -178,7 +178,7 @@ def test_a_barycenter_stops_where_nothing_changes():
     torch.testing.assert_close(again.z, first.z)
 
 
-def test_points_keep_their_classes_while_labels_weigh():
+def test_points_keep_their_classes_if_labels_count_in_the_cost():
     z, y, alpha = dictionary(12, 2, 3, 3, seed=1)
     b = optimal_transport.barycenter(z, y, alpha)
     torch.testing.assert_close(b.y.amax(dim=1), y.amax(dim=2).mean(dim=0))
@@ -201,7 +201,7 @@ def test_an_entropic_barycenter_is_a_blurred_one():
 
 @few
 @given(problems(), st.booleans())
-def test_gradients_are_autograds(problem: tuple[Tensor, ...], labelled: bool):
+def test_gradients_equal_autograds(problem: tuple[Tensor, ...], labelled: bool):
     z, y, alpha, x, labels = problem
     found, _, beta = optimal_transport.reconstruction(z, y, alpha, x, labels if labelled else None)
     loss, *wanted = twin.reconstruction(z, y, alpha, x, labels if labelled else None)
@@ -236,8 +236,8 @@ def test_a_whole_step_along_transport_arrives():
 def test_theorem_3_1(problem: tuple[Tensor, ...], size: float, labelled: bool):
     """Atoms moved together: f(P + e) = f(P) + e . sum_ki df/dz_ki + |e|^2.
 
-    In all atoms' points the shift adds up to B + e, so that no plan changes. (The theorem's
-    statement counts the gradient twice; its proof has it once, with the factor 2 inside.)
+    A shift of all atoms' points by e makes B + e of the barycenter B, so no plan changes. (The
+    theorem's statement counts the gradient twice; its proof has it once, with the factor 2 inside.)
     """
     z, y, alpha, x, labels = problem
     given_labels = labels if labelled else None
@@ -247,7 +247,7 @@ def test_theorem_3_1(problem: tuple[Tensor, ...], size: float, labelled: bool):
     def at(points: Tensor) -> tuple[float, Tensor]:
         b = optimal_transport.barycenter(points, y, alpha)
         cost = optimal_transport.feature_cost(b.z, x)
-        if given_labels is not None:  # one beta for both, which a shift of one side would change
+        if given_labels is not None:  # a fixed beta: the shift would change it
             cost = cost + 3.0 * optimal_transport.feature_cost(b.y, given_labels)
         plan = optimal_transport.solve(cost)
         r = 2 / len(b.z) * (b.z - optimal_transport.move(plan, x))
@@ -255,7 +255,7 @@ def test_theorem_3_1(problem: tuple[Tensor, ...], size: float, labelled: bool):
 
     f, slope = at(z)
     assert at(z + e)[0] == pytest.approx(f + float(e @ slope) + float(e @ e), rel=1e-7, abs=1e-9)
-    if not labelled:  # what the gradients of all atoms' points add up to is that slope
+    if not labelled:  # the gradients of all points add up to the slope
         found, *_ = optimal_transport.reconstruction(z, y, alpha, x, None)
         torch.testing.assert_close(found.z.sum(dim=(0, 1)), slope)
 
@@ -275,8 +275,8 @@ def test_no_point_of_the_simplex_is_nearer(values: list[float], seed: int):
 
 
 def test_the_simplex_by_hand():
-    # .9, .5, .1 are .5 too much, but taking a sixth of it away makes the last one negative:
-    # the first two give .2 each.
+    # .9, .5 and .1 are .5 too much. A sixth less of each would make the last one negative, so it
+    # becomes 0 and the first two become .2 less.
     found = optimal_transport.project_simplex(torch.tensor([0.9, 0.5, 0.1]))
     assert found.tolist() == pytest.approx([0.7, 0.3, 0.0], abs=1e-6)
     assert optimal_transport.project_simplex(torch.tensor([0.2, 0.8])).tolist() == pytest.approx(

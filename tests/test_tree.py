@@ -1,4 +1,4 @@
-"""The source tree: few loose modules, no circles of imports, and names that mean one thing."""
+"""The source tree: few modules outside packages, no import circles, no file name twice."""
 
 import ast
 from collections import defaultdict
@@ -9,13 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fedda", "clients", "strategies", "server")
-WHEEL = tuple(f"fedda.{folder}." for folder in FOLDERS[1:])  # their names in it
+WHEEL = tuple(f"fedda.{folder}." for folder in FOLDERS[1:])  # how their names begin in the wheel
 LOOSE = 10  # modules beside fedda/__init__.py
 
-# Files that are the same thing in another folder: what a package says, what its halves share, and
-# the two ends that Flower starts.
+# File names that several folders may have, since they mean the same in each: what a package holds,
+# what its classes share, and the two apps that Flower starts.
 EVERYWHERE = {"__init__.py", "base.py", "app.py"}
-HALVES = ("fedda/algorithms", "strategies", "clients")  # of a method, by its name
+# Each of these folders has a file of a method, by the method's name.
+HALVES = ("fedda/algorithms", "strategies", "clients")
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -28,9 +29,9 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(module: str, path: Path) -> Iterator[str]:
-    """What a module imports, wherever in it, for types too; `a.b` may be a name in `a`.
+    """Yield what a module imports anywhere, for types too; `a.b` may be a name in `a`.
 
-    `import_module` of an f-string gives the package that the string begins with, and `.*`.
+    For `import_module` of an f-string, yield what the string begins with, and `*`.
     """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -47,7 +48,7 @@ def imported(module: str, path: Path) -> Iterator[str]:
 
 
 def graph(root: Path) -> dict[str, set[str]]:
-    """Which of the project's modules each module imports."""
+    """Return, for each module of the project, which others it imports."""
     known = modules(root)
 
     def targets(name: str) -> set[str]:
@@ -64,14 +65,14 @@ def graph(root: Path) -> dict[str, set[str]]:
 
 
 def circles(edges: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """The strongly connected components of more than one module."""
+    """Return the strongly connected components of more than one module."""
     reach = {start: reachable(edges, start) for start in edges}
     found = {frozenset({a, *(b for b in reach[a] if a in reach[b])}) for a in edges}
     return {circle for circle in found if len(circle) > 1}
 
 
 def reachable(edges: Mapping[str, set[str]], start: str) -> set[str]:
-    """Every module that importing one imports."""
+    """Return every module that is imported with one, directly or by another."""
     found: set[str] = set()
     todo = [start]
     while todo:
@@ -82,18 +83,18 @@ def reachable(edges: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def loose(root: Path) -> list[str]:
-    """The modules of fedda/ that lie in no room."""
+    """List the modules of fedda/ that lie in none of its packages."""
     return sorted(p.name for p in (root / "fedda").glob("*.py") if p.name != "__init__.py")
 
 
 def shared_names(root: Path) -> dict[str, list[str]]:
-    """Names that files in several folders have, without those that mean the same there."""
+    """Return file names that several folders have, except where they mean the same."""
     methods = {path.name for path in (root / HALVES[0]).glob("*.py")}
     places: dict[str, list[str]] = defaultdict(list)
     for path in modules(root).values():
         folder = path.parent.relative_to(root).as_posix()
         half = path.name in methods and folder in HALVES
-        command = folder == "fedda/cli"  # `fedda X`, whose work is done by another X
+        command = folder == "fedda/cli"  # `fedda X`, whose work another X does
         if path.name not in EVERYWHERE and not half and not command:
             places[path.name].append(folder)
     return {name: found for name, found in places.items() if len(found) > 1}
@@ -114,7 +115,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not found, [sorted(circle) for circle in found]
 
 
-def test_methods_are_loaded_by_name_and_know_nothing_of_it() -> None:
+def test_methods_are_loaded_by_plugins_and_do_not_import_it() -> None:
     edges = graph(ROOT)
     algorithms = {m for m in edges if m.startswith("fedda.algorithms.")}
     assert len(algorithms) > 8
@@ -127,7 +128,7 @@ def test_no_two_files_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("path", modules(ROOT).values(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_room_says_what_it_holds(path: Path) -> None:
+def test_every_package_says_what_it_holds(path: Path) -> None:
     if path.name == "__init__.py" and path.parent.name != "algorithms":
         assert ast.get_docstring(ast.parse(path.read_text()))
 
@@ -167,13 +168,13 @@ def test_a_circle_is_seen(tmp_path: Path, back: str) -> None:
     assert circles(graph(tmp_path)) == {frozenset({"fedda.a", "fedda.room.b"})}
 
 
-def test_a_package_is_its_init(tmp_path: Path) -> None:
+def test_a_circle_through_a_packages_init_is_seen(tmp_path: Path) -> None:
     files = {"fedda/room/__init__.py": "from .b import x", "fedda/room/b.py": "from . import y"}
     write(tmp_path, files)
     assert circles(graph(tmp_path)) == {frozenset({"fedda.room", "fedda.room.b"})}
 
 
-def test_a_name_twice_is_seen(tmp_path: Path) -> None:
+def test_a_file_name_in_two_folders_is_seen(tmp_path: Path) -> None:
     same = ("fedda/algorithms/m.py", "clients/m.py", "server/app.py", "clients/app.py")
     write(tmp_path, dict.fromkeys((*same, "fedda/cli/b.py", "fedda/room/b.py"), ""))
     assert not shared_names(tmp_path)

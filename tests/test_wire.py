@@ -45,7 +45,7 @@ def same(found: Arrays, wanted: Arrays) -> None:
 @given(arrays)
 @example({})
 @example({"a": np.float32(3).reshape(()), "none": np.zeros((0, 3), np.int64)})
-def test_what_is_packed_comes_out(given: Arrays) -> None:
+def test_what_is_packed_is_unpacked_unchanged(given: Arrays) -> None:
     packed = pack(given, Kind.MODEL)
     travelled = Packed(Manifest.parse(packed.manifest.text), packed.buffer)
     same(travelled.unpack(), given)
@@ -104,7 +104,7 @@ def test_values_that_are_not_finite_are_named() -> None:
     pack({"n": np.array([2**62])}, Kind.MODEL).check_finite("anna")
 
 
-# ---- manifests from strangers ------------------------------------------------------------------
+# ---- manifests of unknown origin ---------------------------------------------------------------
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
@@ -157,7 +157,7 @@ def test_any_text_is_a_manifest_or_a_wire_error(text: str) -> None:
         '["model","float32",[["w","float32",[NaN]]]]',
     ],
 )
-def test_bombs_are_refused(text: str) -> None:
+def test_manifests_made_to_exhaust_or_confuse_the_reader_are_refused(text: str) -> None:
     with pytest.raises(WireError, match="cannot be read"):
         Manifest.parse(text)
 
@@ -190,7 +190,7 @@ def check(arrays: dict[str, Packed] | None = None, numbers: dict[str, Any] | Non
     RULE.check(arrays or {}, numbers or {}, model=LAYOUT, sites=3, where="anna (source)")
 
 
-def test_what_is_listed_passes() -> None:
+def test_what_the_rule_lists_passes() -> None:
     model = pack(MODEL, Kind.MODEL)
     check(
         {"model": model, **{f"teacher/{i}": model for i in range(3)}},
@@ -220,7 +220,7 @@ def test_what_is_listed_passes() -> None:
         ({f"teacher/{i}": MODEL for i in range(4)}, {}, r"4 times 'teacher/\*'"),
     ],
 )
-def test_what_is_not_listed_is_refused_by_name(
+def test_what_the_rule_does_not_list_is_refused_by_name(
     arrays: dict[str, Arrays], numbers: dict[str, Any], message: str
 ) -> None:
     packed = {name: pack(a, Kind.MODEL) for name, a in arrays.items()}
