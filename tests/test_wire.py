@@ -156,6 +156,7 @@ def test_any_text_is_a_manifest_or_a_wire_error(text: str) -> None:
         json.dumps(["model", "float32", [[str(i), "bool", []] for i in range(MAX_ENTRIES + 1)]]),
         '["model","float32",[["w","float32",[NaN]]]]',
     ],
+    ids=lambda text: text[:40],
 )
 def test_manifests_made_to_exhaust_or_confuse_the_reader_are_refused(text: str) -> None:
     with pytest.raises(WireError, match="cannot be read"):
