@@ -290,6 +290,20 @@ def assert_close(found: Arrays, wanted: Mapping[str, Any], within: float) -> Non
             )
 
 
+def assert_mean_of_sources(bench: Bench, weighting: str) -> None:
+    """A round's model is the mean of the sources' models, weighted by the roster's counts."""
+    model, numbers = bench.round()
+    counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
+    shares = {s: n / sum(counts) for s, n in zip(SOURCES, counts, strict=True)}
+    weights = bench.strategy.weights
+    assert set(weights) == set(shares)
+    np.testing.assert_allclose([weights[s] for s in SOURCES], [*shares.values()], rtol=1e-9)
+    sites = {s: sent_by(bench, s) for s in SOURCES}
+    wanted = {n: sum(w * sites[s][n] for s, w in shares.items()) for n in model}
+    assert_close(model, wanted, 1e-6)
+    assert numbers["loss"] > 0
+
+
 def settings_of(method: str) -> dict[str, Any]:
     """Return settings with which a method's run over these sites is short."""
     return FAST | {"method": method} | SETTINGS.get(method, {})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedda.algorithms.fedprox import proximal
-from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, sent_by
+from tests.local_grid import Bench, Node, assert_mean_of_sources
 
 
 def test_the_penalty_by_hand() -> None:
@@ -25,15 +25,7 @@ def test_the_penalty_by_hand() -> None:
 def test_a_round_gives_the_mean_weighted_by_the_rosters_counts(
     domains: list[Node], weighting: str
 ) -> None:
-    bench = Bench(domains, "fedprox", fedprox__weighting=weighting)
-    model, numbers = bench.round()
-    counts = [EXAMPLES[s] if weighting == "examples" else 1 for s in SOURCES]
-    shares = [n / sum(counts) for n in counts]
-    assert bench.strategy.weights == pytest.approx(dict(zip(SOURCES, shares, strict=True)))
-    sites = [sent_by(bench, s) for s in SOURCES]
-    wanted = {n: sum(w * m[n] for w, m in zip(shares, sites, strict=True)) for n in model}
-    assert_close(model, wanted, 1e-6)
-    assert numbers["loss"] > 0
+    assert_mean_of_sources(Bench(domains, "fedprox", fedprox__weighting=weighting), weighting)
 
 
 def test_without_the_penalty_it_is_fedavg(domains: list[Node]) -> None:

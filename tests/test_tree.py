@@ -110,6 +110,12 @@ def test_every_method_has_tests_of_its_own_name() -> None:
     assert methods and methods <= tested, methods - tested
 
 
+def test_a_method_is_three_small_files() -> None:
+    """MDAN stands for what a new method takes: see docs/adding-a-method.md."""
+    lines = sum(len((ROOT / half / "mdan.py").read_text().splitlines()) for half in HALVES)
+    assert 100 < lines <= 140
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circles(graph(ROOT))
     assert not found, [sorted(circle) for circle in found]

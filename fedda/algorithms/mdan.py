@@ -5,25 +5,18 @@ Zhao et al., NeurIPS 2018, https://arxiv.org/abs/1705.09684; federated by the ex
     CE, d     (K,)   cross entropy of each source j, and the loss of its discriminator,
                      d_j = -E log DI_j(z_j) - E log(1 - DI_j(z_T))
     f, w      (K,)   each source's term in the maximum, and its weight; float64
-    gamma, mu float  sharpness of the soft maximum; weight of d and of its reversed gradient
 
-The bound of section 3 adds to each source's error 1 minus the least sum of DI_j's two errors. So
-section 4 minimises a maximum over sources of f = CE - mu min_DI d: max_j f_j (hard), or
+Section 4 minimises a maximum over sources of f = CE - mu min_DI d: max_j f_j (hard), or
 log(sum_j exp(gamma f_j)) / gamma (soft). The gradient is sum_j w_j (grad CE_j - mu grad d_j), with
-w = 1 at the largest f (hard) or w = softmax(gamma f) (soft).
-
-The authors' code reverses the gradient of d but not its value. So its gradient is the same sum, but
-w is computed from f = CE + mu d: a source that its discriminator can tell from the target counts
-less, not more. The hard form of the code is max CE + mu min d, where the maximum and the minimum
-may belong to two sources. The hard form here is the limit of the soft one.
+w = 1 at the largest f (hard) or w = softmax(gamma f) (soft). The authors' code reverses the
+gradient of d but not its value: w is computed from f = CE + mu d, so a source that differs from the
+target counts less, not more. Its hard form takes max CE and min d, perhaps of two sources; the hard
+form here is the limit of the soft one.
 
 Federated: source j trains its model on CE_j - mu times its half of d_j, and the target on
--mu sum_j w_j times its half of d_j. When models are averaged, w divides among the sources the
-weight that they have together in f-DANN. Three things differ from training in one place: w is
-computed from the last round, each site changes its own model during a round, and DI_j is trained on
-d_j, not on w_j mu d_j. A source without numbers from the last round gets the mean f of the others;
-this happens in the first round and after an absence. If no source has numbers, all weigh the same.
-A loss cannot be checked: a source that reports too large a loss gains weight.
+-mu sum_j w_j times its half of d_j. In the average of models, w divides the sources' share. Unlike
+in one place, w comes from the last round, and DI_j is trained on d_j, not on w_j mu d_j; a source
+without numbers gets the mean f of the others, and one that reports too large a loss gains weight.
 """
 
 from typing import ClassVar, Literal
@@ -44,17 +37,9 @@ class Config(fedavg.Config):
     """MDAN's settings, and FedAvg's for the weight of the target."""
 
     discriminator: Network = Network()
-    max: Max = Field(
-        default="soft", description="the maximum over sources; hard: only the worst source counts"
-    )
-    sign: Sign = Field(
-        default="code", description="sign of mu d in a source's term; code: plus, paper: minus"
-    )
-    gamma: float = Field(
-        default=10.0,
-        gt=0,
-        description="sharpness of the soft maximum; large values are nearly hard",
-    )
+    max: Max = Field(default="soft", description="over sources; hard: only the worst one counts")
+    sign: Sign = Field(default="code", description="of mu d in a term; code: plus, paper: minus")
+    gamma: float = Field(default=10.0, gt=0, description="sharpness of the soft maximum")
     mu: float = Field(default=0.01, ge=0, description="weight of d and of its reversed gradient")
     pairs: ClassVar[bool] = True
 
