@@ -5,8 +5,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-# Tests that run at once: one more than 2 cores, as many only wait for processes; 3 GB each.
-JOBS ?= 3
+# Slow tests that run at once: one more than 2 cores, as many only wait for processes; 3 GB each.
+SLOW ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 # Compiles with all cores; pip would use one. Files that are not for this Python are passed over.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
@@ -20,8 +20,9 @@ help: ## show this list
 demo: $(VENV)/.installed ## install fedda and run a federation of four sites on this machine
 	$(BIN)/fedda demo
 
-test: $(VENV)/.installed-dev ## install what the tests need and run them
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
+test: $(VENV)/.installed-dev ## install what the tests need and run the tests, the fast ones first
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m slow -n $(SLOW) --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev ## check style, format and types
 	$(BIN)/ruff check

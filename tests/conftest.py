@@ -17,10 +17,10 @@ torch.set_num_threads(1)  # two cores and small tensors: more threads only wait 
 settings.register_profile("fedda", deadline=None, derandomize=True)
 settings.load_profile("fedda")
 
-# The slow tests of these files start first, in this order, then the other slow tests, then the fast
-# ones. Otherwise one worker would still run a long test while the others have nothing to do.
-LONGEST = ("failures", "benchmarks", "compare", "exchange_live", "end_to_end", "resident", "deploy")
-LONGEST += ("demo", "plugins", "targets", "exchange_engines", "packaging", "tracking", "export")
+# The slow tests of these files start first, the longest file before the others. Otherwise one
+# worker would still run a long test at the end while the other workers have nothing to do.
+LONGEST = ("failures", "benchmarks", "exchange_live", "compare", "demo", "deploy", "end_to_end")
+LONGEST += ("resident", "plugins", "targets")
 # The tests of each of these share a federation or a wheel, which is made once per worker.
 SHARING = ("failures", "exchange_live", "end_to_end", "packaging")
 
@@ -44,13 +44,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Togethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first; those of one file, or of equal rank, keep their order."""
+    """Put the longest tests first and leave the others as they were."""
 
     def place(item: pytest.Item) -> int:
         file = item.path.stem.removeprefix("test_")
-        if item.get_closest_marker("slow") is None and file not in SHARING:
-            return len(LONGEST) + 1
-        return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+        slow = item.get_closest_marker("slow") is not None
+        return LONGEST.index(file) if slow and file in LONGEST else len(LONGEST)
 
     items.sort(key=place)
 

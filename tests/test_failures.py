@@ -279,14 +279,17 @@ def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -
 
 def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
     """This holds even if the sites keep each run's optimizer between rounds."""
-    both = {
-        "left": KD3A | {"train.carry-momentum": True},
-        "right": KD3A | {"train.carry-momentum": True, "train.lr": 0.02},
-    }
+    left = KD3A | {"rounds": 6, "train.carry-momentum": True}
+    both = {"left": left, "right": left | {"train.lr": 0.02}}
+    hub.act("anna", {"1": ["hold", 0]})  # the first run waits until the second has started
     running = {name: hub.begin(name, settings) for name, settings in both.items()}
-    wait_until(
-        lambda: all(run.find("training") for run in running.values()), PATIENCE, "not both began"
-    )
+    for event in ("started", "training"):
+        wait_until(
+            lambda event=event: all(run.find(event) for run in running.values()),
+            PATIENCE,
+            f"not both runs got as far as {event}",
+        )
+        hub.act("anna", {})
     assert not any(run.find("done") for run in running.values()), "they ran one after the other"
     for name, settings in both.items():
         results = running[name].finish()
