@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn, optim
@@ -130,6 +131,13 @@ def alone(domains: list[Node], method: str, p: int) -> dict[str, Tensor]:
     start = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)
     data, _ = batches(domains, method, p, 2)
     return twin.matching(start, torch.zeros(1, WIDTH), {}, data, EXAMPLES, p, LR).state_dict()
+
+
+def cases(*fast: tuple[int, bool]) -> pytest.MarkDecorator:
+    """Run a test with each `p` and `pairs`; all but the fast cases are slow tests."""
+    every = [(p, pairs) for p in (1, 3) for pairs in (False, True)]
+    marked = [pytest.param(*c, marks=[] if c in fast else pytest.mark.slow) for c in every]
+    return pytest.mark.parametrize(("p", "pairs"), marked)
 
 
 # ---- comparisons -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.adversarial_runs import (
     arrays,
     assert_as_in_one_place,
     assert_declared_arrays_cross,
+    cases,
     images,
     run,
 )
@@ -23,15 +24,7 @@ from tests.local_grid import CLASSES, SIDE, SOURCES, Node
 from tests.reference import fourier as exact
 
 
-@pytest.mark.parametrize(
-    ("p", "pairs"),
-    [
-        pytest.param(1, False, marks=pytest.mark.slow),
-        pytest.param(1, True, marks=pytest.mark.slow),
-        (3, False),
-        pytest.param(3, True, marks=pytest.mark.slow),
-    ],
-)
+@cases((3, False))
 def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:

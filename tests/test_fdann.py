@@ -2,22 +2,18 @@
 
 from pathlib import Path
 
-import pytest
-
 from fedda.adversarial import discriminators
-from tests.adversarial_runs import WIDTH, assert_as_in_one_place, assert_declared_arrays_cross, run
+from tests.adversarial_runs import (
+    WIDTH,
+    assert_as_in_one_place,
+    assert_declared_arrays_cross,
+    cases,
+    run,
+)
 from tests.local_grid import Node
 
 
-@pytest.mark.parametrize(
-    ("p", "pairs"),
-    [
-        pytest.param(1, False, marks=pytest.mark.slow),
-        (1, True),
-        (3, False),
-        pytest.param(3, True, marks=pytest.mark.slow),
-    ],
-)
+@cases((1, True), (3, False))
 def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:

@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from fedda.results.progress import clock
+from fedda.results.progress import OnTerminal, clock
 from fedda.results.read import counted, printable
 
 from .plan import Cell
@@ -18,7 +16,7 @@ from .plan import Cell
 _AT_LEAST = 60.0  # seconds without output after which a plain line shows the progress
 
 
-class Display:
+class Display(OnTerminal):
     """Shows a comparison's trainings; give it to `Plan.run` as `notify`, inside its `with` block.
 
     Args:
@@ -39,7 +37,7 @@ class Display:
         console: Console | None = None,
         watch: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = console or Console()
+        console = console or Console()
         self._rounds = rounds
         self._jobs = jobs
         self._accuracy = accuracy
@@ -54,35 +52,18 @@ class Display:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[left]}"),
-            console=self.console,
+            console=console,
             expand=True,
         )
         self._task = self._bar.add_task("", total=max(sum(rounds.values()), 1), left="")
-        self._live: Live | None = None
-        if self.console.is_terminal:
-            self._live = Live(
-                get_renderable=lambda: Group(self._bar, *self._status()),
-                console=self.console,
-                transient=True,
-            )
+        super().__init__(console, lambda: Group(self._bar, *self._status()))
 
     def __enter__(self) -> Self:
         before = f", {len(self._finished)} of them done before" if self._finished else ""
         at_once = f", {self._jobs} at a time" if self._jobs > 1 else ""
         self._say(f"{counted(len(self._rounds), 'training')}{before}{at_once}")
         self._update()
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live:
-            self._live.stop()
+        return super().__enter__()
 
     def __call__(self, what: str, cell: Cell, value: Any) -> None:
         """Show one thing that happened to a cell."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
@@ -26,42 +26,14 @@ _LOOK = 0.2  # seconds between two looks at the journal
 _ASK = 5  # looks between two calls of `stop`, which may send a request
 
 
-class Display:
-    """Show a run's events; call the display with each of them, inside its `with` block.
+class OnTerminal:
+    """Keeps a picture on a terminal up to date inside its `with` block; elsewhere shows none."""
 
-    Args:
-        config: the run; from it the display knows the number of trainings, and so the time that is
-            left for all of them. Without it each training is shown by itself.
-        console: where to write, by default to stdout.
-    """
-
-    def __init__(self, config: RunConfig | None = None, console: Console | None = None) -> None:
-        self.console = console or Console()
-        self._plan: list[Key] = []
-        self._rounds = 0
-        if config is not None:
-            self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
-            self._rounds = config.rounds
-        self._seen: dict[Key, int] = {}  # rounds done, by training
-        self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
-        self._said = 0.0
-        self._numbers = Text()
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[round]}"),
-            TextColumn("{task.fields[left]}"),
-            console=self.console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("starting", total=None, round="", left="")
+    def __init__(self, console: Console, picture: Callable[[], RenderableType]) -> None:
+        self.console = console
         self._live: Live | None = None
-        if self.console.is_terminal:
-            self._live = Live(
-                get_renderable=lambda: Group(self._bar, self._numbers),
-                console=self.console,
-                transient=True,
-            )
+        if console.is_terminal:
+            self._live = Live(get_renderable=picture, console=console, transient=True)
 
     def __enter__(self) -> Self:
         if self._live:
@@ -76,6 +48,38 @@ class Display:
     ) -> None:
         if self._live:
             self._live.stop()
+
+
+class Display(OnTerminal):
+    """Show a run's events; call the display with each of them, inside its `with` block.
+
+    Args:
+        config: the run; from it the display knows the number of trainings, and so the time that is
+            left for all of them. Without it each training is shown by itself.
+        console: where to write, by default to stdout.
+    """
+
+    def __init__(self, config: RunConfig | None = None, console: Console | None = None) -> None:
+        console = console or Console()
+        self._plan: list[Key] = []
+        self._rounds = 0
+        if config is not None:
+            self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
+            self._rounds = config.rounds
+        self._seen: dict[Key, int] = {}  # rounds done, by training
+        self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
+        self._said = 0.0
+        self._numbers = Text()
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[round]}"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, round="", left="")
+        super().__init__(console, lambda: Group(self._bar, self._numbers))
 
     def __call__(self, event: Event) -> None:
         """Show one event; events of other kinds are ignored."""
