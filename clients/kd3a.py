@@ -39,11 +39,7 @@ class Target(Client):
         """Lines 7 to 11."""
         request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
-        teachers = {
-            name.removeprefix("teacher/"): packed
-            for name, packed in request.arrays.items()
-            if name.startswith("teacher/")
-        }
+        teachers = _by_site(request.arrays, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(teachers, images)  # (N, K, C)
 
@@ -227,9 +223,9 @@ def _statistics(model: Model) -> Moments:
     return [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
 
 
-def _by_site(numbers: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the numbers called `what/SITE`, by site."""
-    return {n.removeprefix(f"{what}/"): v for n, v in numbers.items() if n.startswith(f"{what}/")}
+def _by_site(named: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the numbers or arrays called `what/SITE`, by site."""
+    return {n.removeprefix(f"{what}/"): v for n, v in named.items() if n.startswith(f"{what}/")}
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,6 +71,10 @@ class Phase:
         """Whether sites sum gradients in mid-round."""
         return any(part.gradients for hop in self.hops.values() for part in hop.values())
 
+    def layouts_for(self, test: bool) -> Layouts:
+        """The layouts of what crosses in a hop, or in the target's test."""
+        return (self.test_layouts if test else None) or self.layouts
+
     def part(self, hop: str, part: str) -> Part | None:
         """The rules of a part in a hop; None if the hop does not have this part."""
         return self.hops.get(hop, {}).get(part)  # type: ignore[call-overload]

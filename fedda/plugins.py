@@ -21,7 +21,6 @@ runs only code that is installed on its own machine: a server can send a name, b
 
 import pkgutil
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -164,16 +163,6 @@ def origin(name: str) -> str:
 def about(name: str) -> str:
     """The first line of the docstring of a method's module."""
     return _first_line(algorithm(name))
-
-
-def networks() -> dict[str, Callable[..., Any]]:
-    """Encoders that other packages add, by the `model.name` that chooses them."""
-    return {name: added.value for name, added in installed("models").items()}
-
-
-def readers() -> dict[str, Callable[..., Any]]:
-    """Readers of `--data` that other packages add, by name."""
-    return {name: added.value for name, added in installed("data").items()}
 
 
 def installed(group: Group) -> dict[str, Installed]:

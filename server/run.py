@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fedda import __version__, plugins
 from fedda.errors import RunError
 from fedda.models import Meta
-from fedda.results.read import begun
+from fedda.results.read import RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
 from . import checkpoint
@@ -30,7 +30,7 @@ from .strategy_modules import roster
 from .tracking.curves import Tracking
 from .training import Training, task_for
 
-RESULTS, CONFIG, ROSTER, LOCK = "results.json", "config.json", "roster.json", ".lock"
+CONFIG, ROSTER, LOCK = "config.json", "roster.json", ".lock"
 LEAVE = 15.0  # seconds to wait for a run that was stopped and is still ending
 
 

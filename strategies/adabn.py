@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from flwr.app import Message
 
 from fedda.algorithms import adabn
+from fedda.maths.average import statistics_of
 from fedda.wire import Arrays, Kind, pack
 
 from .base import Numbers
 from .fedavg import FedAvg
-
-STATISTICS = ("running_mean", "running_var")
 
 
 class AdaBN(FedAvg):
@@ -34,7 +33,7 @@ class AdaBN(FedAvg):
         sent = self.as_sent(pack(mean, Kind.MODEL))
         reply = self.ask_target("estimate", {"model": sent}, needs={"steps"})
         adapted = reply.model().unpack()
-        statistics = {n: a.copy() for n, a in adapted.items() if n.endswith(STATISTICS)}
+        statistics = statistics_of(adapted)
         del reply, adapted  # free a whole model before the next one is packed
         return mean | statistics, numbers
 

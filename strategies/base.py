@@ -185,7 +185,7 @@ class FedDA(Strategy):
     def test_request(self) -> Message:
         """Make the request that asks the target to test."""
         phase, node = self.phase, self.roster.target
-        layouts = (phase.test_layouts or phase.layouts)(self.options, self.setup.model)
+        layouts = phase.layouts_for(True)(self.options, self.setup.model)
         heading = Heading(self.round, phase.name, "test", "target")
         return self.post.write(node, heading, phase.test, layouts, self.tested())
 

@@ -3,7 +3,7 @@
 Long et al., DAN, ICML 2015, https://arxiv.org/abs/1502.02791; federated by the exchange.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from flwr.app import Message
@@ -12,6 +12,8 @@ from fedda.wire import Arrays, Kind, pack
 
 from .base import Numbers
 from .fdann import FDANN
+from .fedavg import FedAvg
+from .sites.roster import Node
 
 
 class FDAN(FDANN):
@@ -27,10 +29,11 @@ class FDAN(FDANN):
 
     def requests(self) -> list[Message]:
         """Make FedAvg's requests in the phase that measures the scale, then f-DANN's."""
-        sources = self.present()
-        if self.phase.name == "scale":
-            return [self.request(node, {"model": self.model}) for node in sources]
-        return self.invite(sources, scale=self.scale())
+        return FedAvg.requests(self) if self.phase.name == "scale" else super().requests()
+
+    def numbers_for(self, node: Node) -> Mapping[str, float]:
+        """Return the scale of the bandwidths, the same for every site."""
+        return {"scale": self.scale()}
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Combine as f-DANN; in the scale's phase as FedAvg, then ask the target for the scale."""

@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from fedda.adversarial.lazy import syncs
 from fedda.errors import QuorumError
-from fedda.maths.average import RunningMean
+from fedda.maths.average import RunningMean, heads_of
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from .base import Numbers
@@ -33,11 +33,11 @@ class FDANN(FedAvg):
     kind: ClassVar[Kind] = Kind.MODEL
 
     def requests(self) -> list[Message]:
-        """Make requests with model, discriminators and invitation for target and online sources."""
-        return self.invite(self.present())
+        """Open the exchange; make requests with model, discriminators and invitation for all.
 
-    def invite(self, sources: Sequence[Node], **numbers: float) -> list[Message]:
-        """Open the exchange, and make the requests for a round of a whole number of windows."""
+        A round is a whole number of windows.
+        """
+        sources = self.present()
         self.pairs: Mapping[str, list[Node]] = self.groups(sources)
         everyone, p = [*sources, self.roster.target], self.setup.summing.p
         # Sites that are away count too, so that every round has the same length.
@@ -46,7 +46,7 @@ class FDANN(FedAvg):
         self.convene(groups, syncs(0, self.steps_of_discriminators(steps), p))
         arrays = [{"model": self.model} | self.discriminators(node) for node in everyone]
         return [
-            self.request(node, sent, {"steps": steps, **numbers, **self.numbers_for(node)})
+            self.request(node, sent, {"steps": steps, **self.numbers_for(node)})
             for node, sent in zip(everyone, arrays, strict=True)
         ]
 
@@ -81,7 +81,7 @@ class FDANN(FedAvg):
         """Average the models and the numbers in the replies of the sites that were asked."""
         target, self.shares = self.roster.target, self.count(asked)
         sent = self.global_model.unpack()
-        mean, heads = RunningMean(sent), RunningMean(_heads(sent))
+        mean, heads = RunningMean(sent), RunningMean(heads_of(sent))
         numbers: dict[str, Mapping[str, Any]] = {}
         weight: dict[str, float] = {}
         for reply in self.accept(replies, needs={"steps"}):
@@ -91,7 +91,7 @@ class FDANN(FedAvg):
             if reply.node is target:
                 self.remember(reply)
             else:
-                heads.add(_heads(model), weight[name])
+                heads.add(heads_of(model), weight[name])
             numbers[name] = dict(reply.numbers)
             del reply, model  # free them before the next one is fetched
         self.enough(len(numbers) - (target.name in numbers))
@@ -136,10 +136,6 @@ def _named(what: str, pair: str) -> str:
 
 def _key(pair: str) -> str:
     return pair or "all"
-
-
-def _heads(model: Arrays) -> Arrays:
-    return {name: a for name, a in model.items() if name.startswith("head.")}
 
 
 STRATEGY = FDANN

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Message
 
 from fedda.algorithms import kd3a
+from fedda.maths.average import heads_of, statistics_of
 from fedda.wire import Arrays, Kind, Packed, pack, pieces
 
 from .base import FedDA, Numbers
@@ -19,7 +20,6 @@ from .sites.roster import Node
 
 # Name of the number that the target sends about each source, by weighting.
 ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
-STATISTICS = ("running_mean", "running_var")
 
 
 class KD3A(FedDA):
@@ -49,11 +49,11 @@ class KD3A(FedDA):
         models = [r.model().unpack() for r in everyone]
         model = mix(models, [alpha[n] for n in names], options.batchnorm)
         if updated:  # only the target has the teachers' updated statistics, so it has mixed them
-            model |= {n: a.copy() for n, a in models[0].items() if n.endswith(STATISTICS)}
+            model |= statistics_of(models[0])
         if options.heads == "local":
-            model |= _heads(models[0])
+            model |= heads_of(models[0])
             heads = zip(sources, models[1:], strict=True)
-            self.memory.arrays |= {r.node.name: pack(_heads(m), Kind.MODEL) for r, m in heads}
+            self.memory.arrays |= {r.node.name: pack(heads_of(m), Kind.MODEL) for r, m in heads}
         if options.batchnorm == "loss":
             mixed = self.as_sent(pack(model, Kind.MODEL))
             model = self.ask_target("match_moments", {"model": mixed}).model().unpack()
@@ -102,10 +102,6 @@ def _weighing_inputs(examples: dict[str, int], past: dict[str, float]) -> dict[s
     return {f"examples/{n}": e for n, e in examples.items()} | {
         f"past/{n}": w for n, w in past.items()
     }
-
-
-def _heads(model: Arrays) -> Arrays:
-    return {name: a for name, a in model.items() if name.startswith("head.")}
 
 
 STRATEGY = KD3A

@@ -505,7 +505,7 @@ def test_a_network_that_cannot_be_used_is_left_out(install: Install) -> None:
     add_network(install, name="mlp")
     install("gone", {"models": "tiny = gone:missing"}, {"__init__": ""})
     install("text", {"models": "word = text:word"}, {"__init__": "word = 'tiny'"})
-    assert not plugins.networks()
+    assert not plugins.installed("models")
     assert reasons("mlp") == ["fedda itself has a network of that name."]
     assert "AttributeError" in reasons("tiny")[0]
     assert reasons("word") == ["text:word is not a function."]
@@ -676,7 +676,7 @@ def test_the_example_is_small() -> None:
 def test_the_example_is_loaded_without_errors(example: None) -> None:
     assert not plugins.broken() and not plugins.unfinished()
     assert plugins.origin("shot-im") == "example_of_shot 1.0"
-    assert set(plugins.networks()) == {"small-cnn"}
+    assert set(plugins.installed("models")) == {"small-cnn"}
 
 
 def test_the_examples_loss_by_hand(example: None) -> None:

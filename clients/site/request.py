@@ -140,13 +140,7 @@ class Request:
     @property
     def layouts(self) -> Any:
         """Makes, from settings and model layout, the layouts of arrays sent besides the model."""
-        phase = self.stage.phase
-        return (phase.test_layouts if self.is_test else None) or phase.layouts
-
-    @property
-    def begins_phase(self) -> bool:
-        """Whether this is the first round of its phase."""
-        return self.round == self.stage.first
+        return self.stage.phase.layouts_for(self.is_test)
 
     @property
     def comes_first(self) -> bool:

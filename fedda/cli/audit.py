@@ -16,11 +16,12 @@ from fedda.cli.predict import MODEL, model_file
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
+from fedda.results.read import RESULTS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.adversarial.attack import Audit, Leak
 
-RESULTS, CONFIG, AUDIT = "results.json", "config.json", "audit.json"
+CONFIG, AUDIT = "config.json", "audit.json"
 
 app = typer.Typer(no_args_is_help=True, help="Attack a site's own data, as an attacker could.")
 

@@ -13,9 +13,21 @@ import numpy as np
 
 from fedda.wire import PIECE, Arrays, pieces
 
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm
+
 # Bits: sums stay exact until they exceed 2^8 times the largest value of the model sent. Of the 52
 # bits of a float64 behind the leading one, 44 are left for a term.
 HEADROOM = 8
+
+
+def heads_of(model: Arrays) -> Arrays:
+    """Return the arrays of a model's head."""
+    return {name: a for name, a in model.items() if name.startswith("head.")}
+
+
+def statistics_of(model: Arrays) -> Arrays:
+    """Return a copy of the means and variances in a model's BatchNorm layers."""
+    return {name: a.copy() for name, a in model.items() if name.endswith(STATISTICS)}
 
 
 class RunningMean:

@@ -31,7 +31,7 @@ from fedda.config import (
     validate,
 )
 from fedda.errors import ConfigError
-from fedda.methods import write_schedule
+from fedda.methods import Stage, write_schedule
 
 from .task import Task
 
@@ -85,10 +85,11 @@ class RunConfig(Section):
         """
         if len(set(self.seeds)) < len(self.seeds):  # equal results would give a spread of 0
             raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
-        if self.model.name not in (*NETWORKS, *plugins.networks()):
-            known = ", ".join([*NETWORKS, *plugins.networks()])
+        known = [*NETWORKS, *plugins.installed("models")]
+        if self.model.name not in known:
             raise ConfigError(
-                f"There is no network '{self.model.name}'; set model.name to one of {known}."
+                f"There is no network '{self.model.name}'; set model.name to one of "
+                f"{', '.join(known)}."
             )
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
@@ -128,10 +129,13 @@ class RunConfig(Section):
 
     def parts(self, method: str, after: int = 0) -> frozenset[str]:
         """The parts that a method gives to sites in the rounds after round `after`."""
-        stages = plugins.method(method).schedule(
-            self.options[method], self.rounds, bool(self.run.start_from)
-        )
+        stages = self.stages(method)
         return frozenset(p for stage in stages if stage.last > after for p in stage.phase.parts)
+
+    def stages(self, method: str) -> tuple[Stage, ...]:
+        """How a method's phases fall on the run's rounds."""
+        prepared = bool(self.run.start_from)
+        return plugins.method(method).schedule(self.options[method], self.rounds, prepared)
 
     def task(
         self,
@@ -152,14 +156,12 @@ class RunConfig(Section):
             sites: how many sites take part.
             target: name of the target that adapts, if the run has several.
         """
-        options = self.options[method]
-        stages = plugins.method(method).schedule(options, self.rounds, bool(self.run.start_from))
         return Task(
             run=self.run.name,
             method=method,
             seed=seed,
             rounds=self.rounds,
-            schedule=write_schedule(stages),
+            schedule=write_schedule(self.stages(method)),
             target=target,
             shape=",".join(map(str, shape)),
             class_names="\n".join(classes),
@@ -167,7 +169,7 @@ class RunConfig(Section):
             model=self.model,
             train=self.train,
             wire=self.wire,
-            options=options,
+            options=self.options[method],
         )
 
     def flat(self) -> Flat:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedda.errors import RunError
-from fedda.ops.spawn import EXCHANGE_AT, SERVER_PID
+from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, SERVER_PID
 from fedda.ops.submit import OFFLINE
 
 from .filter import FleetOnly, Traffic, shortened
 
-LOOPBACK = "127.0.0.1"
 TRAFFIC_EVERY_S = 2.0
 
 
