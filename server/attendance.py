@@ -175,20 +175,27 @@ class Sites:
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         self.offers = {i: n for i, n in self.offers.items() if i in online}
         self._asked = {i: t for i, t in self._asked.items() if i in online and now - t < AGAIN}
-        for node_id in sorted(online - set(self.offers) - set(self._asked)):
-            self._asked[node_id] = now
+        self._ask(online - set(self.offers) - set(self._asked))
+        unanswered = set()
+        for message_id in list(self._open):
+            for reply in self.grid.pull_messages([message_id]):
+                node_id = self._open.pop(message_id)
+                if mail.given_up(reply):
+                    unanswered.add(node_id)  # for one, its program was restarted
+                else:
+                    self._answered(node_id, reply)
+        self._ask((unanswered & online) - set(self.offers) - set(self._open.values()))
+        self._open = {q: i for q, i in self._open.items() if i in self._asked}
+
+    def _ask(self, node_ids: Iterable[int]) -> None:
+        for node_id in sorted(node_ids):
+            self._asked[node_id] = time.monotonic()
             question = Message(RecordDict(), node_id, "query", ttl=ANSWER, group_id="roster")
             for message_id in self.grid.push_messages([question]):
                 if message_id:
                     self._open[message_id] = node_id
-        for message_id in list(self._open):
-            for reply in self.grid.pull_messages([message_id]):
-                self._answered(self._open.pop(message_id), reply)
-        self._open = {q: i for q, i in self._open.items() if i in self._asked}
 
     def _answered(self, node_id: int, reply: Message) -> None:
-        if mail.given_up(reply):
-            return
         try:
             if reply.has_error():
                 raise FeddaError(public(reply.error.code))

@@ -303,14 +303,16 @@ def processes_with(text: str) -> list[int]:
 
 def descendants(pid: int, text: str) -> list[int]:
     """List the ids of a process's descendants whose command line contains text."""
-    ids, above = [], {pid}
-    for each in sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()):
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            parent = int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent in above:
-                above.add(each)
-                ids.append(each)
-    return [each for each in ids if each in processes_with(text)]
+            if entry.name.isdigit():
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(entry.name))
+    below = list(children.get(pid, ()))
+    for each in below:  # the list grows; a child's id may be smaller than its parent's
+        below += children.get(each, ())
+    return [each for each in below if each in processes_with(text)]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

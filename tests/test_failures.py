@@ -68,7 +68,7 @@ def troubles(found: dict[str, Any]) -> list[tuple[str, str, int]]:
 def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Federation) -> None:
     hub.act("carl", {"2": ["sleep", 600]})
     hub.act("anna", {"3": ["hold", 0]})
-    run = hub.begin("dead-source", KD3A | {"rounds": 4, "wait.train": 12.0})
+    run = hub.begin("dead-source", KD3A | {"rounds": 4, "wait.train": 12.0, "wait.settle": 30.0})
     hub.processes["carl"].wait_for("acting: sleep in round 2", PATIENCE)
     hub.kill("carl")
     hub.act("carl", {"join": "hold"})
@@ -261,7 +261,7 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
 
 
 def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -> None:
-    wait = {"wait.train": 7.0, "wait.settle": 3.0}
+    wait = {"wait.train": 7.0, "wait.settle": 6.0}
     hub.act("bert", {"2": ["sleep", 14]})
     run = hub.begin("slow", FEDAVG | wait | {"rounds": 5})
     results = run.finish()

@@ -1,14 +1,15 @@
 """Whole runs: repeatable, resumable after any round, and honest about the sites that failed."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from clients.app import make_app
@@ -794,6 +795,29 @@ def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixtur
     journal.trouble("refused", "anna", "a reply too far away")
     assert heard[0]["site"] == "anna" and journal.troubles
     assert "cannot be written" in caplog.text and "too far away" in caplog.text
+
+
+def test_a_site_that_was_restarted_before_it_answered_is_asked_again_at_once(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    grid = ScriptedGrid(domains)
+    anna = grid.id_of("anna")
+    question = Message(RecordDict(), anna, "query")
+    given_up = [Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=question)]
+
+    class Restarting(ScriptedGrid):
+        """A grid that gives up the first question to anna."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                from_anna = reply.metadata.src_node_id == anna
+                yield given_up.pop() if given_up and from_anna else reply
+
+    sites = Sites(Restarting(domains), Config.parse(FAST | runs), Journal())
+    sites.look()
+    assert anna not in sites.there()
+    sites.look()
+    assert anna in sites.there()
 
 
 def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
