@@ -168,7 +168,7 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
     hub.revive("carl")  # its memory then contains none of its data
     hub.act("carl", {"1": ["hold", 0]})
     hub.act("anna", {"2": ["raise", f"the sample {SECRET} is broken"]})
-    run = hub.begin("errors", FEDAVG)
+    run = hub.begin("errors", FEDAVG | {"wait.settle": 30.0})  # a site that failed is asked anew
     try:
         hub.processes["carl"].wait_for("acting: hold in round 1", PATIENCE)
         data.write_bytes(f"{SECRET},{SECRET}\n".encode() * 50)
