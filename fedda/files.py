@@ -1,8 +1,10 @@
-"""Writing files so that they exist complete or not at all."""
+"""Writing files so that they exist complete or not at all, and saying why one cannot be."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fedda.errors import RunError
 
 
 @contextmanager
@@ -15,6 +17,23 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+@contextmanager
+def writing(path: Path, advice: str) -> Iterator[None]:
+    """Turn an error of the disk in the `with` block into a sentence for the user.
+
+    Args:
+        path: the file that the block writes.
+        advice: what to do if it cannot be written.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
 
 
 def partial_path(path: Path) -> Path:

@@ -18,14 +18,14 @@ from flwr.serverapp import Grid
 from fedda import __version__, plugins
 from fedda.errors import RunError
 from fedda.models import Meta
-from fedda.results.read import RESULTS, begun
+from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
 from . import checkpoint
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
-from .start import MODEL, check_start, start_of
+from .start import check_start, start_of
 from .strategy_modules import roster
 from .tracking.curves import Tracking
 from .training import Training, task_for

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedda.data import Description, describe
+from fedda.data import Description, describe, domains
 from fedda.errors import RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
@@ -224,21 +224,15 @@ def folders(
     Raises:
         RunError: `root` or a target does not exist, or a poisoned site is not a source.
     """
-    if not root.is_dir():
-        raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
-    domains = {
-        path.stem if path.suffix == ".npz" else path.name: path
-        for path in sorted(root.iterdir())
-        if path.suffix == ".npz" or (path.is_dir() and not path.name.startswith("."))
-    }
-    targets = {target} if target in domains else {*target.split(",")}
-    if missing := sorted(targets - set(domains)):
-        names = ", ".join(domains) or "nothing"
+    found = domains(root)
+    targets = {target} if target in found else {*target.split(",")}
+    if missing := sorted(targets - set(found)):
+        names = ", ".join(found) or "nothing"
         raise RunError(
             f"{root} has no domain '{missing[0]}', it has {names}; choose one as --target, or "
             "several with commas."
         )
-    odd = sorted(set(poison) - (set(domains) - targets))
+    odd = sorted(set(poison) - (set(found) - targets))
     if odd:
         raise RunError(f"'{odd[0]}' is not a source in {root}, so it cannot be poisoned.")
     return [
@@ -249,5 +243,5 @@ def folders(
             "poison": float(poison.get(name, 0)),
             "threads": threads,
         }
-        for name, path in domains.items()
+        for name, path in found.items()
     ]

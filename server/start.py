@@ -5,14 +5,15 @@ from pathlib import Path
 
 from fedda import models, plugins
 from fedda.config import ModelConfig
-from fedda.errors import ConfigError, ModelError
+from fedda.errors import ConfigError
 from fedda.models import Extension, Meta
+from fedda.results.read import model_file
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays
 
 from .strategy_modules import roster
 
-MODEL = "model.safetensors"
+IF_SEVERAL = "start from one of its trainings"  # advice, if the run has several models
 NAMED = 5  # at most so many class names in an error message
 
 
@@ -26,7 +27,7 @@ def start_of(config: RunConfig) -> Meta | None:
     if not config.run.start_from:
         return None
     run = Path(config.run.start_from)
-    about = models.describe(model_file(run))
+    about = models.describe(model_file(run, IF_SEVERAL))
     for method in config.trainings:
         extension = Extension.of(plugins.method(method), config.options[method])
         _check_model(run, about, method, config.model, extension)
@@ -50,28 +51,11 @@ def finished(run: Path, task: Task) -> Arrays:
         ModelError: it cannot be read.
         ConfigError: it has another architecture, or was made for other inputs or classes.
     """
-    model, about = models.load(model_file(run))
+    model, about = models.load(model_file(run, IF_SEVERAL))
     extension = Extension.of(task.about, task.options)
     _check_model(run, about, task.method, task.model, extension)
     _check_data(run, about, task.dims, task.names)
     return models.to_arrays(model)
-
-
-def model_file(run: Path) -> Path:
-    """Return the path of the model, given a run's folder, a training's folder or the file itself.
-
-    Raises:
-        ModelError: the run has no single model, as it has several targets or has not finished.
-    """
-    if not run.is_dir():
-        return run
-    trained = sorted(path.parent for path in run.glob(f"*/{MODEL}"))
-    if trained and not (run / MODEL).is_file():
-        raise ModelError(
-            f"{run} holds no {MODEL} of its own, as it has several targets or has not finished; "
-            f"start from one of its trainings: {', '.join(map(str, trained))}."
-        )
-    return run / MODEL
 
 
 def _check_model(

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedda import models, plugins, records, wire
 from fedda.errors import QuorumError
 from fedda.exchange import Session
+from fedda.results.read import MODEL
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
@@ -233,7 +234,7 @@ class Training:
         model = models.blank(task.model, task.dims, task.classes, self._extension)
         models.load_arrays(model, state.model)
         classes = self.roster.classes
-        path = self.folder / "model.safetensors"
+        path = self.folder / MODEL
         models.save(path, model, config=task.model, shape=task.dims, classes=classes)
         stays = task.about.stays(task.options)
         adapted = {"adapted": self._adapted()} if stays else {}

@@ -312,7 +312,7 @@ def descendants(pid: int, text: str) -> list[int]:
     below = list(children.get(pid, ()))
     for each in below:  # the list grows; a child's id may be smaller than its parent's
         below += children.get(each, ())
-    return [each for each in below if each in processes_with(text)]
+    return sorted({*below} & {*processes_with(text)})
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

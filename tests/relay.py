@@ -4,7 +4,6 @@ import contextlib
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Self
 
 
@@ -64,12 +63,7 @@ class Relay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, work: object, *args: socket.socket) -> None:

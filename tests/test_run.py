@@ -800,11 +800,6 @@ def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixtur
 def test_a_site_that_was_restarted_before_it_answered_is_asked_again_at_once(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
-    grid = ScriptedGrid(domains)
-    anna = grid.id_of("anna")
-    question = Message(RecordDict(), anna, "query")
-    given_up = [Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=question)]
-
     class Restarting(ScriptedGrid):
         """A grid that gives up the first question to anna."""
 
@@ -813,7 +808,11 @@ def test_a_site_that_was_restarted_before_it_answered_is_asked_again_at_once(
                 from_anna = reply.metadata.src_node_id == anna
                 yield given_up.pop() if given_up and from_anna else reply
 
-    sites = Sites(Restarting(domains), Config.parse(FAST | runs), Journal())
+    grid = Restarting(domains)
+    anna = grid.id_of("anna")
+    question = Message(RecordDict(), anna, "query")
+    given_up = [Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=question)]
+    sites = Sites(grid, Config.parse(FAST | runs), Journal())
     sites.look()
     assert anna not in sites.there()
     sites.look()

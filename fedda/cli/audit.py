@@ -12,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.predict import MODEL, model_file
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
-from fedda.results.read import RESULTS
+from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.adversarial.attack import Audit, Leak

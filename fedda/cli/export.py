@@ -8,9 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, ModelError
-from fedda.results.read import label
-
-MODEL = "model.safetensors"
+from fedda.results.read import MODEL, label
 
 
 def export(

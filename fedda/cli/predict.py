@@ -11,12 +11,9 @@ from typing import Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.errors import ModelError, RunError
-from fedda.files import replacing
+from fedda.files import replacing, writing
 from fedda.halves import load
-from fedda.results.read import RESULTS, adapted_elsewhere
-
-MODEL = "model.safetensors"
+from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
 
 
 def predict(
@@ -57,15 +54,14 @@ def predict(
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return
-        try:
-            with replacing(out) as part, part.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(next(rows))
-                count = sum(1 for row in rows if writer.writerow(row))
-        except OSError as error:
-            raise RunError(
-                f"{out} cannot be written ({error.strerror}); give another file by --out."
-            ) from error
+        with (
+            writing(out, "give another file by --out"),
+            replacing(out) as part,
+            part.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(next(rows))
+            count = sum(1 for row in rows if writer.writerow(row))
         typer.echo(f"{out}: {count} predictions")
 
 
@@ -94,27 +90,6 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
             # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
             yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
-
-
-def model_file(model: Path) -> Path:
-    """Return a model's file, given the file itself or a run's folder.
-
-    Raises:
-        ModelError: the folder holds no model.
-    """
-    if not model.is_dir():
-        return model
-    if not (model / MODEL).is_file():
-        if trainings := sorted(str(path.parent) for path in model.glob(f"*/{MODEL}")):
-            raise ModelError(
-                f"{model} holds no {MODEL} of its own: the run has several targets or has not "
-                f"finished; give the folder of one training: {', '.join(trainings)}."
-            )
-        raise ModelError(
-            f"{model} holds no {MODEL}, which a run writes when it has finished; give the folder "
-            "of a finished run, or the file of a model."
-        )
-    return model / MODEL
 
 
 def _warnings(model: Path) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Literal
 import typer
 
 from fedda.config import Flat
+from fedda.data import domains
 from fedda.errors import ConfigError, RunError
 from fedda.settings import overrides, presets
 
-from .plan import Plan, domains
+from .plan import Plan
 from .variants import SHARED, Variant, is_shared, parse
 
 
@@ -62,7 +63,7 @@ def plan_of(
         ConfigError: seeds or percents are malformed.
         RunError: there are no such domains.
     """
-    known = domains(data)
+    known = list(domains(data))
     if len(known) < 2:
         raise RunError(
             f"{data} holds {' and '.join(known) or 'no domain'}; a comparison needs a target and "

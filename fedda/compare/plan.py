@@ -21,24 +21,25 @@ from .cells import Cell, Notify
 from .variants import Variant
 
 CELLS = "cells"  # the folder of all cells, in OUT
-SETTINGS, FACTS = (
-    "config.json",
-    "cell.json",
-)  # in a cell's folder: its settings, its notes
+SETTINGS, FACTS = "config.json", "cell.json"  # in a cell's folder: its settings, its notes
 _described = cache(describe)  # cached, as describing reads the header of every image
 
 
 @dataclass(frozen=True)
 class Score:
-    """The results of a finished cell. Accuracies are None if the target has no labelled tests."""
+    """The results of a finished cell.
+
+    Attributes:
+        last: the accuracy after the last round; None if the target has no labelled tests.
+        selected: likewise, after the round with the highest infomax, which needs no labels.
+        selected_round: that round.
+    """
 
     variant: str
     target: str
     seed: int
-    last: float | None  # accuracy after the last round
-    selected: (
-        float | None
-    )  # accuracy after the round with the highest infomax, chosen without labels
+    last: float | None
+    selected: float | None
     selected_round: int | None
     seconds: float
     bytes: int
@@ -268,22 +269,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged; remove {path.parent}.")
     return content
-
-
-def domains(data: Path) -> list[str]:
-    """The names of a folder's domains.
-
-    Raises:
-        RunError: the folder does not exist.
-    """
-    if not data.is_dir():
-        raise RunError(f"{data} is not a folder; give one that holds a folder per domain.")
-    names = [
-        path.stem if path.suffix == ".npz" else path.name
-        for path in sorted(data.iterdir())
-        if path.suffix == ".npz" or path.is_dir()
-    ]
-    return [n for n in dict.fromkeys(names) if not n.startswith(".")]
 
 
 def _about(sites: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -75,9 +75,7 @@ def train(plan: Trainings, cell: Cell, notify: Notify) -> None:
         except OSError as full:
             error += f" (and {folder / ERROR} cannot be written: {full})"
     finally:
-        load(
-            "clients", "site.memory"
-        ).resident.cache_clear()  # else every cell's data stays in memory
+        load("clients", "site.memory").resident.cache_clear()  # else all cells' data stay in memory
     notify("done", cell, error)
 
 

@@ -1,7 +1,14 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
 from fedda.data.batchwise import stream
-from fedda.data.load import describe, load_evaluation, load_source, load_target, verify
+from fedda.data.load import (
+    describe,
+    domains,
+    load_evaluation,
+    load_source,
+    load_target,
+    verify,
+)
 from fedda.data.reader import Reader
 from fedda.data.sets import (
     Description,
@@ -24,6 +31,7 @@ __all__ = [
     "align",
     "conform",
     "describe",
+    "domains",
     "load_evaluation",
     "load_source",
     "load_target",

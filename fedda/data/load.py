@@ -8,7 +8,7 @@ from fedda.data.array_file import ArrayFile
 from fedda.data.image_folder import ImageFolder
 from fedda.data.reader import Reader, added
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, RunError
 
 
 def load_source(
@@ -111,3 +111,18 @@ def open_site(path: str | Path) -> Reader:
             f"name the one to use, for example {archives[0]}"
         )
     return ArrayFile(archives[0]) if archives else ImageFolder(path)
+
+
+def domains(root: Path) -> dict[str, Path]:
+    """Return a folder's domains: its subfolders and `.npz` files, by name, without hidden ones.
+
+    Raises:
+        RunError: the folder does not exist.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
+    return {
+        path.stem if path.suffix == ".npz" else path.name: path
+        for path in sorted(root.iterdir())
+        if not path.name.startswith(".") and (path.suffix == ".npz" or path.is_dir())
+    }

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedda.errors import RunError
-from fedda.files import replacing
+from fedda.files import replacing, writing
 from fedda.results.read import Results
 
 from . import recovered
@@ -48,13 +47,8 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
     text = page(results, collect(results, run, given), recovered.collect(run))
-    try:
-        with replacing(path) as part:
-            part.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); give another file by --html."
-        ) from error
+    with writing(path, "give another file by --html"), replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
     return path
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedda.errors import RunError
+from fedda.files import writing
 from fedda.results.read import (
     Results,
     counted,
@@ -67,15 +67,10 @@ def plot(results: Results, path: Path) -> Path:
         mean = " and ".join(counted(many[what], what) for what in several)
         note = f"lines: mean of {mean}; bands: lowest to highest {' and '.join(several)}"
         figure.supxlabel(note, fontsize=9, color=_GRAY)
-    try:
-        with warnings.catch_warnings():
-            # A site's name may have characters that the font lacks; matplotlib then draws boxes.
-            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-            figure.savefig(path, format="png")
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); choose another file with --png."
-        ) from error
+    with writing(path, "choose another file with --png"), warnings.catch_warnings():
+        # A site's name may have characters that the font lacks; matplotlib then draws boxes.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        figure.savefig(path, format="png")
     return path
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import RunError
+from fedda.errors import ModelError, RunError
 
-RESULTS = "results.json"
+RESULTS, MODEL = "results.json", "model.safetensors"
 
 Results = dict[str, Any]
 
@@ -47,6 +47,31 @@ def load(path: Path) -> Results:
 def begun(folder: Path) -> bool:
     """Whether a run's folder holds a finished round, not just a run that waited for sites."""
     return (folder / RESULTS).is_file() or any(folder.glob("*/checkpoint.json"))
+
+
+def model_file(path: Path, advice: str = "give the folder of one training") -> Path:
+    """Return the path of a model, given a run's folder, a training's folder or the file itself.
+
+    Args:
+        path: the folder or the file.
+        advice: what to do if the run has several models; their folders follow.
+
+    Raises:
+        ModelError: the folder holds no model of its own.
+    """
+    if not path.is_dir():
+        return path
+    if (path / MODEL).is_file():
+        return path / MODEL
+    if trainings := sorted(str(file.parent) for file in path.glob(f"*/{MODEL}")):
+        raise ModelError(
+            f"{path} holds no {MODEL} of its own, as it has several targets or has not finished; "
+            f"{advice}: {', '.join(trainings)}."
+        )
+    raise ModelError(
+        f"{path} holds no {MODEL}, which a run writes when it has finished; give the folder of a "
+        "finished run, or the file of a model."
+    )
 
 
 def _instead(path: Path) -> str:
