@@ -37,6 +37,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
 )
@@ -145,7 +146,13 @@ class LeanGrid(HttpGrid):
 
         def work(name: str) -> None:
             content = objects[name].deflate()  # only now, to hold few at a time
-            push(name, content)
+            try:
+                push(name, content)
+            except ObjectPushError:
+                # A site has pieces of earlier messages, so it may confirm a message before all of
+                # them were pushed; the SuperLink then drops the rest. If it drops a message that
+                # was not confirmed, the site counts as silent.
+                log.debug("piece %s is not wanted any more", name)
             _sweep(content)
 
         with ThreadPoolExecutor(WORKERS) as workers:
