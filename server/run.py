@@ -1,12 +1,9 @@
 """A run: the method and its baseline, each with every seed, and the results in one file."""
 
-import fcntl
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from flwr.serverapp import Grid
 from fedda import __version__, plugins
 from fedda.errors import RunError
 from fedda.models import Meta
+from fedda.ops.lock import alone
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
@@ -30,12 +28,7 @@ from .strategy_modules import roster
 from .tracking.curves import Tracking
 from .training import Training, task_for
 
-CONFIG, ROSTER, LOCK = "config.json", "roster.json", ".lock"
-LEAVE = 15.0  # seconds to wait for a run that was stopped and is still ending
-
-
-class GoingOnError(RunError):
-    """Another process is executing the run."""
+CONFIG, ROSTER = "config.json", "roster.json"
 
 
 def execute(
@@ -162,35 +155,6 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
         if parts := config.parts(method, after=state.round if state else 0):
             left.setdefault(aim.target.name, set()).update(parts)
     return left
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lock a run's folder, made if need be: two runs would overwrite each other's checkpoints.
-
-    Raises:
-        GoingOnError: another process holds the lock.
-        RunError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
-    deadline = time.monotonic() + LEAVE
-    with lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise GoingOnError(
-                        f"The run in {folder} is still going on; wait until it ends or stop it, or "
-                        "choose another --name for a new run."
-                    ) from None
-            time.sleep(0.1)
-        yield
 
 
 def claim(folder: Path, config: RunConfig) -> None:

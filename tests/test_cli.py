@@ -18,10 +18,9 @@ from fedda.cli import app, demo, launch
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
-from fedda.ops import bundle, submit
+from fedda.ops import bundle, lock, submit
 from fedda.results import progress
 from fedda.settings import RunConfig
-from server import run as server_run
 from server.superlink import control, gateway
 from tests.local_grid import Node
 
@@ -79,8 +78,8 @@ def test_the_demo_empties_only_what_a_demo_made(
     refused(fedda("demo", "--dir", tmp_path), 1, "holds something else", "--dir")
     (tmp_path / "demo" / "digits").mkdir()
     refused(fedda("demo", "--dir", tmp_path, "--seeds", "x"), 1, "run.seeds")
-    monkeypatch.setattr(server_run, "LEAVE", 0.0)
-    with server_run.alone(thesis.parent), pytest.raises(RunError, match="still going on"):
+    monkeypatch.setattr(lock, "LEAVE", 0.0)
+    with lock.alone(thesis.parent), pytest.raises(RunError, match="still going on"):
         demo.clear(thesis.parent)
     assert thesis.is_file()
     demo.clear(thesis.parent)

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from clients.app import make_app
 from fedda import wire
 from fedda.errors import QuorumError, RosterError, RunError
+from fedda.ops import lock
 from fedda.wire import Kind
 from server import checkpoint
-from server import run as server_run
 from server.attendance import Sites
 from server.journal import Event, Journal
 from server.simulation import folders, simulate
@@ -168,7 +168,7 @@ def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> No
 def test_a_folder_serves_one_run_at_a_time(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_run, "LEAVE", 0.0)
+    monkeypatch.setattr(lock, "LEAVE", 0.0)
     refused: list[str] = []
 
     def again(event: Event) -> None:

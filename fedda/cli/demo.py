@@ -10,7 +10,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import RunError
-from fedda.halves import load
+from fedda.ops.lock import alone
 from fedda.settings import RunConfig
 
 TARGET = "fonts"
@@ -114,7 +114,7 @@ def clear(folder: Path) -> None:
             f"{folder} would be emptied for the demo, but holds something else; move it away, or "
             "give another --dir."
         )
-    with load("server", "run").alone(folder):
+    with alone(folder):
         shutil.rmtree(folder)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 from fedda.errors import FeddaError, RunError
 from fedda.halves import load
+from fedda.ops.lock import GoingOnError
 from fedda.results.read import begun
 from fedda.settings import RunConfig
 
@@ -65,7 +66,7 @@ def train(plan: Trainings, cell: Cell, notify: Notify) -> None:
             with _logged(folder / LOG):
                 _simulate(plan, cell, notify)
         (folder / ERROR).unlink(missing_ok=True)
-    except load("server", "run").GoingOnError:
+    except GoingOnError:
         error = f"another process trains it in {folder}; wait for its end"
     except Exception as trouble:  # one cell's trouble must not end the others
         known = isinstance(trouble, FeddaError)
