@@ -1,6 +1,7 @@
 """The lean grid, with a dictionary in place of a SuperLink, and the shortened middleware."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,17 +25,19 @@ from fedda.wire import Kind
 from server.simulation import LocalGrid
 from server.superlink import filter as filters
 from server.superlink import gateway, lean_grid
+from strategies.sites.mail import given_up
 
 
 class Store:
-    """The objects of a SuperLink and one message that waits to be pulled."""
+    """The objects of a SuperLink and the messages that wait to be pulled."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.away: Counter[str] = Counter()  # how many pulls come too early for an object
         self.lost: set[str] = set()
         self.unwanted: set[str] = set()  # objects of a message that its site has confirmed
-        self.waiting: Message | None = None
+        self.late: set[str] = set()  # objects that are announced but not there
+        self.inbox: list[Message] = []
         self.confirmed: list[str] = []
 
     def PushMessages(self, request: Any) -> Any:
@@ -53,20 +56,18 @@ class Store:
         return message_pb2.PushObjectResponse(stored=stored)
 
     def PullMessages(self, request: Any) -> Any:
-        assert self.waiting is not None
+        inbox, self.inbox = self.inbox, []
         with no_object_id_recompute():
-            tree = get_object_tree(self.waiting)
-            head = message_to_proto(remove_content_from_message(self.waiting))
-        return runtime_pb2.PullAppMessagesResponse(
-            messages_list=[head], message_object_trees=[tree]
-        )
+            trees = [get_object_tree(message) for message in inbox]
+            heads = [message_to_proto(remove_content_from_message(m)) for m in inbox]
+        return runtime_pb2.PullAppMessagesResponse(messages_list=heads, message_object_trees=trees)
 
     def PullObject(self, request: Any) -> Any:
         name = request.object_id
         self.away[name] -= 1
         return message_pb2.PullObjectResponse(
             object_found=name not in self.lost,
-            object_available=self.away[name] < 0,
+            object_available=self.away[name] < 0 and name not in self.late,
             object_content=self.objects[name],
         )
 
@@ -78,10 +79,10 @@ def names(tree: Any) -> set[str]:
     return {tree.object_id}.union(*map(names, tree.children))
 
 
-def sample_message(size: int) -> Message:
-    arrays = {"w": np.random.default_rng(0).random(size, dtype=np.float32)}
+def sample_message(size: int, node: int = 3, answers: str = "q") -> Message:
+    arrays = {"w": np.random.default_rng(node).random(size, dtype=np.float32)}
     content = records.write({"model": wire.pack(arrays, Kind.MODEL)}, metrics={"loss": 0.5})
-    about = Metadata(7, "", 3, 1, "q", "1", 0.0, 60.0, "train")
+    about = Metadata(7, "", node, 1, answers, "1", 0.0, 60.0, "train")
     return make_message(metadata=about, content=content)
 
 
@@ -97,17 +98,18 @@ def grid(store: Store) -> HttpGrid:
     plain._run = SimpleNamespace(run_id=7)  # type: ignore[assignment]
     leaner = lean_grid.lean(plain)
     assert isinstance(leaner, lean_grid.LeanGrid)
+    leaner._asked["q"] = lean_grid.Asked(3, time.monotonic() + 600)  # what `sample_message` answers
     return leaner
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])  # of one piece, and of three
 def test_a_pushed_message_can_be_pulled(grid: HttpGrid, store: Store, size: int) -> None:
     message = sample_message(size)
-    (pushed,) = grid.push_messages([message])
-    store.waiting = message
+    grid.push_messages([message])
+    store.inbox = [message]
     store.away[max(store.objects, key=lambda k: len(store.objects[k]))] = 2
-    (reply,) = grid.pull_messages([pushed])
-    assert store.confirmed == [pushed] == [reply.metadata.message_id]
+    (reply,) = grid.pull_messages(["q"])
+    assert store.confirmed == [message.metadata.message_id] == [reply.metadata.message_id]
     arrays, tables = records.read(reply.content)
     sent, _ = records.read(message.content)
     assert arrays["model"].buffer == sent["model"].buffer
@@ -127,20 +129,20 @@ def test_a_message_may_be_confirmed_before_its_last_piece_was_pushed(
 
 def test_a_reply_that_is_not_complete_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
     message = sample_message(10)
-    (pushed,) = grid.push_messages([message])
-    store.waiting = message
+    grid.push_messages([message])
+    store.inbox = [message]
     store.lost = set(store.objects)
-    (reply,) = grid.pull_messages([pushed])
+    (reply,) = grid.pull_messages(["q"])
     assert reply.has_error()
     assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (3, "q")
 
 
 def test_a_reply_that_is_no_message_is_an_error_of_its_site(grid: HttpGrid, store: Store) -> None:
     message = sample_message(10)
-    (pushed,) = grid.push_messages([message])
-    store.waiting = message
+    grid.push_messages([message])
+    store.inbox = [message]
     store.objects = dict.fromkeys(store.objects, b"ConfigRecord  2\0{}")
-    (reply,) = grid.pull_messages([pushed])
+    (reply,) = grid.pull_messages(["q"])
     assert reply.has_error()
 
 
@@ -169,10 +171,10 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_its_site(
     grid: HttpGrid, store: Store, kind: type, body: Callable[[bytes], bytes]
 ) -> None:
     message = sample_message(10)
-    (pushed,) = grid.push_messages([message])
-    store.waiting = message
+    grid.push_messages([message])
+    store.inbox = [message]
     forge(store, kind, body)
-    (reply,) = grid.pull_messages([pushed])
+    (reply,) = grid.pull_messages(["q"])
     assert reply.has_error() and reply.metadata.src_node_id == 3
 
 
@@ -181,21 +183,95 @@ def test_content_that_is_no_record_dict_is_an_error_of_its_site(
 ) -> None:
     message = sample_message(10)
     message.__dict__["_content"] = MetricRecord({"loss": 0.5})
-    store.waiting = message
+    store.inbox = [message]
     store.objects = {k: v.deflate() for k, v in get_all_nested_objects(message).items()}
-    (reply,) = grid.pull_messages(["any"])
+    (reply,) = grid.pull_messages(["q"])
     assert reply.has_error()
 
 
 def test_a_piece_named_a_million_times_fills_no_memory(grid: HttpGrid, store: Store) -> None:
     message = sample_message(1000)
-    (pushed,) = grid.push_messages([message])
-    store.waiting = message
+    grid.push_messages([message])
+    store.inbox = [message]
     again = {"arraychunk_ids": [0] * 10**6}
     forge(store, Array, lambda old: json.dumps(json.loads(old) | again).encode())
-    (reply,) = grid.pull_messages([pushed])
+    (reply,) = grid.pull_messages(["q"])
     assert reply.has_error()
     assert -store.away.total() < 30  # pulls
+
+
+@pytest.mark.parametrize(
+    ("node", "answers"),
+    [(3, ""), (3, "other"), (1, ""), (4, "q")],
+    ids=["to nothing", "to a closed request", "in the server's name", "for another node"],
+)
+def test_a_message_that_nobody_asked_for_is_not_even_fetched(
+    grid: HttpGrid, store: Store, node: int, answers: str
+) -> None:
+    unasked, wanted = sample_message(10, node, answers), sample_message(10)
+    grid.push_messages([unasked, wanted])
+    store.inbox = [unasked, wanted]
+    (reply,) = grid.pull_messages(["q"])
+    assert reply.metadata.src_node_id == 3
+    assert store.confirmed == [wanted.metadata.message_id]
+
+
+def test_a_reply_counts_as_that_of_the_node_that_was_asked(grid: HttpGrid, store: Store) -> None:
+    """The head is what the SuperLink checked; the message inside it is the site's own text."""
+    message = sample_message(10)
+    grid.push_messages([message])
+    store.inbox = [message]
+    posing = sample_message(10, node=9, answers="other")
+    head, tree = message_to_proto(remove_content_from_message(message)), get_object_tree(posing)
+    store.objects |= {k: v.deflate() for k, v in get_all_nested_objects(posing).items()}
+    answer = runtime_pb2.PullAppMessagesResponse(messages_list=[head], message_object_trees=[tree])
+    store.PullMessages = lambda request: answer  # type: ignore[method-assign]
+    (reply,) = grid.pull_messages(["q"])
+    assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (3, "q")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_grid, "VISIT", 0.01)
+    monkeypatch.setattr(lean_grid, "BACK", (0.0, 0.0))
+    monkeypatch.setattr(lean_grid, "RETRY", (0.001, 0.002))
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("place", [0, 1, 2, -1])
+def test_a_reply_whose_pieces_are_late_delays_no_other_and_is_complete_in_the_end(
+    grid: HttpGrid, store: Store, place: int
+) -> None:
+    late, other = sample_message(3_000_000), sample_message(10, 4, "p")
+    grid.push_messages([late, other])
+    grid._asked["p"] = lean_grid.Asked(4, time.monotonic() + 600)  # type: ignore[attr-defined]
+    own = names(get_object_tree(late)) - names(get_object_tree(other))
+    pieces = sorted(own, key=lambda name: len(store.objects[name]))
+    store.late, store.inbox = {pieces[place]}, [late, other]
+    assert [r.metadata.src_node_id for r in grid.pull_messages(["q", "p"])] == [4]
+    assert list(grid.pull_messages(["q"])) == []
+    store.late = set()
+    (reply,) = grid.pull_messages(["q"])
+    found, sent = (records.read(m.content)[0]["model"].buffer for m in (reply, late))
+    assert found == sent
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("limit", ["quiet", "expired"])
+def test_a_reply_whose_pieces_never_come_is_given_up(
+    grid: HttpGrid, store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(lean_grid, "QUIET", 0.1 if limit == "quiet" else 600)
+    ends = time.monotonic() + (600 if limit == "quiet" else 0.1)
+    grid._asked["q"] = lean_grid.Asked(3, ends)  # type: ignore[attr-defined]
+    message = sample_message(10)
+    grid.push_messages([message])
+    store.inbox, store.late = [message], {min(store.objects)}
+    replies: list[Message] = []
+    while not replies:
+        replies = list(grid.pull_messages(["q"]))
+    assert given_up(replies[0])
+    assert replies[0].metadata.reply_to_message_id == "q"
 
 
 def test_another_grid_stays_as_it_is() -> None:

@@ -3,6 +3,10 @@
 flwr holds a reply three times while it fetches it (as pieces, joined, and joined again as bytes),
 holds all pieces of a request while it pushes them, and waits a second for each piece that a site
 is still sending. This module uses internals of the HTTP grid; any other grid stays as it is.
+
+A SuperLink hands out whatever a site addressed to the server. Here only a reply to an open request
+is fetched, if it comes from the node that was asked. A reply whose pieces are not all there yet is
+set aside, so that it delays no other, and is given up once its pieces stop coming.
 """
 
 import atexit
@@ -12,15 +16,17 @@ import gc
 import io
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import httpx
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import message_pb2, runtime_pb2
 from flwr.serverapp import Grid
@@ -38,8 +44,8 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
-    pull_objects,
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
@@ -52,8 +58,61 @@ M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 Fetch = Callable[[str], bytes]
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
-PATIENCE = 600.0  # seconds for a reply's pieces to arrive
+# A site pushes a reply's pieces one after the other, as fast as it can. If none comes for so many
+# seconds, it has died or means harm.
+QUIET = 30.0
+VISIT = 1.0  # seconds that one look at a reply may spend waiting for its pieces
+BACK = (0.25, 10.0)  # seconds until the next look, at first and at most, while others are awaited
+RETRY = (0.01, 0.5)  # seconds between two attempts to get a piece, at first and at most
 MOST = 2  # how many times as large as the largest request's arrays those of a reply may be
+
+
+class Aside(Exception):
+    """The next piece of a reply is not there yet; look at other replies in the meantime."""
+
+
+@dataclass
+class Asked:
+    """An open request: the node that it went to, and until when (monotonic) its reply counts."""
+
+    node: int
+    ends: float
+
+
+@dataclass
+class Arrival:
+    """A reply of which some pieces may still be on their way.
+
+    Attributes:
+        head: the reply without its content.
+        tree: the names of its pieces.
+        ends: when the request expires, in seconds of the monotonic clock.
+        look: when to look again, and after what pause, while other replies are awaited.
+        came: the names of the pieces that have come, whether or not they are still kept.
+        since: when the last of them came for the first time.
+        contents: the pieces above the arrays' own, by name.
+        arrays: the arrays that are complete.
+        half: the array that is being joined.
+    """
+
+    head: message_pb2.Message
+    tree: message_pb2.ObjectTree
+    ends: float
+    look: tuple[float, float] = (0.0, BACK[0])
+    came: set[str] = field(default_factory=set)
+    since: float = field(default_factory=time.monotonic)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    arrays: dict[str, InflatableObject] = field(default_factory=dict)
+    half: "Half | None" = None
+
+    def forget(self) -> None:
+        """Free the pieces; the next look fetches them again."""
+        self.contents, self.arrays, self.half = {}, {}, None
+
+    def postpone(self) -> None:
+        """Look again after a pause that grows."""
+        _, pause = self.look
+        self.look = (time.monotonic() + pause, min(2 * pause, BACK[1]))
 
 
 class LeanGrid(HttpGrid):
@@ -64,6 +123,9 @@ class LeanGrid(HttpGrid):
         for name, value in vars(grid).items():
             setattr(self, name, value)
         self._seen: dict[str, bytes] = {}
+        self._asked: dict[str, Asked] = {}  # by request
+        self._arriving: dict[str, Arrival] = {}  # by request
+        self._held: Arrival | None = None  # the only one whose pieces are kept between two looks
         # Bytes of the largest request's arrays so far, or as many as `expect` was called with.
         self.sent = 0
 
@@ -72,50 +134,94 @@ class LeanGrid(HttpGrid):
         self.sent = max(self.sent, size)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield replies one by one; each is fetched only when the caller asks for it."""
-        request = runtime_pb2.PullAppMessagesRequest(message_ids=message_ids)
+        """Yield complete replies one by one; each is fetched only when the caller asks for it.
+
+        Args:
+            message_ids: the requests. A reply that is not complete yet comes with a later call that
+                names its request.
+        """
+        wanted = dict.fromkeys(message_ids)
+        request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
         answer = self._runtime_client.PullMessages(request)
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            request_id = head.metadata.reply_to_message_id
+            asked = self._asked.get(request_id)
+            # The SuperLink itself says that no reply will come. Replies of sites bear their node.
+            by = head.metadata.src_node_id
+            if request_id not in wanted or (
+                by != SUPERLINK_NODE_ID and (asked is None or by != asked.node)
+            ):
+                log.warning("node %d sent a message that nobody asked for; it stays unread", by)
+                continue
+            ends = asked.ends if asked else time.monotonic() + QUIET
+            self._arriving[request_id] = Arrival(head, tree, ends)
+        for request_id in wanted:
+            arrival = self._arriving.get(request_id)
+            if arrival is None or (len(wanted) > 1 and time.monotonic() < arrival.look[0]):
+                continue
             try:
-                message = self._fetch(tree)
-                # A site can name another site's request in its reply, but not in the checked head.
-                asked = head.metadata.reply_to_message_id
-                message.metadata.__dict__["_reply_to_message_id"] = asked
-                yield message
-                del message  # so that it is freed before the next one is fetched
+                message = self._fetch(arrival)
+                # The head is checked, but in the reply itself a site can name any other site.
+                message.metadata.__dict__["_reply_to_message_id"] = request_id
+                message.metadata.__dict__["_src_node_id"] = arrival.head.metadata.src_node_id
+            except Aside:
+                arrival.postpone()
+                continue
             except httpx.HTTPError:
                 raise  # the server failed, not a site
             except ObjectPullError as error:
-                yield _failed(head, ErrorCode.MESSAGE_UNAVAILABLE, str(error))
+                message = _failed(arrival.head, ErrorCode.MESSAGE_UNAVAILABLE, str(error))
             except Exception:  # nothing that a site sends may end the run
                 log.exception("a reply cannot be read")
-                yield _failed(head, ErrorCode.UNKNOWN, "the reply cannot be read")
+                message = _failed(arrival.head, ErrorCode.UNKNOWN, "the reply cannot be read")
+            self._close(request_id)
+            del arrival
+            yield message
+            del message  # so that it is freed before the next one is fetched
 
-    def _fetch(self, tree: message_pb2.ObjectTree) -> Message:
-        one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
+    def _close(self, request_id: str) -> None:
+        """Forget a request, and what has arrived of its reply."""
+        self._asked.pop(request_id, None)
+        if self._arriving.pop(request_id, None) is self._held:
+            self._held = None
+
+    def _fetch(self, arrival: Arrival) -> Message:
+        """Fetch what is still missing of a reply -> the reply.
+
+        Raises:
+            Aside: a piece is not there yet.
+            ObjectPullError: a piece will not come.
+        """
+        if self._held is not arrival:
+            if self._held is not None:
+                self._held.forget()
+            self._held = arrival
+        pull = self._pieces(arrival)
+        tree, contents, arrays = arrival.tree, arrival.contents, arrival.arrays
         levels = [[tree]]
         while len(levels) <= ARRAYS:
             levels.append([child for parent in levels[-1] for child in parent.children])
-        names = list(dict.fromkeys(t.object_id for level in levels for t in level))
-        ends = time.monotonic() + PATIENCE
-
-        def pull(names: list[str]) -> dict[str, bytes]:
-            # A piece may still be on its way from the site, but not for ever.
-            left = max(0.0, ends - time.monotonic())
-            return pull_objects(names, one, max_time=left, initial_backoff=0.01, backoff_cap=0.5)
-
-        contents = {name: self._seen[name] for name in names if name in self._seen}
-        contents |= pull([name for name in names if name not in contents])
-        if len(self._seen) > KEPT_COUNT:
-            self._seen.clear()
-        # A piece is named by the hash of its content, and every reply has the same model layout.
-        self._seen |= {n: c for n, c in contents.items() if len(c) <= KEPT_SIZE}
-        arrays: dict[str, InflatableObject] = {}
-        left = MOST * self.sent
+        if not contents:
+            names = list(dict.fromkeys(t.object_id for level in levels for t in level))
+            found = {name: self._seen[name] for name in names if name in self._seen}
+            missing = [name for name in names if name not in found]
+            with ThreadPoolExecutor(WORKERS) as workers:
+                found |= zip(missing, workers.map(pull, missing), strict=True)
+            if len(self._seen) > KEPT_COUNT:
+                self._seen.clear()
+            # A piece is named by the hash of its content; every reply has the same model layout.
+            self._seen |= {n: c for n, c in found.items() if len(c) <= KEPT_SIZE}
+            contents |= found
         for name in dict.fromkeys(t.object_id for t in levels[ARRAYS]):
-            array = _array(contents.pop(name), lambda piece: pull([piece])[piece], left)
-            left -= len(array.data)
-            arrays[name] = array
+            if name in arrays:
+                continue
+            if arrival.half is None:
+                arrival.half = Half(contents[name])
+            left = MOST * self.sent - sum(len(_data(array)) for array in arrays.values())
+            arrays[name] = arrival.half.join(pull, left)
+            arrival.half = None
+        for name in arrays:
+            del contents[name]
         self._runtime_client.ConfirmMessageReceived(
             message_pb2.ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self._run_id, message_object_id=tree.object_id
@@ -128,6 +234,38 @@ class LeanGrid(HttpGrid):
             raise ValueError(f"a reply's content is a {type(message.content).__name__}")
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
+
+    def _pieces(self, arrival: Arrival) -> Fetch:
+        """A function that fetches one piece of a reply, for one look at it; several threads use it.
+
+        It raises `Aside` once the look has waited `VISIT` seconds, and ObjectPullError when the
+        request has expired or no further piece came for `QUIET` seconds.
+        """
+        one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
+        lock, until = threading.Lock(), [float("inf")]
+
+        def pull(name: str) -> bytes:
+            pause, longest = RETRY
+            while True:
+                try:
+                    piece = one(name)
+                except ObjectUnavailableError:
+                    now = time.monotonic()
+                    if now > min(arrival.ends, arrival.since + QUIET):
+                        raise ObjectPullError(name, "its pieces stopped coming") from None
+                    with lock:
+                        until[0] = min(until[0], now + VISIT)
+                    if now >= until[0]:
+                        raise Aside from None
+                    time.sleep(pause)
+                    pause = min(2 * pause, longest)
+                else:
+                    if name not in arrival.came:
+                        arrival.came.add(name)
+                        arrival.since = time.monotonic()
+                    return piece
+
+        return pull
 
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
         sent = list(messages)
@@ -157,6 +295,13 @@ class LeanGrid(HttpGrid):
 
         with ThreadPoolExecutor(WORKERS) as workers:
             list(workers.map(work, [name for name in objects if name in wanted]))
+        now = time.monotonic()
+        for old in [i for i, asked in self._asked.items() if asked.ends < now]:
+            self._close(old)
+        for message_id, message in zip(answer.message_ids, sent, strict=True):
+            if message_id:
+                about = message.metadata
+                self._asked[message_id] = Asked(about.dst_node_id, now + about.ttl)
         return list(answer.message_ids)
 
     @property
@@ -174,29 +319,42 @@ def _size(message: Message) -> int:
     return sum(len(array.data) for record in records for array in record.values())
 
 
-def _array(content: bytes, fetch: Fetch, most: int) -> Array:
-    """An array of at most `most` bytes, joined from its pieces as they arrive."""
-    header = json.loads(get_object_body(content, Array))
-    children = get_object_children_ids_from_object_content(content)
-    joined = io.BytesIO()  # gives its memory away as bytes; joining pieces would copy them
+def _data(array: InflatableObject) -> bytes:
+    assert isinstance(array, Array)
+    return array.data
 
-    def take(piece: bytes) -> None:
-        joined.write(memoryview(piece)[piece.index(b"\0") + 1 :])
-        if joined.tell() > most:  # an array can name one piece a million times
+
+class Half:
+    """An array that is joined from its pieces as they arrive, possibly in several goes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._header = json.loads(get_object_body(content, Array))
+        self._children = get_object_children_ids_from_object_content(content)
+        self._places = self._header["arraychunk_ids"]
+        self._next = 0
+        self._joined = io.BytesIO()  # gives its memory away as bytes; joining pieces would copy
+
+    def join(self, fetch: Fetch, most: int) -> Array:
+        """Join the pieces that are still missing -> the array, of at most `most` bytes."""
+        ahead: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(WORKERS) as workers:
+            for place in self._places[self._next :]:
+                ahead.append(workers.submit(fetch, self._children[place]))
+                if len(ahead) == WORKERS:
+                    self._take(ahead.popleft().result(), most)
+            while ahead:
+                self._take(ahead.popleft().result(), most)
+        header = self._header
+        array = Array(header["dtype"], tuple(header["shape"]), header["stype"], b"")
+        array.data = self._joined.getvalue()
+        return array
+
+    def _take(self, piece: bytes, most: int) -> None:
+        self._joined.write(memoryview(piece)[piece.index(b"\0") + 1 :])
+        self._next += 1
+        if self._joined.tell() > most:  # an array can name one piece a million times
             raise ValueError("a reply is much larger than what was sent")
         _sweep(piece)
-
-    ahead: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(WORKERS) as workers:
-        for place in header["arraychunk_ids"]:
-            ahead.append(workers.submit(fetch, children[place]))
-            if len(ahead) == WORKERS:
-                take(ahead.popleft().result())
-        while ahead:
-            take(ahead.popleft().result())
-    array = Array(header["dtype"], tuple(header["shape"]), header["stype"], b"")
-    array.data = joined.getvalue()
-    return array
 
 
 def _sweep(piece: bytes) -> None:
