@@ -11,6 +11,8 @@
     ├── KeyFileError    a key or certificate is missing, expired or not registered
     ├── ExchangeError   the exchange of gradients was refused, or ended early
     ├── LostError       a site lost its own state of a training, which nobody else has
+    ├── PolicyError     the site's policy does not allow what was asked
+    ├── BudgetError     a budget of the site's policy is spent
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -34,6 +36,9 @@ class Code(IntEnum):
     NOT_FINITE = 1007
     EXCHANGE = 1008
     LOST = 1009
+    POLICY = 1010
+    BUDGET = 1011
+    RESTARTED = 1012
 
     @property
     def public(self) -> str:
@@ -53,6 +58,9 @@ _PUBLIC = {
     Code.EXCHANGE: "the exchange of gradients ended early; the full text is in the site's own log",
     Code.LOST: "the site lost its own state of this training; restart its client with the same "
     "--state-dir as before, or begin the run anew",
+    Code.RESTARTED: "the site's program was restarted before it had answered",
+    Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
+    Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 
 
@@ -118,6 +126,14 @@ class ExchangeError(FeddaError):
 
 class LostError(FeddaError):
     code = Code.LOST
+
+
+class PolicyError(FeddaError):
+    code = Code.POLICY
+
+
+class BudgetError(FeddaError):
+    code = Code.BUDGET
 
 
 class RunError(FeddaError):

@@ -8,14 +8,16 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import records
-from fedda.errors import FeddaError, QuorumError, public
+from fedda.errors import Code, FeddaError, QuorumError, public
 from fedda.settings import RunConfig
 
 from .journal import Journal
 from .strategy_modules import mail, roster
+from .timing import Reminder
 
 ANSWER = 60.0  # seconds after which a question expires unanswered
 AGAIN = 20.0  # seconds after which a node that has not answered is asked again
+PAUSE = 1.0  # seconds until a node is asked again that gave up two questions in a row; it doubles
 LOOK = 0.1  # seconds between two looks at the connected nodes
 OF_SOURCES = {"source", "collaborator"}  # the parts that sources play
 
@@ -32,7 +34,8 @@ class Sites:
         self.config = config
         self.journal = journal
         self.offers: dict[int, roster.Node] = {}
-        self._asked: dict[int, float] = {}
+        self._again: dict[int, float] = {}  # when a node may be asked again
+        self._failed: dict[int, int] = {}  # how many questions in a row a node's program gave up
         self._open: dict[str, int] = {}  # question -> node
 
     def gather(self, class_names: tuple[str, ...] = ()) -> roster.Roster:
@@ -141,7 +144,7 @@ class Sites:
             RosterError: `strict` is set and a site came back with another offer.
         """
         needed = set(needed)
-        deadline = time.monotonic() + self.config.wait.sites
+        deadline, reminder = time.monotonic() + self.config.wait.sites, Reminder()
         while True:
             known = self.refresh(known, strict)
             present = {n.name for n in known.nodes if n.id in self.offers}
@@ -159,6 +162,9 @@ class Sites:
                     f"The run waited {self.config.wait.sites:g} s, but {text}; "
                     "start the clients again and resume the run."
                 )
+            if seconds := reminder.due():
+                away = [n.name for n in known.sources if n.name not in present]
+                self.journal.write("waiting-for", sites=missing or away, seconds=seconds)
             time.sleep(LOOK)
 
     def there(self) -> set[int]:
@@ -168,32 +174,41 @@ class Sites:
     def doubt(self, node_id: int) -> None:
         """Count a node that failed to reply as absent until it answers a question again."""
         self.offers.pop(node_id, None)
-        self._asked.pop(node_id, None)
+        self._again.pop(node_id, None)
 
     def look(self) -> None:
         """Ask every node without a current offer and read the answers that arrived; do not wait."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         self.offers = {i: n for i, n in self.offers.items() if i in online}
-        self._asked = {i: t for i, t in self._asked.items() if i in online and now - t < AGAIN}
-        self._ask(online - set(self.offers) - set(self._asked))
-        unanswered = set()
-        for message_id in list(self._open):
-            for reply in self.grid.pull_messages([message_id]):
-                node_id = self._open.pop(message_id)
-                if mail.given_up(reply):
-                    unanswered.add(node_id)  # for one, its program was restarted
-                else:
-                    self._answered(node_id, reply)
-        self._ask((unanswered & online) - set(self.offers) - set(self._open.values()))
-        self._open = {q: i for q, i in self._open.items() if i in self._asked}
+        self._again = {i: t for i, t in self._again.items() if i in online}
+        self._failed = {i: n for i, n in self._failed.items() if i in online}
+        self._open = {q: i for q, i in self._open.items() if i in self._again}
+        absent = online - set(self.offers)
+        self._ask(i for i in absent if now >= self._again.get(i, 0.0))
+        for reply in self.grid.pull_messages(list(self._open)) if self._open else ():
+            about = reply.metadata
+            node_id = self._open.pop(about.reply_to_message_id, None)
+            if node_id is None:
+                continue  # nobody asked
+            if mail.given_up(reply) or _restarted(reply):
+                if node_id not in self._open.values():
+                    self._gave_up(node_id)
+            elif about.src_node_id == node_id:
+                self._answered(node_id, reply)
 
     def _ask(self, node_ids: Iterable[int]) -> None:
         for node_id in sorted(node_ids):
-            self._asked[node_id] = time.monotonic()
+            self._again[node_id] = time.monotonic() + AGAIN
             question = Message(RecordDict(), node_id, "query", ttl=ANSWER, group_id="roster")
             for message_id in self.grid.push_messages([question]):
                 if message_id:
                     self._open[message_id] = node_id
+
+    def _gave_up(self, node_id: int) -> None:
+        """Ask a node again whose program was restarted: at once, but not if it happens again."""
+        times = self._failed[node_id] = self._failed.get(node_id, 0) + 1
+        pause = 0.0 if times == 1 else min(AGAIN, PAUSE * 2.0 ** (times - 2))
+        self._again[node_id] = time.monotonic() + pause
 
     def _answered(self, node_id: int, reply: Message) -> None:
         try:
@@ -204,9 +219,15 @@ class Sites:
             self.journal.trouble("no offer", self._registered(node_id), str(error))
             return
         self.offers[node_id] = node
+        self._failed.pop(node_id, None)
         self.journal.write("joined", site=node.name, role=node.role, text=str(node))
 
     def _registered(self, node_id: int) -> str:
         """The name under which the operator registered the node's key, else the node's number."""
         names = {node.node_id: node.name for node in self.grid.get_nodes()}
         return names.get(node_id) or f"node {node_id}"
+
+
+def _restarted(reply: Message) -> bool:
+    """Whether a site's program was restarted before it had answered."""
+    return reply.has_error() and reply.error.code == Code.RESTARTED

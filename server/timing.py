@@ -12,14 +12,16 @@ the time in which the server alone was busy. In a simulation a site works when i
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from flwr.app import Message, MetricRecord
+from flwr.serverapp import Grid
 
 from .strategy_modules import mail
 
 PHASES = ("waiting", "train", "aggregate", "test", "checkpoint")
+SAY = (5.0, 600.0)  # seconds until it is said whom a run waits for: at first, and at most
 PLAUSIBLE = 1e7  # seconds, four months; a site that reports more is not believed
 
 
@@ -78,18 +80,76 @@ class Phases:
         self._since = now
 
 
-class TimedMail(mail.Mail):
-    """Mail that counts the time spent waiting for replies in `phases`."""
+class Reminder:
+    """Tells when to say again whom a run waits for: after seconds, then less and less often."""
 
-    phases: Phases
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self.calm()
+
+    def calm(self) -> None:
+        """Begin anew with short pauses, as something has come."""
+        self._pause = SAY[0]
+        self._next = time.monotonic() + self._pause
+
+    def due(self) -> float:
+        """Seconds since the wait began if it is time to say so, else 0."""
+        now = time.monotonic()
+        if now < self._next:
+            return 0.0
+        self._pause = min(2 * self._pause, SAY[1])
+        self._next = now + self._pause
+        return round(now - self._began, 1)
+
+
+class TimedMail(mail.Mail):
+    """Mail that counts the time spent waiting for replies, and says whom it waits for.
+
+    Args:
+        grid: Flower's connection to the sites.
+        sent: called with every request that went out.
+        received: called with every reply that came in, errors included.
+        phases: the stopwatch of the training.
+        lost: called with a node whose reply will not come, as the server itself says.
+        owed: called now and then with the nodes that still owe a reply, and the seconds so far.
+        failed: whether the round has failed already, whatever replies come.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        sent: mail.Watcher,
+        received: mail.Watcher,
+        phases: Phases,
+        *,
+        lost: Callable[[int], None],
+        owed: Callable[[Collection[int], float], None],
+        failed: Callable[[], bool],
+    ) -> None:
+        super().__init__(grid, sent, received)
+        self.phases = phases
+        self._lost, self._owed, self._failed = lost, owed, failed
+        self._reminder = Reminder()
+
+    def lost(self, node_id: int) -> None:
+        self._lost(node_id)
+
+    def owed(self, node_ids: Collection[int]) -> None:
+        if seconds := self._reminder.due():
+            self._owed(node_ids, seconds)
+
+    def failed(self) -> bool:
+        return self._failed()
 
     def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
         """Do as `Mail.deliver`; the time in which the caller works on a reply is not counted."""
+        self._reminder = Reminder()
         replies = super().deliver(requests, wait)
         while True:
             with self.phases.replies():
                 reply = next(replies, None)
             if reply is None:
                 return
+            self._reminder.calm()
             yield reply
             del reply  # so that it is freed before the next one is fetched

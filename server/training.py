@@ -6,6 +6,7 @@ sites are connected, repeats a round that failed, and can be stopped after any r
 """
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,13 @@ class Training:
         self.journal = journal
         self.ledger = Ledger()
         self.phases = Phases()
-        self.mail = TimedMail(grid, self._sent, self._received)
-        self.mail.phases = self.phases
+        self.mail = TimedMail(
+            *(grid, self._sent, self._received, self.phases),
+            lost=self._lost,
+            owed=self._owed,
+            failed=lambda: self.strategy is not None and self.strategy.failed(),
+        )
+        self.strategy: base.FedDA | None = None
         self.round = 0
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
@@ -89,7 +95,7 @@ class Training:
         if state is None:
             state = checkpoint.State(0, self._initial())
         self.ledger.restore(state.ledger)
-        strategy = self._strategy(state)
+        strategy = self.strategy = self._strategy(state)
         self.journal.write(
             "training",
             **self._about,
@@ -132,6 +138,7 @@ class Training:
         return self._finish(state)
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
+        """Make the strategy, with what the state says that it remembers."""
         self._layout = wire.pack(state.model, Kind.MODEL).manifest
         setup = base.Setup(
             self.task,
@@ -223,8 +230,8 @@ class Training:
         return begins and stages[-1].phase.test.leaves != stages[-2].phase.test.leaves
 
     def _select(self, best: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
-        """The round with the highest infomax so far; infomax needs no label."""
-        if "infomax" not in tested or tested["infomax"] <= best.get("infomax", float("-inf")):
+        """The round with the highest infomax so far, the last of equal ones; it needs no label."""
+        if "infomax" not in tested or tested["infomax"] < best.get("infomax", float("-inf")):
             return best
         chosen = {k: tested[k] for k in ("infomax", "accuracy") if k in tested}
         return chosen | {"round": self.round}
@@ -278,6 +285,17 @@ class Training:
         self.ledger.count(message, self.round, node.role if node else "unknown", "from")
         if node:
             self.phases.note(node.name, message)
+
+    def _lost(self, node_id: int) -> None:
+        """Tell the exchange that the server does not expect a node's reply any more."""
+        node = self.roster.by_id(node_id)
+        if node and self.strategy:
+            self.strategy.give_up(node.name)
+
+    def _owed(self, node_ids: Collection[int], seconds: float) -> None:
+        names = [node.name for node in self.roster.nodes if node.id in node_ids]
+        about = self._about | {"round": self.round}
+        self.journal.write("waiting-for", sites=names, seconds=seconds, **about)
 
     def _exchanged(self, what: str, site: str, text: str) -> None:
         """Write troubles of the exchange to the journal; joining and leaving is only logged."""

@@ -229,8 +229,7 @@ class FedDA(Strategy):
             replies: messages as they came; not even their sender is checked yet.
             needs: names of the numbers that every reply must have.
         """
-        failed = self.session.give_up if self.session else lambda name: None
-        yield from self.post.accept(replies, needs, self.roster, self.examine, failed)
+        yield from self.post.accept(replies, needs, self.roster, self.examine, self.give_up)
 
     def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int) -> None:
         """Open a session of the exchange, in which sites sum gradients.
@@ -248,6 +247,15 @@ class FedDA(Strategy):
         layouts = self.phase.layouts(self.options, self.setup.model)
         members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
         self.session = convene(self.setup, layouts, members, syncs)
+
+    def give_up(self, name: str) -> None:
+        """Tell the session of the exchange, if one is open, that a site's reply will not come."""
+        if self.session is not None:
+            self.session.give_up(name)
+
+    def failed(self) -> bool:
+        """Whether the session of the exchange ended early, so that the round cannot succeed."""
+        return self.session is not None and bool(self.session.ended)
 
     def adjourn(self) -> None:
         """Close the session of the exchange, if one is open, and hand it to `setup.account`."""

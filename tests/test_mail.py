@@ -3,12 +3,16 @@
 import gc
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
 
+from server import timing
 from server.simulation import LocalGrid
 from strategies.sites import mail
 from strategies.sites.mail import Mail
@@ -180,3 +184,78 @@ def test_the_servers_note_that_no_reply_will_come_is_not_delivered(code: int) ->
     replies = Mail(grid, received=received.append).deliver([request(1), request(2)], 60)
     assert [src(r) for r in replies] == [src(r) for r in received] == [2]
     assert time.monotonic() - began < 30
+
+
+class Watching(Mail):
+    """Mail that notes what it learns while it waits."""
+
+    def __init__(self, grid: SlowGrid, fails: Iterable[bool] = ()) -> None:
+        super().__init__(grid)
+        self.gone: list[int] = []
+        self.owing: list[set[int]] = []
+        self.fails = list(fails)
+
+    def lost(self, node_id: int) -> None:
+        self.gone.append(node_id)
+
+    def owed(self, node_ids: Collection[int]) -> None:
+        self.owing.append(set(node_ids))
+
+    def failed(self) -> bool:
+        return self.fails.pop(0) if len(self.fails) > 1 else self.fails[0]
+
+
+def test_a_site_that_the_server_counts_as_gone_is_told_at_once() -> None:
+    class Gone(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                reply.metadata.__dict__["_src_node_id"] = 1  # as in the SuperLink's own messages
+                yield make_message(metadata=reply.metadata, error=Error(ErrorCode.NODE_UNAVAILABLE))
+
+    box = Watching(Gone({1: None, 2: 0, 3: 5}), [False])
+    replies = box.deliver(map(request, (1, 2, 3)), 0.2)
+    assert list(replies) == []
+    assert box.gone == [2, 3]
+
+
+def test_who_still_owes_a_reply_is_known_at_every_look_without_one() -> None:
+    box = Watching(SlowGrid({1: 0, 2: 2, 3: None}), [False])
+    assert [src(r) for r in box.deliver(map(request, (1, 2, 3)), 0.1)] == [1, 2]
+    assert box.owing[0] == {2, 3}
+    assert box.owing[-1] == {3}
+
+
+def test_replies_are_not_waited_for_long_when_the_round_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail, "AFTER_FAILURE", 0.1)
+    box = Watching(SlowGrid({1: 12, 2: None}), [False, False, True])
+    began = time.monotonic()
+    assert [src(r) for r in box.deliver(map(request, (1, 2)), 60)] == [1]  # within the grace
+    assert time.monotonic() - began < 30
+
+
+def test_a_message_that_answers_no_request_is_passed_over() -> None:
+    class Unasked(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                stray = make_message(metadata=copy(reply.metadata), content=RecordDict())
+                stray.metadata.__dict__["_reply_to_message_id"] = ""
+                yield from (stray, reply)
+
+    replies = Mail(Unasked({1: 0})).deliver([request(1)], 5)
+    assert [r.metadata.reply_to_message_id != "" for r in replies] == [True]
+
+
+def test_whom_a_run_waits_for_is_said_at_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reminder, said = timing.Reminder(), []
+    for _ in range(1000):
+        clock[0] += 0.5
+        if seconds := reminder.due():
+            said.append(seconds)
+    assert said == [5, 15, 35, 75, 155, 315]
+    reminder.calm()
+    clock[0] += 5
+    assert reminder.due() == 505

@@ -4,20 +4,22 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
+from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from clients.app import make_app
 from fedda import wire
-from fedda.errors import QuorumError, RosterError, RunError
+from fedda.errors import Code, QuorumError, RosterError, RunError
 from fedda.ops import lock
 from fedda.wire import Kind
-from server import checkpoint
+from server import attendance, checkpoint
 from server.attendance import Sites
 from server.journal import Event, Journal
 from server.simulation import folders, simulate
@@ -645,7 +647,7 @@ def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, 
     assert first["bytes"]["to target model"] == 5 * size  # three teachers, and two models
     assert first["bytes"]["from target model"] == size
     assert training["bytes"]["from target model"] == 2 * size
-    best = max(training["rounds"], key=lambda r: r["infomax"])
+    best = max(reversed(training["rounds"]), key=lambda r: r["infomax"])
     assert training["selected_round"] == best["round"]
     assert training["selected_accuracy"] == best["accuracy"]
 
@@ -797,26 +799,84 @@ def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixtur
     assert "cannot be written" in caplog.text and "too far away" in caplog.text
 
 
+class Spoilt(ScriptedGrid):
+    """A grid on which something else comes in place of anna's next answers."""
+
+    def __init__(self, domains: list[Node], *spoil: Callable[[Message], Message]) -> None:
+        super().__init__(domains)
+        self.anna = self.id_of("anna")
+        self.spoil = list(spoil)
+        self.asked = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.asked += sum(m.metadata.dst_node_id == self.anna for m in messages)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.src_node_id == self.anna and self.spoil:
+                reply = self.spoil.pop(0)(reply)
+            yield reply
+
+
+def error(code: int) -> Callable[[Message], Message]:
+    """An error in place of an answer."""
+
+    def spoil(answer: Message) -> Message:
+        return make_message(metadata=answer.metadata, error=Error(code))
+
+    return spoil
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, Code.RESTARTED])
 def test_a_site_that_was_restarted_before_it_answered_is_asked_again_at_once(
+    domains: list[Node], runs: dict[str, str], code: int
+) -> None:
+    grid = Spoilt(domains, error(code))
+    journal = Journal()
+    sites = Sites(grid, Config.parse(FAST | runs), journal)
+    sites.look()
+    assert grid.anna not in sites.there()
+    sites.look()
+    assert grid.anna in sites.there()
+    assert journal.troubles == []
+
+
+def test_a_site_that_gives_up_every_question_is_asked_less_and_less_often(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(attendance, "time", fake)
+    grid = Spoilt(domains, *[error(ErrorCode.NODE_UNAVAILABLE)] * 12)
+    sites = Sites(grid, Config.parse(FAST | runs), Journal())
+    for _ in range(600):  # a minute, as `gather` looks
+        sites.look()
+        clock[0] += attendance.LOOK
+    assert 4 <= grid.asked <= 8  # at 0, 0.1, 1.1, 3.1, 7.1, 15.1, 31.1 and 51.1 s
+    for _ in range(1200):
+        sites.look()
+        clock[0] += attendance.LOOK
+    assert grid.anna in sites.there(), "once it answers, it counts as present"
+
+
+def test_an_answer_counts_for_the_site_that_was_asked_alone(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
-    class Restarting(ScriptedGrid):
-        """A grid that gives up the first question to anna."""
+    def posing(answer: Message) -> Message:
+        answer.metadata.__dict__["_src_node_id"] = 2
+        return answer
 
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            for reply in super().pull_messages(message_ids):
-                from_anna = reply.metadata.src_node_id == anna
-                yield given_up.pop() if given_up and from_anna else reply
+    def unasked(answer: Message) -> Message:
+        answer.metadata.__dict__["_reply_to_message_id"] = ""
+        return answer
 
-    grid = Restarting(domains)
-    anna = grid.id_of("anna")
-    question = Message(RecordDict(), anna, "query")
-    given_up = [Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=question)]
-    sites = Sites(grid, Config.parse(FAST | runs), Journal())
-    sites.look()
-    assert anna not in sites.there()
-    sites.look()
-    assert anna in sites.there()
+    for spoil in (posing, unasked):
+        grid = Spoilt(domains, spoil)
+        sites = Sites(grid, Config.parse(FAST | runs), Journal())
+        sites.look()
+        assert sites.there() == set(grid.get_node_ids()) - {grid.anna}
 
 
 def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(

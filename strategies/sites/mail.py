@@ -7,7 +7,7 @@ next one is fetched, so that the server never holds all replies at once.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -15,6 +15,9 @@ from flwr.serverapp import Grid
 
 POLL = 0.05  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
 POLL_MOST = 0.5
+# Seconds that replies are still waited for when what they are for has failed. Sites hear of that at
+# once and answer with an error, or when they are done with a step.
+AFTER_FAILURE = 15.0
 
 # Errors with which the server itself answers when a site is gone or the deadline has passed.
 GIVEN_UP = {
@@ -49,11 +52,22 @@ class Mail:
         self.sent = sent
         self.received = received
 
+    def lost(self, node_id: int) -> None:
+        """Note that a node's reply will not come, as the server itself says; here do nothing."""
+
+    def owed(self, node_ids: Collection[int]) -> None:
+        """Note at each look without a reply which nodes still owe one; here do nothing."""
+
+    def failed(self) -> bool:
+        """Whether what the requests are for has failed already, whatever replies come; here not."""
+        return False
+
     def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
         """Send requests and yield their replies in the order they come, for `wait` seconds.
 
         Requests must have been made with `ttl=wait`. Replies that come later are never fetched. The
-        wait for a site ends as soon as the server knows that its reply will not come.
+        wait for a site ends as soon as the server knows that its reply will not come, and the wait
+        for all sites ends soon after `failed`.
         """
         asked: dict[str, int] = {}  # node id by request id
         for request in requests:
@@ -65,15 +79,26 @@ class Mail:
         while waiting:
             arrived = False
             for reply in self.grid.pull_messages(list(waiting)):
-                arrived, request_id = True, reply.metadata.reply_to_message_id
+                request_id = reply.metadata.reply_to_message_id
+                if request_id not in asked:
+                    continue  # nobody asked for it
+                arrived, node = True, asked[request_id]
                 waiting.pop(request_id, None)
+                if given_up(reply):
+                    self.lost(node)
+                    continue
                 # A site fills in the sender of its reply itself, so it could name another site.
-                if given_up(reply) or reply.metadata.src_node_id != asked.get(request_id):
+                if reply.metadata.src_node_id != node:
                     continue
                 self.received(reply)
                 yield reply
                 del reply  # free it before the next one is fetched
-            if not waiting or time.monotonic() > deadline:
+            now = time.monotonic()
+            if self.failed():
+                deadline = min(deadline, now + AFTER_FAILURE)
+            if not waiting or now > deadline:
                 return
+            if not arrived:
+                self.owed({asked[request_id] for request_id in waiting})
             pause = POLL if arrived else min(pause * 1.3, POLL_MOST)
             time.sleep(pause)
