@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from clients.node import patience, resident
 from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask
+from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
@@ -281,6 +283,111 @@ def test_a_busy_server_is_asked_less_often(clock: Clock) -> None:
     assert clock.slept == pytest.approx([0.4] * len(clock.slept))
 
 
+@pytest.mark.parametrize(("node", "answers"), [(NODE + 1, ""), (1, "m"), (0, "")])
+def test_only_the_servers_own_requests_are_served(clock: Clock, node: int, answers: str) -> None:
+    """A site that forges a message gets no answer either, which would tell it about this one."""
+    forged, asked = message(), message()
+    forged.metadata.__dict__["_src_node_id"] = node
+    forged.metadata.__dict__["_reply_to_message_id"] = answers
+    connection = FakeConnection(forged, asked)
+    events = answer_all(echo, connection)
+    assert connection.fetched == len(connection.replies) == 1
+    assert [kind for kind, _ in events] == ["refused", "work", "done"]
+
+
+def work(connection: FakeConnection, state: Path, app: resident.App = echo) -> None:
+    """Do as a node's process does, until the server forgets it or the process ends."""
+    unfinished = Unfinished(state / "unfinished")
+    resident.excuse(unfinished, connection, lambda kind, text: None)
+    node = resident.Resident(app, {}, lambda kind, text: None)
+    resident.work(node, connection, 0.05, unfinished)
+
+
+def killed(received: Message, context: Context) -> Message:
+    raise KeyboardInterrupt
+
+
+def test_a_request_that_a_process_did_not_answer_is_answered_by_the_next_one(
+    clock: Clock, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        work(FakeConnection(message()), tmp_path, killed)
+    for told in ([int(Code.RESTARTED)], []):  # once
+        connection = FakeConnection()
+        with pytest.raises(SessionLost):
+            work(connection, tmp_path)
+        assert [reply.error.code for reply in connection.replies] == told
+        for reply in connection.replies:
+            about = reply.metadata
+            assert (about.reply_to_message_id, about.src_node_id, about.run_id) == ("m", NODE, 3)
+
+
+@pytest.mark.parametrize("failure", [None, RunOver(), ValueError(SECRET)])
+def test_a_request_that_was_answered_or_dropped_is_forgotten(
+    clock: Clock, tmp_path: Path, failure: Exception | None
+) -> None:
+    connection = FakeConnection(message())
+    connection.send_failures = [failure] if failure else []
+    with pytest.raises(SessionLost):
+        work(connection, tmp_path)
+    assert Unfinished(tmp_path / "unfinished").head() is None
+
+
+@pytest.mark.parametrize("case", ["other node", "expired", "run over", "damaged"])
+def test_an_old_request_never_keeps_a_node_from_its_work(
+    clock: Clock, tmp_path: Path, case: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        work(FakeConnection(message(ttl=1.0 if case == "expired" else 60.0)), tmp_path, killed)
+    connection = FakeConnection(message())
+    if case == "other node":
+        connection.node_id = NODE + 1
+    if case == "damaged":
+        (tmp_path / "unfinished").write_bytes(b"\xff" * 9)
+    if case in ("expired", "run over"):
+        late: list[Exception] = [Unreachable("x")] * 4
+        connection.send_failures = late if case == "expired" else [RunOver()]
+    with pytest.raises(SessionLost):
+        work(connection, tmp_path)
+    assert [reply.has_error() for reply in connection.replies] == [False]
+
+
+def test_a_node_whose_session_is_lost_stops_computing_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys.add(tmp_path, "a")
+    asked: list[Callable[[], None]] = []
+
+    class Session(FakeConnection):
+        def __init__(self, *args: object, on_lost: Callable[[], None], **more: object) -> None:
+            if asked:
+                raise Refused(definite=True)
+            super().__init__(message())
+            asked.append(on_lost)
+
+        def close(self) -> None:
+            pass
+
+    def endless(received: Message, context: Context) -> Message:
+        threading.Thread(target=asked[0]).start()
+        for _ in range(3000):
+            time.sleep(0.01)
+        raise AssertionError("went on computing")
+
+    monkeypatch.setattr(resident, "Fleet", Session)
+    monkeypatch.setattr(patience, "UNKNOWN_KEY_S", 0.0)
+    events: list[str] = []
+    with pytest.raises(KeyFileError, match="not registered, or was revoked; ask"):
+        resident.serve(
+            endless,
+            superlink="hub:1",
+            node_config={},
+            key=tmp_path / "nodes" / "a",
+            on_event=lambda kind, text: events.append(kind),
+        )
+    assert events == ["connected", "work", "lost", "waiting"]
+
+
 class Connects:
     """Opens a session: fails until a time has passed, then succeeds."""
 
@@ -321,9 +428,19 @@ def test_a_key_that_stays_refused_is_an_error(clock: Clock, definite: bool, limi
     assert limit < clock.now - 1000 < limit + 6
 
 
+def test_a_signature_that_stays_refused_is_an_error_that_names_the_clock(clock: Clock) -> None:
+    """A server that is just starting does not know its sites yet, so it is asked for a while."""
+    assert join(Connects(clock, 4.0, SessionLost))[0] == "session"
+    with pytest.raises(KeyFileError, match=r"not registered, was revoked, or this machine's clock"):
+        join(Connects(clock, 1e9, SessionLost))
+
+
 @pytest.mark.parametrize(
     ("status", "meaning"),
-    [(401, SessionLost), (403, RunOver), (412, RunOver), (500, Unreachable), (503, Unreachable)],
+    [
+        *((401, SessionLost), (403, RunOver), (412, RunOver)),
+        *((408, Unreachable), (429, Unreachable), (500, Unreachable), (503, Unreachable)),
+    ],
 )
 def test_an_http_status_has_one_meaning(status: int, meaning: type[Exception]) -> None:
     def call(request: None) -> None:

@@ -14,6 +14,8 @@ import httpx
 
 from fedda.errors import KeyFileError
 
+PASSING = (408, 429)  # of all refusals, those after which the same call may succeed
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -62,7 +64,7 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
 def _meaning(status: int) -> Exception:
     if status == 401:
         return SessionLost("HTTP 401")
-    if 400 <= status < 500:
+    if 400 <= status < 500 and status not in PASSING:
         return RunOver(f"HTTP {status}")
     return Unreachable(f"HTTP {status}")
 

@@ -79,6 +79,7 @@ class Fleet:
         root_certificates: bytes | None,
         key: ec.EllipticCurvePrivateKey | None,
         known_as: int | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Open a session.
 
@@ -90,8 +91,10 @@ class Fleet:
             known_as: the node id that this key had before on this machine. With it, a session that
                 a killed process left open is ended. Without it, the server refuses a second session
                 until the first one has timed out.
+            on_lost: called from a thread when the server does not know this session any more.
         """
         self.node_id = 0
+        self._on_lost = on_lost
         self._seen: dict[str, bytes] = {}
         self._self_registered = key is None
         private, public = generate_key_pairs() if key is None else (key, key.public_key())
@@ -125,7 +128,10 @@ class Fleet:
         """Return the next message, still without content, and the tree of its pieces, or None."""
         if self._lost is not None:
             raise self._lost
-        answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
+        try:
+            answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
+        except RunOver as error:  # no run is concerned yet, and the session is known
+            raise Unreachable(str(error)) from error
         if not answer.messages_list:
             return None
         try:
@@ -249,6 +255,8 @@ class Fleet:
             except RuntimeError:
                 return  # the client was closed while a heartbeat was on its way
             if self._lost is not None:
+                if not self._ended.is_set():
+                    self._on_lost()
                 return
             self._ended.wait(BEAT_EVERY_S)
 

@@ -42,7 +42,7 @@ def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: 
     """Connect: wait for an answer without limit, but for a refused key only `patience` seconds.
 
     Raises:
-        KeyFileError: the server keeps refusing the key, or it refuses the signature.
+        KeyFileError: the server keeps refusing the key, or the signature made with it.
     """
     pause, longest = BACK_OFF_S
     refused_at = None
@@ -53,26 +53,35 @@ def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: 
         except Unreachable as error:
             text = f"for {superlink}, which does not answer yet ({error})"
             refused_at = None
-        except SessionLost as error:
-            raise KeyFileError(
-                f"{superlink} does not accept this machine's signature: check that its clock is "
-                "right to within five minutes, and that --key is this site's own"
-            ) from error
-        except Refused as error:
+        except (Refused, SessionLost) as error:
+            unknown = isinstance(error, SessionLost)
+            definite = not isinstance(error, Refused) or error.definite
             now = time.monotonic()
             refused_at = now if refused_at is None else refused_at
-            if now - refused_at > (min(patience, UNKNOWN_KEY_S) if error.definite else patience):
-                raise KeyFileError(
-                    f"{superlink} does not accept this site's key: it is not registered, was "
-                    "revoked, or another process uses it; ask the server's operator to run "
-                    "`fedda keys list`, and give every site its own key"
-                ) from error
-            text = (
-                f"for {superlink}, which refuses this key: either it is not registered, or the "
-                f"previous session still counts as online (up to {patience:.0f} s)"
-            )
+            if now - refused_at > (min(patience, UNKNOWN_KEY_S) if definite else patience):
+                raise KeyFileError(_refusal(superlink, definite, unknown)) from error
+            text = f"for {superlink}, which does not know this key (yet)"
+            if not definite:
+                text = (
+                    f"for {superlink}, which refuses this key: either it is not registered, or the "
+                    f"previous session still counts as online (up to {patience:.0f} s)"
+                )
         if text != shown:
             tell("waiting", text)
         shown = text
         time.sleep(pause)
         pause = min(2 * pause, longest)
+
+
+def _refusal(superlink: str, definite: bool, clock: bool) -> str:
+    """Why the server refuses a key, in one sentence; `clock`: a wrong clock has the same effect."""
+    reasons = ["it is not registered", "was revoked"]
+    if not definite:
+        reasons.append("another process uses it")
+    if clock:
+        reasons.append("this machine's clock is more than five minutes wrong")
+    *first, last = reasons
+    return (
+        f"{superlink} does not accept this site's key: {', '.join(first)}, or {last}; ask the "
+        "server's operator to run `fedda keys list`, and give every site its own key"
+    )

@@ -1,8 +1,9 @@
 """The resident node: one process that holds a site's data and answers a SuperLink's messages.
 
 It runs only the ClientApp that the site installed itself. A program that the server sends with a
-run is neither fetched nor executed, and messages of other kinds than train, evaluate and query are
-refused. The text of an exception never leaves the site, only an error code with its fixed wording.
+run is neither fetched nor executed. Only the server's own requests are served: messages of other
+nodes are dropped, and other kinds than train, evaluate and query are refused. The text of an
+exception never leaves the site, only an error code with its fixed wording.
 """
 
 import logging
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
 
 from fedda.errors import Code, KeyFileError, code_of
@@ -24,6 +26,7 @@ from fedda.ops import keys
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Connection, Fleet
 from .patience import OnEvent, join, persist
+from .unfinished import Unfinished
 
 log = logging.getLogger("fedda.client")
 
@@ -40,6 +43,10 @@ App = Callable[[Message, Context], Message]
 
 class Stopped(BaseException):
     """A signal asked this process to end. No `except Exception` may take it for a failure."""
+
+
+class Pointless(BaseException):
+    """The session is lost, so nobody waits for what is being computed; raised in mid-work."""
 
 
 class Resident:
@@ -165,7 +172,10 @@ def serve(
         keys.check_certificate(root_certificates)
         root = root_certificates.read_bytes()
     private = None if key is None else keys.load_node_key(key)
-    id_file = None if state is None or key is None else state / "node-id"
+    remembers = state is not None and key is not None
+    id_file = state / "node-id" if state is not None and remembers else None
+    unfinished = Unfinished(state / "unfinished" if state is not None and remembers else None)
+    known_as = _read_id(id_file)
 
     def connect() -> Fleet:
         return Fleet(
@@ -173,18 +183,21 @@ def serve(
             insecure=insecure,
             root_certificates=root,
             key=private,
-            known_as=_read_id(id_file),
+            known_as=known_as,
+            on_lost=interrupt.ask,
         )
 
-    with _signals():
+    with _signals(), Interrupt() as interrupt:
         try:
             while True:
                 connection = join(connect, superlink, tell, patience)
                 try:
+                    known_as = connection.node_id
                     if id_file is not None:
                         id_file.write_text(str(connection.node_id))
                     tell("connected", f"to {superlink} as node {connection.node_id}")
-                    work(resident, connection, poll)
+                    excuse(unfinished, connection, tell)
+                    work(resident, connection, poll, unfinished, interrupt)
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
                 finally:
@@ -193,12 +206,86 @@ def serve(
             tell("stopped", "left the server on request")
 
 
-def work(resident: Resident, connection: Connection, poll: float) -> None:
-    """Pull messages, answer them and push the replies, without end.
+def excuse(unfinished: Unfinished, connection: Connection, tell: OnEvent) -> None:
+    """Tell the server about a request that an earlier process or session did not answer.
 
     Raises:
         SessionLost: the server forgot this node.
     """
+    head = unfinished.head()
+    if head is not None and head.metadata.dst_node_id == connection.node_id:
+        meta = head.metadata
+        ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
+        reply = failure(Code.RESTARTED, head)
+        try:
+            persist(lambda: connection.send(reply, 0.0), tell, ends)
+            tell("failed", f"{meta.message_type} for run {meta.run_id}: {Code.RESTARTED.public}")
+        except (RunOver, Unreachable):
+            pass  # the run has ended, the request has expired, or it was answered after all
+    unfinished.end()
+
+
+class Interrupt:
+    """Lets another thread end what the main thread computes, as a signal would.
+
+    Within its `with` block `ask` raises Pointless in the main thread, if it is inside `working`.
+    """
+
+    def __init__(self) -> None:
+        self._working = False
+        self._main = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> "Interrupt":
+        if self._main:
+            self._before = signal.signal(signal.SIGUSR1, self._raise)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            signal.signal(signal.SIGUSR1, self._before)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Turn Pointless, raised in the `with` block, into SessionLost."""
+        try:
+            self._working = True
+            yield
+        except Pointless as error:
+            raise SessionLost from error
+        finally:
+            self._working = False
+
+    def ask(self) -> None:
+        """End the work that the main thread is in; called from another thread."""
+        if self._main and self._working:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _raise(self, number: int, frame: types.FrameType | None) -> None:
+        if self._working:
+            self._working = False
+            raise Pointless
+
+
+def work(
+    resident: Resident,
+    connection: Connection,
+    poll: float,
+    unfinished: Unfinished | None = None,
+    interrupt: Interrupt | None = None,
+) -> None:
+    """Pull messages, answer them and push the replies, without end.
+
+    Args:
+        resident: answers the messages.
+        connection: the session at the server.
+        poll: seconds between two requests for messages while a run is going on.
+        unfinished: remembers the request that is being worked on.
+        interrupt: ends the work when the session is lost.
+
+    Raises:
+        SessionLost: the server forgot this node.
+    """
+    unfinished, interrupt = unfinished or Unfinished(), interrupt or Interrupt()
     last_message = time.monotonic()
     while True:
         asked = time.monotonic()
@@ -210,7 +297,16 @@ def work(resident: Resident, connection: Connection, poll: float) -> None:
             busy = now - last_message < BUSY_FOR_S
             time.sleep(pause if busy else max(pause, IDLE_POLL_S))
             continue
-        _exchange(resident, connection, *received)
+        last_message = time.monotonic()
+        head, tree = received
+        meta = head.metadata
+        if meta.src_node_id != SUPERLINK_NODE_ID or meta.reply_to_message_id:
+            resident.tell("refused", f"a message of node {meta.src_node_id}, not of the server")
+            continue
+        unfinished.begin(head)
+        with interrupt.working():
+            _exchange(resident, connection, head, tree)
+        unfinished.end()
         last_message = time.monotonic()
 
 
