@@ -350,7 +350,7 @@ def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> in
     """Send a request line exactly as written and return the status, 0 if the server hung up."""
     context = ssl.create_default_context(cafile=str(hub.ca))
     request = (
-        f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
         "Content-Type: application/protobuf\r\nAccept: application/protobuf\r\n"
         "Content-Length: 0\r\n\r\n"
     )

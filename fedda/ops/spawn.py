@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 # Environment variables that a SuperLink sets for the programs it starts.
 EXCHANGE_AT = "FEDDA_EXCHANGE"  # where an exchange of gradients is to listen, host:port
 SERVER_PID = "FEDDA_SERVER_PID"  # the SuperLink's process
+REGISTERED = "FEDDA_REGISTERED"  # the file of the registered sites, by node
 
 
 def free_port() -> int:

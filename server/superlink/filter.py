@@ -22,6 +22,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+FLEET_PREFIX = "/v1/fleet/"
 FLEET = (
     "register-node",
     "activate-node",
@@ -36,11 +37,11 @@ FLEET = (
     "pull-object",
     "confirm-message-received",
 )
-ALLOWED = {("POST", f"/v1/fleet/{name}") for name in FLEET} | {
+ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in FLEET} | {
     ("GET", "/health"),
     ("HEAD", "/health"),
 }
-# flwr cuts arrays into pieces of a few MB; without a limit an unknown caller could fill the memory.
+# flwr cuts arrays into pieces of a few MB; `site_calls` has tighter limits, by path.
 MAX_BODY = 16 * 2**20
 
 
@@ -64,13 +65,20 @@ OPERATORS = {
     "ControlEventLogMiddleware",
 }
 SWITCHED_OFF = {"FleetEventLogMiddleware", "RuntimeTracingMiddleware"}
-BUSY = ("/v1/fleet/", "/v1/runtime/")  # the paths of many small requests
+SIGNATURES = {"NodeAuthMiddleware"}  # `guard` does the same, earlier, for the public listener
+BUSY = (FLEET_PREFIX, "/v1/runtime/")  # the paths of many small requests
 
 
-def shortened(app: Any) -> App:
-    """A SuperLink whose many small requests skip the layers that would only pass them on."""
+def shortened(app: Any, guarded: bool = False) -> App:
+    """A SuperLink whose many small requests skip the layers that would only pass them on.
+
+    Args:
+        app: flwr's application.
+        guarded: skip its check of signatures, too, because `guard` has made it already.
+    """
     layers = app.user_middleware
-    needed = [m for m in layers if m.cls.__name__ not in OPERATORS | SWITCHED_OFF]
+    skipped = OPERATORS | SWITCHED_OFF | (SIGNATURES if guarded else set())
+    needed = [m for m in layers if m.cls.__name__ not in skipped]
     app.user_middleware = needed
     short: App = app.build_middleware_stack()
     app.user_middleware = layers
@@ -91,7 +99,11 @@ class Traffic:
     def __init__(self) -> None:
         self.since = time.time()
         self.routes: dict[str, Route] = defaultdict(Route)
-        self.refused = 0
+        self.refusals: dict[int, int] = defaultdict(int)  # by HTTP status
+
+    @property
+    def refused(self) -> int:
+        return sum(self.refusals.values())
 
     def write(self, path: Path) -> None:
         """Write the counts as JSON; a reader never sees half a file."""
@@ -107,6 +119,7 @@ class Traffic:
             "since": self.since,
             "written": time.time(),
             "refused": self.refused,
+            "refusals": {str(status): n for status, n in sorted(self.refusals.items())},
             "total": total,
             "routes": routes,
         }
@@ -124,17 +137,17 @@ class FleetOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            self.traffic.refused += 1
+            self.traffic.refusals[403] += 1
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
             raise RuntimeError(f"the public listener got a {scope['type']} scope")
         if not allowed(scope):
-            await self._refuse(send, 403, b"only the Fleet API is served here\n")
+            await refuse(send, self.traffic, 403, "only the Fleet API is served here")
             return
-        if _length(scope) > self.max_body:
-            await self._refuse(send, 413, b"body too large\n")
+        if (length(scope) or 0) > self.max_body:
+            await refuse(send, self.traffic, 413, "body too large")
             return
         await self._pass(scope, receive, send)
 
@@ -172,17 +185,44 @@ class FleetOnly:
                 raise
         if received > self.max_body and not started:
             started = True
-            await self._refuse(send, 413, b"body too large\n")
+            await refuse(send, self.traffic, 413, "body too large")
 
-    async def _refuse(self, send: Send, status: int, text: bytes) -> None:
-        self.traffic.refused += 1
-        headers = [
-            (b"content-type", b"text/plain"),
-            (b"content-length", str(len(text)).encode()),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
+
+class LocalOnly:
+    """Passes an operator's requests, and none of a web page that a browser here has open.
+
+    A page from anywhere can reach a port of this machine, under a host name of its own that leads
+    here, or by a form. So the host must be this machine by its own names, and a browser's mark of
+    the page that asks is refused.
+    """
+
+    def __init__(self, app: App, port: int) -> None:
+        self.app = app
+        names = ("127.0.0.1", "localhost", "[::1]")
+        self.hosts = {f"{name}:{port}".encode() for name in names}
+        if port in (80, 443):  # which clients leave out
+            self.hosts |= {name.encode() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(k, v.lower()) for k, v in scope["headers"] if k in (b"host", b"origin")]
+            if len(headers) != 1 or headers[0][1] not in self.hosts:
+                await refuse(send, Traffic(), 421, "only programs of this machine are served here")
+                return
+        await self.app(scope, receive, send)
+
+
+async def refuse(send: Send, traffic: Traffic, status: int, text: str) -> None:
+    """Answer a request with a sentence instead of passing it on, and end its connection."""
+    traffic.refusals[status] += 1
+    body = text.encode() + b"\n"
+    headers = [
+        (b"content-type", b"text/plain"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def allowed(scope: Scope) -> bool:
@@ -196,8 +236,9 @@ def allowed(scope: Scope) -> bool:
     )
 
 
-def _length(scope: Scope) -> int:
+def length(scope: Scope) -> int | None:
+    """The length of a request's body as announced, if it is."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value)
-    return 0
+    return None

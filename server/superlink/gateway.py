@@ -1,8 +1,9 @@
 """One SuperLink behind two listeners: sites reach the Fleet API, local operators reach everything.
 
 The same application, and so the same state, is served twice in one process: on a public address
-behind `filter.FleetOnly`, and on loopback without it. Only this module and `control` use anything
-of flwr's SuperLink beyond its documented command line.
+behind `filter.FleetOnly`, `site_calls.SiteCalls` and the limits of `listener`; and on loopback
+without them, but not to web pages. Only this package uses anything of flwr's SuperLink beyond its
+documented command line.
 """
 
 import asyncio
@@ -14,17 +15,22 @@ import socket
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
-from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, SERVER_PID
+from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID
 from fedda.ops.submit import OFFLINE
 
-from .filter import FleetOnly, Traffic, shortened
+from .filter import FleetOnly, LocalOnly, Traffic, shortened
+from .guard import Guard
+from .listener import SPARE_FILES, Limits, Listener, Loop, Protocol, raise_file_limit
+from .site_calls import SiteCalls
 
 TRAFFIC_EVERY_S = 2.0
+
+S = TypeVar("S", bound=socket.socket)
 
 
 class Tls(NamedTuple):
@@ -39,7 +45,8 @@ class Tls(NamedTuple):
 class Settings:
     """Where the server listens, and which files it keeps.
 
-    Without `tls` it speaks plain HTTP and takes any site: for development only.
+    Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
+    file that `control.Folder` writes: with it, a run takes a site only by its registered name.
     """
 
     host: str = LOOPBACK
@@ -49,6 +56,8 @@ class Settings:
     tls: Tls | None = None
     database: Path | None = None
     traffic: Path | None = None
+    registered: Path | None = None
+    limits: Limits = Limits()
 
 
 def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]) -> None:
@@ -65,11 +74,17 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     """
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
     os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
+    if settings.registered is not None:
+        os.environ[REGISTERED] = str(settings.registered)
     _find_programs()
-    sockets = [_listen(LOOPBACK, settings.admin_port), _listen(settings.host, settings.port)]
+    most = max(1, raise_file_limit() - SPARE_FILES)
+    public = _listen(settings.host, settings.port, Listener)
+    public.limits = replace(settings.limits, in_all=min(settings.limits.in_all, most))
+    sockets = [_listen(LOOPBACK, settings.admin_port), public]
     app = superlink(settings)
     try:
-        asyncio.run(_serve(settings, app, sockets, every, ready))
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(_serve(settings, app, sockets, every, ready))
     finally:
         for listener in sockets:
             listener.close()
@@ -132,11 +147,12 @@ async def _serve(
 
     tls = settings.tls
 
-    def server(application: Any, lifespan: Literal["on", "off"]) -> Server:
+    def server(application: Any, lifespan: Literal["on", "off"], **more: Any) -> Server:
         return Server(
             uvicorn.Config(
                 application,
                 lifespan=lifespan,
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 ssl_certfile=None if tls is None else tls.certificate,
@@ -144,13 +160,17 @@ async def _serve(
                 timeout_graceful_shutdown=2,
                 timeout_keep_alive=60,
                 server_header=False,
+                **more,
             )
         )
 
     traffic = Traffic()
-    short = shortened(app)
-    admin = server(short, "on")
-    public = server(FleetOnly(short, traffic), "off")
+    caller = None
+    if tls is not None:
+        caller = Guard(app.state.linkstate_factory.state().get_node_id_by_public_key).caller
+    sites = SiteCalls(shortened(app, guarded=caller is not None), traffic, caller)
+    admin = server(LocalOnly(shortened(app), settings.admin_port), "on")
+    public = server(FleetOnly(sites, traffic), "off", http=Protocol)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -221,11 +241,11 @@ def _end_group(group: int | None, patience: float = 3.0) -> None:
             return
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, kind: type[S] = socket.socket) -> S:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, most
     # answers wait 40 ms for the other side's acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

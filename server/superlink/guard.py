@@ -1,0 +1,102 @@
+"""Who calls: the check of a site's signature, before anything of its request's body is read.
+
+A site signs the time of each request with its key, as Flower's SuperNodes do. The signature does
+not cover the request, so each is accepted once only: whoever saw one cannot use it again.
+"""
+
+import datetime
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+OLDEST, NEWEST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds
+HEADERS = tuple(
+    name.encode()
+    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+)
+KNOWN_S = 1.0  # for how long a site counts as registered without asking again
+KEPT = 2**16  # signatures of one site that are remembered at most
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A registered site."""
+
+    node_id: int
+    key: bytes  # its public key, as the SuperLink keeps it
+
+
+@dataclass
+class Used:
+    """The signatures of one site that were accepted, and may not be used again."""
+
+    times: dict[int, float] = field(default_factory=dict)
+    floor: float = 0.0  # no earlier signature is accepted any more
+
+    def take(self, mark: int, signed: float, clock: float) -> bool:
+        """Whether a signature comes for the first time; from now on it does not."""
+        if signed <= self.floor or mark in self.times:
+            return False
+        if len(self.times) >= KEPT:
+            left = {m: t for m, t in self.times.items() if t > clock - OLDEST}
+            if len(left) > KEPT // 2:
+                self.floor = sorted(left.values())[len(left) // 2]
+                left = {m: t for m, t in left.items() if t > self.floor}
+            self.times = left
+        self.times[mark] = signed
+        return signed > self.floor
+
+
+class Guard:
+    """Recognises registered sites by the headers of a request."""
+
+    def __init__(self, node_of: Callable[[bytes], int | None]) -> None:
+        """Take what says which node a public key is registered for, if any."""
+        self._node_of = node_of
+        self._known: dict[bytes, tuple[int, float]] = {}
+        self._used: dict[bytes, Used] = {}
+
+    def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
+        """Return who signed a request, or None: unknown, revoked, too old, wrong, or not new."""
+        found = [(name, value) for name, value in headers if name in HEADERS]
+        given = dict(found)
+        if not len(given) == len(found) == len(HEADERS):
+            return None
+        public, signature, stamp = (given[name] for name in HEADERS)
+        try:
+            key = b64decode(public, validate=True)
+            signed = b64decode(signature, validate=True)
+            at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+            age = (now() - at).total_seconds()
+            if not -NEWEST < age < OLDEST:
+                return None
+            node_id = self._registered(key)
+            if node_id is None or not verify_signature(bytes_to_public_key(key), stamp, signed):
+                return None
+            # The same signature can be written in other ways, but not with another r.
+            mark, _ = decode_dss_signature(signed)
+        except (ValueError, TypeError, OverflowError):
+            return None
+        used = self._used.setdefault(key, Used())
+        if not used.take(mark, at.timestamp(), time.time()):
+            return None
+        return Caller(node_id, key)
+
+    def _registered(self, key: bytes) -> int | None:
+        clock = time.monotonic()
+        node_id, until = self._known.get(key, (0, 0.0))
+        if clock < until:
+            return node_id
+        found = self._node_of(key)
+        if found is None:
+            self._known.pop(key, None)
+            return None
+        self._known[key] = (found, clock + KNOWN_S)
+        return found

@@ -1,0 +1,206 @@
+"""The requests of sites: only those that a registered site signed, and that it may make.
+
+A request is refused by its headers before its body is read. Then its body is read as a whole, and
+checked before the SuperLink sees it; `guard` says who calls, and `book` what the caller may do.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from flwr.proto import fab_pb2, run_pb2
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import message_pb2 as proto
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from google.protobuf.message import DecodeError
+
+from .book import Book, Refused
+from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
+from .guard import Caller
+
+SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
+LARGEST = {"push-object": 16 * 2**20, "push-messages": 2**20}  # bytes of a body
+LARGEST_OTHER = 2**14
+AT_ONCE = 8  # requests of one site that are served at the same time; the others wait
+# What a SuperNode needs to know of a run. The rest is the operator's: for one, paths in settings.
+OF_A_RUN = ("run_id", "fab_id", "fab_version", "fab_hash", "primary_task_type")
+NO_CONTENT = proto.PullObjectResponse(object_found=True, object_available=True).ByteSize()
+
+Who = Callable[[list[tuple[bytes, bytes]]], Caller | None]
+
+
+class SiteCalls:
+    """Passes the calls that a site may make to a SuperLink, and refuses all others."""
+
+    def __init__(self, app: App, traffic: Traffic, caller: Who | None) -> None:
+        """Wrap a SuperLink.
+
+        Args:
+            app: the SuperLink.
+            traffic: counts what is refused.
+            caller: says by a request's headers which site signed it (`guard.Guard.caller`). With
+                None any site may join, and the SuperLink itself checks the signatures.
+        """
+        self.app = app
+        self.traffic = traffic
+        self.caller = caller
+        self.book = Book()
+        self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(FLEET_PREFIX):
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self._serve(scope, receive, send)
+        except Refused as refused:
+            await refuse(send, self.traffic, refused.status, refused.text)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"].removeprefix(FLEET_PREFIX)
+        site = self._site(name, scope)
+        size = length(scope)
+        if size is None:
+            raise Refused(411, "the length of the body is needed")
+        if size > LARGEST.get(name, LARGEST_OTHER):
+            raise Refused(413, "body too large")
+        async with contextlib.nullcontext() if site is None else self._busy[site.node_id]:
+            body = await _read(receive)
+            if body is None:
+                return
+            request = PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
+            try:
+                request.ParseFromString(body)
+            except DecodeError:
+                raise Refused(400, "not a protobuf message") from None
+            if site is not None and not _is_own(request, site):
+                raise Refused(401, "signed by another site")
+            await self._pass(request, scope, _replay(body, receive), send)
+
+    def _site(self, name: str, scope: Scope) -> Caller | None:
+        """The site that signed a request; None if signatures are not checked here."""
+        if self.caller is None:
+            return None
+        if name in SELF_MADE:
+            raise Refused(403, "the operator registers sites")
+        site = self.caller(scope["headers"])
+        if site is None:
+            # Flower's clients give up at a 401, but here the key may be registered a little later.
+            raise Refused(403 if name == "activate-node" else 401, "no registered site signed this")
+        return site
+
+    async def _pass(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        book, node_id = self.book, _node_id(request)
+        answer = Answer(send)
+        match request:
+            case fleet.PullMessagesRequest():
+                await self.app(scope, receive, answer.keep)
+                if answer.status == 200:
+                    book.handed(node_id, fleet.PullMessagesResponse.FromString(answer.body))
+                await answer.release()
+            case fleet.PushMessagesRequest():
+                found = book.check_answer(node_id, request)
+                try:
+                    await self.app(scope, receive, answer.keep)
+                finally:
+                    taken = answer.status == 200
+                    read = fleet.PushMessagesResponse.FromString
+                    book.answered(found, read(answer.body) if taken else None)
+                await answer.release()
+            case proto.PushObjectRequest():
+                book.take(node_id, request)
+                del request  # its content is in the body, too
+                await self.app(scope, receive, send)
+            case proto.PullObjectRequest():
+                book.check_fetch(node_id, request)
+                await self.app(scope, receive, answer.count)
+                if answer.size > NO_CONTENT:
+                    book.fetched(node_id, request, answer.size)
+            case proto.ConfirmMessageReceivedRequest():
+                book.confirm(node_id, request)
+                await self.app(scope, receive, send)
+            case run_pb2.GetRunRequest():
+                book.check_run(node_id, request.run_id)
+                await self.app(scope, receive, answer.keep)
+                if answer.status == 200:
+                    answer.body = _of_a_run(answer.body)
+                await answer.release()
+            case fab_pb2.GetFabRequest():
+                book.check_run(node_id, request.run_id)
+                await self.app(scope, receive, send)
+            case _:
+                await self.app(scope, receive, send)
+
+
+class Answer:
+    """A SuperLink's answer on its way to a site."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Event = {}
+        self.status = 0
+        self.body = b""
+        self.size = 0  # bytes of the body, also of one that is passed on at once
+
+    async def keep(self, event: Event) -> None:
+        """Hold the answer until `release`."""
+        if event["type"] == "http.response.start":
+            self._start, self.status = event, event["status"]
+        else:
+            self.body += event.get("body", b"")
+
+    async def count(self, event: Event) -> None:
+        """Pass the answer on."""
+        self.size += len(event.get("body", b""))
+        await self._send(event)
+
+    async def release(self) -> None:
+        """Send the answer as it is now."""
+        headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
+        headers.append((b"content-length", str(len(self.body)).encode()))
+        await self._send({**self._start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": self.body})
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body, or None if the caller hung up."""
+    pieces = []
+    more = True
+    while more:
+        event = await receive()
+        if event["type"] != "http.request":
+            return None
+        pieces.append(event.get("body", b""))
+        more = event.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return what gives an application a body that was read already."""
+    left = [body]
+
+    async def again() -> Event:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _node_id(request: Any) -> int:
+    """The node that a request says it comes from; 0 if it says none."""
+    return request.node.node_id if hasattr(request, "node") else getattr(request, "node_id", 0)
+
+
+def _is_own(request: Any, site: Caller) -> bool:
+    if isinstance(request, fleet.ActivateNodeRequest):
+        return request.public_key == site.key
+    return _node_id(request) == site.node_id
+
+
+def _of_a_run(body: bytes) -> bytes:
+    run = run_pb2.GetRunResponse.FromString(body).run
+    kept = run_pb2.Run(**{name: getattr(run, name) for name in OF_A_RUN})
+    return run_pb2.GetRunResponse(run=kept).SerializeToString()
