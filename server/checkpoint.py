@@ -26,6 +26,7 @@ from fedda.wire import Arrays, Manifest, Packed, pack
 
 UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
 UNREADABLE += (WireError,)
+UNTESTED = "untested"  # in the entry of a round of which no test came back
 ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
 
 
@@ -43,6 +44,11 @@ class State:
     history: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[list] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
+
+
+def untested(state: State) -> bool:
+    """Whether the last finished round should have been tested, but no test came back."""
+    return bool(state.history and state.history[-1].get(UNTESTED))
 
 
 def write(folder: Path, state: State) -> None:

@@ -152,7 +152,10 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
     left: dict[str, set[str]] = {}
     for method, seed, aim in product(config.trainings, config.seeds, known.aims(config.run.target)):
         state = checkpoint.read(folder / task_for(config, method, seed, aim).label)
-        if parts := config.parts(method, after=state.round if state else 0):
+        parts = set(config.parts(method, after=state.round if state else 0))
+        if state and checkpoint.untested(state):
+            parts.add("target")
+        if parts:
             left.setdefault(aim.target.name, set()).update(parts)
     return left
 
@@ -228,6 +231,12 @@ def summarise(
             for name in targets
         },
         "seconds": round(sum(t["seconds"] for runs in trainings.values() for t in runs), 3),
+        "untested": [
+            {"method": method, "seed": t["seed"], "target": t["target"]}
+            for method, runs in trainings.items()
+            for t in runs
+            if t["rounds"][-1].get(checkpoint.UNTESTED)
+        ],
         "trainings": trainings,
         "events": journal.troubles,
     }
@@ -235,7 +244,7 @@ def summarise(
 
 def accuracies(
     method: str, trainings: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> dict[str, float | None]:
+) -> dict[str, float | int | None]:
     """Mean accuracies of a method and of FedAvg over the seeds; None where no target was tested.
 
     With several targets, a seed's accuracy is the mean over the targets, and the standard deviation
@@ -259,6 +268,7 @@ def accuracies(
     return {
         "final_accuracy": mean(final),
         "final_accuracy_std": spread(final),
+        "final_accuracy_seeds": len(final),  # fewer than the run's if a last test is missing
         "selected_accuracy": mean(values(method, "selected_accuracy")),
         "fedavg_accuracy": mean(fedavg),
         "fedavg_accuracy_std": spread(fedavg),

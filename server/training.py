@@ -7,6 +7,7 @@ sites are connected, repeats a round that failed, and can be stopped after any r
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedda.wire import Arrays, Kind
 
 from . import checkpoint
 from .attendance import Sites
+from .checkpoint import UNTESTED
 from .journal import Journal
 from .ledger import Ledger
 from .start import finished
@@ -75,6 +77,7 @@ class Training:
         )
         self.strategy: base.FedDA | None = None
         self.round = 0
+        self._forsaken = False  # whether the target stayed away for as long as the run waits
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
 
@@ -111,11 +114,11 @@ class Training:
             self.phases.restart()
             self._fewest: list[int] = []
             arrays, numbers = self._train_round(strategy, arrays)
-            tested = self._test(strategy, arrays) if self.config.run.evaluate else {}
+            tested = self._tested(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
                 "round": self.round,
                 **numbers,
-                **tested,
+                **({UNTESTED: True} if tested is None else tested),
                 "weights": dict(strategy.weights),
                 "bytes": self.ledger.round(self.round),
                 "seconds": round(time.perf_counter() - start, 3),
@@ -129,12 +132,14 @@ class Training:
                 strategy.memory.numbers,
                 [*state.history, entry],
                 self.ledger.state(),
-                self._select({} if self._tests_otherwise() else state.best, tested),
+                self._select({} if self._tests_otherwise() else state.best, tested or {}),
             )
             with self.phases.phase("checkpoint"):
                 checkpoint.write(self.folder, state)
             entry["phases"] = self.phases.seconds()  # now with this checkpoint's time
             self.journal.write("round", **self._about, **entry)
+        if checkpoint.untested(state):
+            state = self._make_up(strategy, arrays, state)
         return self._finish(state)
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
@@ -212,12 +217,57 @@ class Training:
         self.roster = self.sites.back(self.roster, needed, sources)
         self.journal.trouble("resumed", "", "enough sites are connected again", round=self.round)
 
-    def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any]:
-        """Let the target test the new model -> its numbers, or {} if no test came back."""
+    def _tested(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
+        """Test the new model; repeat it, up to `wait.tries` times -> numbers, None if none came.
+
+        The run waits for the target, but not once more in every round while it stays away.
+        """
+        last, target = self.round == self.config.rounds, self.roster.target.name
+        for _ in range(self.config.wait.tries):
+            tested = self._test(strategy, arrays)
+            if tested is not None:
+                self._forsaken = False
+                return tested
+            if self._forsaken and not last:
+                break
+            try:
+                with self.phases.phase("waiting"):
+                    strategy.roster = self.roster = self.sites.back(self.roster, {target}, 0)
+            except QuorumError:
+                self._forsaken = True
+                break
+        text = "no test of this round came back"
+        if last:
+            text += "; resume the run when the site is connected, to make up for it"
+        self.journal.trouble("untested", target, text, round=self.round, **self._about)
+        return None
+
+    def _make_up(
+        self, strategy: base.FedDA, arrays: ArrayRecord, state: checkpoint.State
+    ) -> checkpoint.State:
+        """Test the last round's model if no test of it came back in its round."""
+        self.round = state.round
+        tested = self._tested(strategy, arrays)
+        if tested is None:
+            return state
+        *earlier, last = state.history
+        entry = {k: v for k, v in last.items() if k != UNTESTED} | tested
+        entry["bytes"] = self.ledger.round(self.round)
+        best = self._select(state.best, tested)
+        state = replace(state, history=[*earlier, entry], ledger=self.ledger.state(), best=best)
+        checkpoint.write(self.folder, state)
+        self.journal.write("round", **self._about, **entry)
+        return state
+
+    def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
+        """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
             requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
-            tested = dict(strategy.aggregate_evaluate(self.round, replies) or {})
+            answer = strategy.aggregate_evaluate(self.round, replies)
+        if answer is None:
+            return None
+        tested = dict(answer)
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")

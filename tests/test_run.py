@@ -18,6 +18,8 @@ from clients.app import make_app
 from fedda import wire
 from fedda.errors import Code, QuorumError, RosterError, RunError
 from fedda.ops import lock
+from fedda.results import terminal
+from fedda.results.read import missing_tests, summary
 from fedda.wire import Kind
 from server import attendance, checkpoint
 from server.attendance import Sites
@@ -877,6 +879,59 @@ def test_an_answer_counts_for_the_site_that_was_asked_alone(
         sites = Sites(grid, Config.parse(FAST | runs), Journal())
         sites.look()
         assert sites.there() == set(grid.get_node_ids()) - {grid.anna}
+
+
+class Untestable(ScriptedGrid):
+    """A grid whose target answers none of its next requests to test, and then is away."""
+
+    def __init__(self, domains: list[Node], lost: int, away: bool) -> None:
+        super().__init__(domains)
+        self.lost, self.away = lost, away
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.message_type == "evaluate" and self.lost:
+                self.lost -= 1
+                if self.away:
+                    self.offline.add("town")
+                reply = error(Code.RESTARTED)(reply)
+            yield reply
+
+
+def test_a_target_that_was_restarted_in_a_test_is_asked_again(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    settings = runs | {"method": "fedavg"}
+    results, _ = run(domains, settings, grid=Untestable(domains, 2, away=False))
+    whole, _ = run(domains, settings | {"run.name": "whole"})
+    assert (
+        timeless(results["trainings"]["fedavg"][0]["rounds"][1]["accuracy"])
+        == (whole["trainings"]["fedavg"][0]["rounds"][1]["accuracy"])
+    )
+    assert results["final_accuracy"] == whole["final_accuracy"]
+    assert results["untested"] == []
+
+
+def test_a_last_test_that_was_lost_is_said_and_made_up_for_when_the_run_is_resumed(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    settings = runs | {"method": "fedavg", "rounds": 1, "run.seeds": "0,1"}
+    results, _ = run(domains, settings, grid=Untestable(domains, 1, away=True))
+    assert results["final_accuracy"] is None
+    assert results["final_accuracy_seeds"] == 0
+    assert [(t["seed"], t["target"]) for t in results["untested"]] == [(0, "town"), (1, "town")]
+    assert {e["what"] for e in results["events"]} >= {"untested"}
+    (said,) = missing_tests(results)
+    assert "seed 0, at town; FedAvg (source-only), seed 1, at town: the means" in said
+    assert said in "".join(map(str, terminal._notes(summary(results), results)))
+
+    made_up, _ = run(domains, settings | {"run.resume": True})
+    whole, _ = run(domains, settings | {"run.name": "whole"})
+    assert made_up["untested"] == missing_tests(made_up) == []
+    assert made_up["final_accuracy"] == whole["final_accuracy"]
+    assert made_up["final_accuracy_seeds"] == 2
+    assert made_up["selected_accuracy"] == whole["selected_accuracy"]
+    assert model(made_up) == model(whole)
 
 
 def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(

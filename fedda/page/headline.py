@@ -4,7 +4,7 @@ import math
 import statistics
 from typing import Any
 
-from fedda.results.read import adapted_elsewhere, counted, spans
+from fedda.results.read import adapted_elsewhere, counted, missing_tests, spans
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -152,7 +152,8 @@ def _remarks(run: Run) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    remarks += [f"{text}." for text in adapted_elsewhere(run.results)]
+    said = missing_tests(run.results) + adapted_elsewhere(run.results)
+    remarks += [f"{text}." for text in said]
     if len(run.seeds) > 1:
         of_targets = ", of the mean over the targets" * (len(run.targets) > 1)
         remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds{of_targets}.")

@@ -147,6 +147,20 @@ def adapted_elsewhere(results: Results) -> list[str]:
     return lines
 
 
+def missing_tests(results: Results) -> list[str]:
+    """Say of which trainings the last round was not tested, so that a mean covers fewer; or []."""
+    missing = [
+        f"{title(results, t['method'])}, seed {t['seed']}, at {printable(t['target'])}"
+        for t in results.get("untested", ())
+    ]
+    if not missing:
+        return []
+    return [
+        f"No test of the last round came back for {'; '.join(missing)}: the means cover the other "
+        "trainings only; `fedda run --resume` makes up for it once the site is connected"
+    ]
+
+
 def printable(text: str) -> str:
     """Put a text from a site on one line and remove control codes that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -16,6 +16,7 @@ from fedda.results.read import (
     counted,
     event_of,
     human,
+    missing_tests,
     printable,
     short_title,
     spans,
@@ -123,7 +124,7 @@ def _notes(report: dict[str, Any], results: Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    return notes + adapted_elsewhere(results)
+    return notes + missing_tests(results) + adapted_elsewhere(results)
 
 
 def _over(report: dict[str, Any]) -> str:
