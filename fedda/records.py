@@ -11,11 +11,13 @@ A message holds at most these records, and any other is refused:
     offer       name, role and data of a site             (replies to a query)
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
 from fedda.wire import Manifest, Packed
@@ -77,6 +79,33 @@ def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, 
             raise WireError(f"Array '{name}' is serialised as '{array.stype}', not as {STYPE}.")
         packed[name] = Packed(Manifest.parse(str(manifests[name])), array.data)
     return packed
+
+
+def digest(message: Message) -> str:
+    """SHA-256 of what a message holds, in hexadecimal; the same at its sender and its receiver.
+
+    It is that of a JSON text without spaces and with sorted keys: a table of the records by name,
+    each a table of its entries. An array stands there as its dtype, its shape, its type of
+    serialisation and the SHA-256 of its bytes. A message that holds an error is the table
+    {"error": CODE}.
+    """
+    tables: dict[str, Any] = {}
+    if message.has_error():
+        tables["error"] = message.error.code
+    for name, record in message.content.items() if message.has_content() else ():
+        if isinstance(record, ArrayRecord):
+            about = {
+                n: [a.dtype, list(a.shape), a.stype, _sha256(a.data)] for n, a in record.items()
+            }
+            tables[name] = about
+        else:
+            tables[name] = dict(record)
+    text = json.dumps(tables, sort_keys=True, separators=(",", ":"), default=bytes.hex)
+    return _sha256(text.encode())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def size(content: RecordDict) -> dict[str, int]:

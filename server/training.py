@@ -23,6 +23,7 @@ from fedda.wire import Arrays, Kind
 
 from . import checkpoint
 from .attendance import Sites
+from .crossed import Crossed
 from .checkpoint import UNTESTED
 from .journal import Journal
 from .ledger import Ledger
@@ -80,6 +81,7 @@ class Training:
         self._forsaken = False  # whether the target stayed away for as long as the run waits
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
+        self.crossed = Crossed(folder, grid, self.task.label)
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -210,6 +212,7 @@ class Training:
             self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
             self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
         self._fewest.append(min(session.fewest().values(), default=0))
+        self.crossed.session(self.round, session)
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
@@ -329,10 +332,12 @@ class Training:
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)
         self.ledger.count(message, self.round, node.role if node else "unknown", "to")
+        self.crossed.message("sent", node.name if node else "", self.round, message)
 
     def _received(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.src_node_id)
         self.ledger.count(message, self.round, node.role if node else "unknown", "from")
+        self.crossed.message("received", node.name if node else "", self.round, message)
         if node:
             self.phases.note(node.name, message)
 

@@ -18,6 +18,7 @@ from fedda.methods import PartName
 from fedda.wire import Manifest, Packed, Rule
 
 from ..base import Client
+from ..site import state
 from ..site.memory import Site, resident
 from ..site.request import Request
 
@@ -31,21 +32,43 @@ logger = logging.getLogger("fedda.site")
 def guarded(
     handle: Callable[[Message, Site], Message], message: Message, node: Mapping[str, Any]
 ) -> Message:
-    """Call a handler; turn an exception into its code and the code's fixed wording.
+    """Call a handler if the site's policy lets it; turn an exception into its code and wording.
 
-    The exception's text stays in the site's log.
+    The exception's text stays in the site's log. The request and the decision about it go into the
+    site's audit log; a site that cannot write there answers nothing.
     """
-    code = Code.EXPIRED
+    site = None
     try:
-        if not expired(message):
-            return handle(message, resident(tuple(sorted(node.items()))))
-        logger.warning("a %s request came after it had expired", message.metadata.message_type)
-    except FeddaError as error:
-        code = code_of(error)
-        logger.error("%s", error)
+        site = resident(tuple(sorted(node.items())))
+        site.trail.received(message)
+        reply = _decided(handle, message, site)
+        site.trail.answered(message, reply)
+        return reply
     except Exception as error:
-        code = code_of(error)
-        logger.exception("the request failed")
+        reply = _failure(error, message)
+    try:
+        if site is not None:
+            site.trail.answered(message, reply)
+    except OSError:
+        logger.exception("the audit log cannot be written")
+    return reply
+
+
+def _decided(handle: Callable[[Message, Site], Message], message: Message, site: Site) -> Message:
+    """The handler's reply, or the refusal of a request that came too late or at the wrong hour."""
+    if expired(message):
+        logger.warning("a %s request came after it had expired", message.metadata.message_type)
+        return Message(Error(int(Code.EXPIRED), Code.EXPIRED.public), reply_to=message)
+    site.gate.check_time()
+    return handle(message, site)
+
+
+def _failure(error: Exception, message: Message) -> Message:
+    code = code_of(error)
+    if isinstance(error, FeddaError):
+        logger.error("%s", error)
+    else:
+        logger.exception("the request failed", exc_info=error)
     return Message(Error(int(code), code.public), reply_to=message)
 
 
@@ -56,7 +79,9 @@ def expired(message: Message) -> bool:
 
 def query(message: Message, site: Site) -> Message:
     """Tell the server what this site offers."""
-    return Message(records.write(offer=site.offer()), reply_to=message)
+    content = records.write(offer=site.offer())
+    site.gate.release({}, sum(records.size(content).values()))
+    return Message(content, reply_to=message)
 
 
 def train(message: Message, site: Site) -> Message:
@@ -69,7 +94,10 @@ def train(message: Message, site: Site) -> Message:
     if request.exchange is not None:
         sizes = {g.name: g.size for g in request.exchange.invitation.groups}
         request.contract.check_groups(sizes, _layouts(request, site))
+    state.make_room(site, request.task, site.keep.megabytes)
+    site.gate.book(request)
     arrays, numbers = _client(request, site).serve(request)
+    state.make_room(site, request.task, site.keep.megabytes)
     for name, packed in arrays.items():
         packed.check_finite(f"'{name}' of this site")
     return _reply(message, request, site, arrays, numbers)
@@ -80,6 +108,7 @@ def evaluate(message: Message, site: Site) -> Message:
     request = _read(message, site, {"task", "step"})
     if not request.is_test:
         raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
+    site.gate.book(request)
     return _reply(message, request, site, {}, _client(request, site).test(request))
 
 
@@ -94,6 +123,7 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
             f"{request.task.method} asks this {site.role} for the part of a {request.part}, which "
             "it cannot play."
         )
+    site.gate.admit(request)
     _check(request.contract.enters, arrays, request.numbers, request, site, "received")
     return request
 
@@ -137,6 +167,8 @@ def _reply(
 ) -> Message:
     _check(request.contract.leaves, arrays, numbers, request, site, "to be sent")
     content = records.write(arrays, metrics=numbers)
-    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in records.size(content).items())
+    sizes = records.size(content)
+    site.gate.release(arrays, sum(sizes.values()))
+    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
     logger.info("sent after %s: %s", message.metadata.message_type, sent)
     return Message(content, reply_to=message)

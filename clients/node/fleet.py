@@ -113,6 +113,8 @@ class Fleet:
             raise KeyFileError(
                 "the file given with --ca is not a PEM certificate: give the ca.crt of the server"
             ) from error
+        # flwr's client would go wherever an answer sends it: to any machine near this site.
+        self._client._client.follow_redirects = False
         self._lost: Exception | None = None
         self._ended = threading.Event()
         try:

@@ -39,6 +39,7 @@ PATIENCE_S = 120.0
 
 Value = bool | int | float | str
 App = Callable[[Message, Context], Message]
+OnRefusal = Callable[[Message, Message], None]
 
 
 class Stopped(BaseException):
@@ -52,8 +53,15 @@ class Pointless(BaseException):
 class Resident:
     """Turns messages into replies; keeps one Context per run, so data and state stay in memory."""
 
-    def __init__(self, app: App, node_config: Mapping[str, Value], on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        app: App,
+        node_config: Mapping[str, Value],
+        on_event: OnEvent,
+        on_refusal: OnRefusal | None = None,
+    ) -> None:
         self.app = app
+        self.note = on_refusal
         self.node_config = dict(node_config)
         self.tell = on_event
         self.contexts: OrderedDict[int, Context] = OrderedDict()
@@ -73,11 +81,11 @@ class Resident:
         kind = meta.message_type.split(".")[0]
         if kind not in KINDS:
             self.tell("refused", f"a message of the kind {kind!r}; this node serves {list(KINDS)}")
-            return failure(Code.WIRE, head)
+            return self._refused(Code.WIRE, head)
         late = (time.time() if now is None else now) - meta.created_at - meta.ttl
         if late > 0:
             self.tell("refused", f"a {kind} request that expired {late:.1f} s ago")
-            return failure(Code.EXPIRED, head)
+            return self._refused(Code.EXPIRED, head)
         try:
             message = fetch()
         except CONNECTION_ERRORS:
@@ -85,7 +93,7 @@ class Resident:
         except Exception:
             log.exception("a %s request cannot be read (run %d)", kind, meta.run_id)
             self.tell("failed", f"{kind}: {Code.WIRE.public}")
-            return failure(Code.WIRE, head)
+            return self._refused(Code.WIRE, head)
         try:
             reply = self.app(message, self._context(meta.run_id, node_id))
         except (Exception, SystemExit) as error:
@@ -94,6 +102,13 @@ class Resident:
             self.tell("failed", f"{kind}: {code.public}")
             return failure(code, head)
         return self._checked(reply, head, kind)
+
+    def _refused(self, code: Code, head: Message) -> Message:
+        """Refuse a message that the app never sees, and let that be noted."""
+        reply = failure(code, head)
+        if self.note is not None:
+            self.note(head, reply)
+        return reply
 
     def _context(self, run_id: int, node_id: int) -> Context:
         context = self.contexts.get(run_id)
@@ -142,6 +157,7 @@ def serve(
     insecure: bool = False,
     poll: float = 0.05,
     on_event: OnEvent | None = None,
+    on_refusal: OnRefusal | None = None,
     state: Path | None = None,
     patience: float = PATIENCE_S,
 ) -> None:
@@ -156,6 +172,7 @@ def serve(
         insecure: plain HTTP, for development on one machine.
         poll: seconds between two requests for messages while a run is going on.
         on_event: called with (kind, sentence) for everything that a user may want to see.
+        on_refusal: called with each message that is refused without the app, and with the refusal.
         state: a folder of this node alone. With it a node that was killed can join again at once;
             without it the server refuses the key until the old session has timed out.
         patience: seconds to keep trying while the server refuses the key.
@@ -164,7 +181,7 @@ def serve(
         KeyFileError: the key or a certificate is missing, wrong, expired, revoked or unregistered.
     """
     tell = on_event or (lambda kind, text: log.info("%s: %s", kind, text))
-    resident = Resident(app, node_config, tell)
+    resident = Resident(app, node_config, tell, on_refusal)
     root = None
     if insecure:
         key = None
@@ -196,7 +213,7 @@ def serve(
                     if id_file is not None:
                         id_file.write_text(str(connection.node_id))
                     tell("connected", f"to {superlink} as node {connection.node_id}")
-                    excuse(unfinished, connection, tell)
+                    excuse(unfinished, connection, tell, on_refusal)
                     work(resident, connection, poll, unfinished, interrupt)
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
@@ -206,7 +223,12 @@ def serve(
             tell("stopped", "left the server on request")
 
 
-def excuse(unfinished: Unfinished, connection: Connection, tell: OnEvent) -> None:
+def excuse(
+    unfinished: Unfinished,
+    connection: Connection,
+    tell: OnEvent,
+    on_refusal: OnRefusal | None = None,
+) -> None:
     """Tell the server about a request that an earlier process or session did not answer.
 
     Raises:
@@ -217,6 +239,8 @@ def excuse(unfinished: Unfinished, connection: Connection, tell: OnEvent) -> Non
         meta = head.metadata
         ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
         reply = failure(Code.RESTARTED, head)
+        if on_refusal is not None:
+            on_refusal(head, reply)
         try:
             persist(lambda: connection.send(reply, 0.0), tell, ends)
             tell("failed", f"{meta.message_type} for run {meta.run_id}: {Code.RESTARTED.public}")

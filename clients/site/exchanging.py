@@ -35,6 +35,7 @@ class Summing(Client):
 
         Raises:
             WireError: the request has no invitation, or one to too many groups.
+            PolicyError: the site may not dial the exchange's address.
             ExchangeError: the exchange cannot be reached, refused this site, or ended early.
         """
         invitation = self.exchange.invitation
@@ -46,11 +47,14 @@ class Summing(Client):
                 f"The request asks this {self.side} for gradients in {asked} groups, but it may "
                 f"take part in {most} at most."
             )
-        stream = exchange.connect(invitation, self.site.server)
+        gate, trail = self.site.gate, self.site.trail
+        trail.joins(self.request)
+        stream = exchange.connect(invitation, self.site.server, gate.hosts, gate.ports)
         try:
             yield stream
         finally:
             stream.close()
+            trail.summed(self.request, stream)
 
     def lazy(self, stream: Stream, group: str, halves: int = 2) -> LazySync:
         """Make this site's part in one group; the stricter of the run's and the site's limits hold.
@@ -72,7 +76,7 @@ class Summing(Client):
             config.p,
             halves=halves,
             overlap=config.overlap,
-            clip=config.clip,
+            clip=min(config.clip, self.site.clip),
             noise=max(config.noise, self.site.noise),
             min_examples=least,
         )

@@ -1,6 +1,7 @@
 """What stays in memory at a site: its data, its models and their optimizers, on its device."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ from fedda.settings import Task
 from fedda.train import generator, make_optimizer
 from fedda.wire import Role
 
+from ..policy.gate import Gate
+from ..policy.rules import Policy
+from ..policy.trail import Trail
 from . import state
 
 logger = logging.getLogger("fedda.site")
@@ -46,6 +50,7 @@ class Site:
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self.noted = ""  # the training whose first note was tried last
+        self._obey(Policy.parse(str(node.get("policy", ""))), node)
         if node.get("threads"):
             # The number of threads changes the last bits of sums, so all engines must use the same.
             torch.set_num_threads(int(node["threads"]))
@@ -53,6 +58,22 @@ class Site:
         self._sets: dict[tuple[int, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
+
+    def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
+        """Let the stricter of the site's policy and its other settings hold.
+
+        The node's `policy` is a policy's settings as JSON, `exchange-hosts` further hosts at which
+        the site may sum gradients; with `audited` the site books budgets and writes an audit log.
+        """
+        protect, self.keep = policy.protect, policy.keep
+        self.min_images = max(self.min_images, protect.min_images)
+        self.min_examples = max(self.min_examples, protect.min_examples)
+        self.noise = max(self.noise, protect.noise)
+        self.clip = math.inf if protect.clip is None else protect.clip
+        self.test_noise = max(float(node.get("test-noise", 0)), protect.test_noise)
+        self.notes = self.notes and policy.keep.notes
+        booked = self.state_dir if node.get("audited") else None
+        self.gate, self.trail = Gate.of(node, policy, booked), Trail(booked)
 
     @property
     def labels(self) -> bool:

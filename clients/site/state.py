@@ -17,13 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
+from fedda.errors import BudgetError
 from fedda.files import replacing
 from fedda.settings import Task
 
 logger = logging.getLogger("fedda.site")
 
 FILES = 32  # per kind: the last two rounds of 16 trainings, as a server may begin any number
+MODELS = 16  # adapted models that stay here, one per training
+ROOM = 16_000.0  # megabytes of all that trainings leave here
 NETWORKS = 4  # files of networks that come once; each has the size of a model
+ADAPTED = ".model.safetensors"  # how the names of adapted models end
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
@@ -149,7 +153,55 @@ def model_path(site: Place, task: Task) -> Path | None:
     """Return the file of an adapted model that stays at its site; None without state directory."""
     if site.state_dir is None:
         return None
-    return site.state_dir / site.name / f"{task.training}.model.safetensors"
+    return site.state_dir / site.name / f"{task.training}{ADAPTED}"
+
+
+def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
+    """Delete the oldest files of other trainings beyond the bounds, and never one of this training.
+
+    Counted are states, adapted models and notes; nothing else in the folder is ever deleted.
+
+    Args:
+        site: the site.
+        task: the training that goes on.
+        megabytes: the most that all these files may take; None: 16 GB.
+
+    Raises:
+        BudgetError: this training's files alone take more.
+    """
+    if site.state_dir is None:
+        return
+    folder, own = site.state_dir / site.name, task.training
+    left: list[tuple[float, int, Path]] = []  # of other trainings: age, bytes, file
+    mine = 0
+    for path in (
+        *folder.glob("*.safetensors"),
+        *folder.glob("models/*/*"),
+        *folder.glob("notes/*/*"),
+    ):
+        try:
+            about = path.stat()
+        except FileNotFoundError:  # another process of this site has deleted it
+            continue
+        belongs = (
+            path.name.startswith(f"{own}.") if path.parent == folder else path.parent.name == own
+        )
+        if belongs:
+            mine += about.st_size
+        else:
+            left.append((-about.st_mtime, about.st_size, path))
+    room = 1e6 * (ROOM if megabytes is None else megabytes) - mine
+    if room < 0:
+        raise BudgetError(
+            f"What the training {own} keeps at this site takes {mine / 1e6:.1f} MB, more than the "
+            "policy's keep.megabytes; allow more, or end that run."
+        )
+    models = 1
+    for _, size, path in sorted(left):  # the newest first
+        room -= size
+        models += path.name.endswith(ADAPTED)
+        if room < 0 or (path.name.endswith(ADAPTED) and models > MODELS):
+            path.unlink(missing_ok=True)
 
 
 def _age(path: Path) -> float:

@@ -9,6 +9,7 @@ from fedda.cli import (
     demo,
     export,
     keys,
+    policy,
     predict,
     report,
     run,
@@ -39,6 +40,7 @@ app.command()(report.report)
 app.add_typer(audit.app, name="audit")
 app.command()(superlink.superlink)
 app.add_typer(keys.app, name="keys")
+app.add_typer(policy.app, name="policy")
 app.command(hidden=True)(client_command.client)
 
 

@@ -100,6 +100,21 @@ def client(
             "the norm that it is clipped to; the server can only ask for more (exchange.noise).",
         ),
     ] = 0.0,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What this site lets a server do; see `fedda policy --help`.",
+        ),
+    ] = None,
+    exchange_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Another host than that of --superlink at which this site may sum gradients; "
+            "repeat it for several.",
+        ),
+    ] = None,
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -136,8 +151,8 @@ def client(
     The hospital that wants a model for its unlabelled scans joins with --role target.
 
     The data stay in this process. It connects to the server only: to --superlink and, while a round
-    sums gradients, to the server's exchange (port 8444, unless the operator chose another). It runs
-    only the program installed here. What leaves the site are models, atoms, gradients of the
+    sums gradients, to the same host's exchange (port 8444, unless the operator chose another). It
+    runs only the program installed here. What leaves the site are models, atoms, gradients of the
     method's discriminators and the numbers that the method's contract lists (`fedda methods
     --wire`). If the server cannot be reached, the client waits and joins again. Exit code 3 means
     trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
@@ -165,6 +180,8 @@ def client(
             "noise": noise,
             "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
+            "exchange-hosts": ",".join(exchange_host or ()),
+            "audited": True,
         }
         if threads is not None:
             config["threads"] = threads
@@ -173,11 +190,17 @@ def client(
         _logging(log)
         # A missing device is refused here, not in the middle of a run.
         load("clients", "site.memory").pick_device(device)
-        from fedda.data import describe
+        rules = load("clients", "policy.rules").Policy
+        if policy is not None:
+            config["policy"] = rules.read(policy).model_dump_json(by_alias=True)
+        from fedda.data import verify
 
-        typer.echo(_summary(describe(data, role)))
+        # All values are read once: a site whose data cannot be used must not hold up a run.
+        typer.echo(_summary(verify(data, role)))
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
+            trail = load("clients", "policy.trail").Trail(state)
+            trail.started(name, str(config.get("policy", "")))
             if stock:
                 _exec_stock(config, superlink, ca, key, state, lock)
             if threads is not None:
@@ -194,6 +217,7 @@ def client(
                 key=key,
                 insecure=insecure,
                 on_event=_say,
+                on_refusal=trail.answered,
                 state=state,
                 patience=patience,
             )

@@ -7,6 +7,8 @@
 Only gradients of discriminators cross the exchange: no data, no model and no feature.
 """
 
+from collections.abc import Collection
+
 from fedda.exchange.baton import Turns
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.host import Host
@@ -18,16 +20,27 @@ from fedda.exchange.stream import Stream
 __all__ = ["Group", "Host", "Invitation", "LocalHost", "Session", "Stream", "Turns", "connect"]
 
 
-def connect(invitation: Invitation, host: str = "") -> Stream:
+def connect(
+    invitation: Invitation,
+    server: str = "",
+    hosts: Collection[str] | None = None,
+    ports: Collection[int] = (),
+) -> Stream:
     """Join a session as one site.
 
     Args:
         invitation: the one that the server sent to this site.
-        host: of the server that this site is connected to; used if the invitation names no host.
+        server: host of the server that this site dials; used if the invitation names no host.
+        hosts: other hosts that this site may dial; None: any, for an invitation that needs no
+            distrust.
+        ports: the ports that this site may dial; empty: any from 1024 on.
 
     Raises:
+        PolicyError: this site may not dial the address; nothing was dialled.
         ExchangeError: the exchange cannot be reached, or refuses this site.
     """
     if not invitation.certificate:
         return LocalStream(invitation)
-    return RemoteStream(invitation, host)
+    if hosts is not None:
+        invitation.check_address(server, hosts, ports)
+    return RemoteStream(invitation, server)

@@ -7,6 +7,7 @@ connection's queue. All these threads, and the clock's, hold one lock while they
 import logging
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import grpc
@@ -16,6 +17,7 @@ from fedda.exchange import frames
 from fedda.exchange.exchange_pb2 import Down, Gradient, Hello, Position, Welcome
 from fedda.exchange.meeting import Meeting
 from fedda.exchange.sums import Vector
+from fedda.exchange.tally import Tally
 
 log = logging.getLogger("fedda.exchange")
 
@@ -43,6 +45,7 @@ class Connections:
         self.lock = threading.Lock()
         self._meeting = meeting
         self._bytes_to, self._bytes_from = bytes_to, bytes_from
+        self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)  # by site and group
         self._connected: dict[str, Connection] = {}
         self._strangers = 0
         self._closing = False
@@ -135,6 +138,7 @@ class Connections:
             kind = up.WhichOneof("kind")
             if kind == "gradient" and connection.greeted:
                 self._add(site, up.gradient, values)
+                self.tallies[site, up.gradient.group].add(data)
             elif kind == "leave":
                 meeting.leave(site)
                 connection.out.put(None)

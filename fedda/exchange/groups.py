@@ -10,11 +10,11 @@ An invitation travels inside a Flower message, so it is as secret and as trusted
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedda.errors import ExchangeError, WireError
+from fedda.errors import ExchangeError, PolicyError, WireError
 
 MAX_SIZE = 2**28  # values of one gradient, 1 GiB; gRPC's frames end at 2 GiB
 MAX_SYNCS = 2**40
@@ -22,6 +22,7 @@ MAX_MEMBERS = 10_000
 MAX_GROUPS = 10_000
 MAX_TEXT = 255  # characters of a name
 MAX_WAIT = 7 * 24 * 3600.0
+FIRST_PORT = 1024  # below it are the ports of a machine's own services
 TICKET = re.compile(r"[0-9a-f]{64}")
 CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,8192}-----END CERTIFICATE-----\s*"
@@ -136,6 +137,35 @@ class Invitation:
             ) from None
         return invitation
 
+    def check_address(
+        self, server: str, hosts: Collection[str] = (), ports: Collection[int] = ()
+    ) -> None:
+        """Check that a site may dial this address: a server could name any machine near the site.
+
+        Args:
+            server: the host that the site dials as its server.
+            hosts: other hosts that the site allows.
+            ports: the ports that the site allows; empty: any from 1024 on.
+
+        Raises:
+            PolicyError: it may not; nothing was dialled.
+        """
+        if not self.certificate:
+            return  # inside this process
+        host = self.host or server
+        if not host or _plain(host) not in {_plain(known) for known in (server, *hosts)}:
+            raise PolicyError(
+                f"The server asks this site to sum gradients at the host {host!r}, but the site "
+                f"dials only {' or '.join(filter(None, (server, *hosts))) or 'no host'}; if that "
+                "host belongs to the server, allow it with --exchange-host or in the policy."
+            )
+        if self.port not in ports if ports else self.port < FIRST_PORT:
+            known = ", ".join(map(str, ports)) or f"from {FIRST_PORT} on"
+            raise PolicyError(
+                f"The server asks this site to sum gradients at port {self.port}, but the site "
+                f"dials only ports {known} (exchange.ports of the policy)."
+            )
+
     def _check(self) -> None:
         local = self.port == 0 and self.certificate == ""
         valid = (
@@ -158,6 +188,11 @@ def _group(name: Any, size: Any, syncs: Any, members: Any) -> Group:
     if type(members) is not list:
         raise ValueError
     return Group(name, size, syncs, tuple(members))
+
+
+def _plain(host: str) -> str:
+    """A host's name as it is compared: in lower case, without brackets and a last dot."""
+    return host.strip("[]").rstrip(".").lower()
 
 
 def _is_name(name: object) -> bool:

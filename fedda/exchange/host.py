@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedda.exchange.connections import Connections
 from fedda.exchange.groups import Group
 from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.session import Session, ignore, invite
+from fedda.exchange.tally import Tally
 
 log = logging.getLogger("fedda.exchange")
 
@@ -40,7 +41,7 @@ class Host:
         bind: str = "127.0.0.1",
         port: int = 0,
         notice: Notice = ignore,
-        announce: str = "",
+        announce: str | None = None,
     ) -> None:
         """Set where sessions listen.
 
@@ -49,8 +50,8 @@ class Host:
             port: to listen on; 0: the system chooses one.
             notice: called with each event (joined, cut, resumed, left, refused, ended), its site
                 and a sentence about it; from several threads, one at a time.
-            announce: the host name or address in invitations. By default it is `bind`, or no host
-                if `bind` stands for all addresses.
+            announce: the host name or address in invitations; None: it is `bind`. If it is empty or
+                stands for all addresses, invitations name no host: sites use that of the server.
         """
         self._bind, self._port, self._notice, self._announce = bind, port, notice, announce
 
@@ -85,7 +86,9 @@ class Host:
 class RemoteSession(Session):
     """A session that sites join over the network."""
 
-    def __init__(self, meeting: Meeting, bind: str, port: int, announce: str = "") -> None:
+    def __init__(
+        self, meeting: Meeting, bind: str, port: int, announce: str | None = None
+    ) -> None:
         super().__init__(meeting)
         certificate, key = tls.fresh()
         self._connections = Connections(meeting, self._bytes_to, self._bytes_from)
@@ -111,13 +114,17 @@ class RemoteSession(Session):
                 "uses this port to end, stop the program that uses it, or give another address or "
                 "port (exchange.bind, exchange.port; with port 0 the system chooses)."
             ) from None
-        host = announce or ("" if _is_wildcard(bind) else bind)
+        host = bind if announce is None else announce
+        host = "" if _is_wildcard(host) else host
         self.invitations = invite(meeting, host, port, certificate.decode())
         self._tickets = {s: tls.hashed(i.ticket) for s, i in self.invitations.items()}
         self._closed = threading.Event()
         self._clock = threading.Thread(target=self._tick, name="exchange-clock", daemon=True)
         self._server.start()
         self._clock.start()
+
+    def tallies(self) -> Mapping[tuple[str, str], Tally]:
+        return self._connections.tallies
 
     def give_up(self, site: str) -> None:
         self._connections.give_up(site)

@@ -19,6 +19,7 @@ from fedda.exchange.exchange_pb2 import Ended, Hello, Position, Sum, Up, Welcome
 from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import Vector
+from fedda.exchange.tally import Tally
 
 RETRY_S = (0.05, 1.0)  # seconds between two attempts: at first, and at most
 LEAVE_S = 2.0  # seconds for the server to take note that a site leaves
@@ -34,6 +35,7 @@ class RemoteStream(Stream):
 
     def __init__(self, invitation: Invitation, host: str) -> None:
         super().__init__(invitation)
+        self.tallies = {name: Tally() for name in self._groups}
         self._address = tls.address(invitation.host or host, invitation.port)
         self._certificate = invitation.certificate.encode()
         self._ticket, self._patience = invitation.ticket, invitation.wait
@@ -79,6 +81,7 @@ class RemoteStream(Stream):
         with self._changed:
             self._check_open()
             self._unanswered[group] = (index, data)
+            self.tallies[group].add(data)
             if self._out is not None:
                 self._out.put(data)
 

@@ -8,6 +8,7 @@ from typing import Self
 
 from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.meeting import Meeting
+from fedda.exchange.tally import Tally
 
 
 def ignore(_what: str, _site: str, _text: str) -> None:
@@ -41,6 +42,10 @@ class Session(ABC):
     def fewest(self) -> dict[str, int]:
         """The smallest number of examples that a gradient summed over, by site."""
         return dict(self._meeting.fewest)
+
+    def tallies(self) -> Mapping[tuple[str, str], Tally]:
+        """The gradients that came over a network, by site and group; inside a process none."""
+        return {}
 
     @abstractmethod
     def give_up(self, site: str) -> None:

@@ -15,13 +15,20 @@ import numpy as np
 from fedda.errors import ExchangeError, NotFiniteError
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.sums import Vector
+from fedda.exchange.tally import Tally
 
 
 class Stream(ABC):
-    """One site's connection to a session; only one thread may use it."""
+    """One site's connection to a session; only one thread may use it.
+
+    Attributes:
+        node: the site's name.
+        tallies: what left over a network, by group; a gradient that is sent again counts once.
+    """
 
     def __init__(self, invitation: Invitation) -> None:
         self.node = invitation.node
+        self.tallies: dict[str, Tally] = {}
         self._groups = {group.name: group for group in invitation.groups}
         self._sent = dict.fromkeys(self._groups, 0)
         self._due: set[str] = set()  # groups whose sum is still to be received

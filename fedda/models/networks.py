@@ -110,10 +110,10 @@ class Model(nn.Module):
             {"params": [p for name, p in named if name in self.fresh], "lr": _NEW_LAYERS * lr},
         ]
 
-    def extend(self, extension: Extension, seed: int) -> None:
+    def extend(self, extension: Extension, seed: int, device: str = "cpu") -> None:
         """Let a method add its layers; their random values depend on the seed alone."""
         pretrained = {id(p) for p in self.encoder.parameters()}
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.default_generator.manual_seed(seed_for(seed, "extension"))
             extension.add_to(self)
         self.extension = extension
@@ -149,14 +149,16 @@ def blank(
     shape: tuple[int, ...],
     classes: int,
     extension: Extension | None = None,
+    device: str = "cpu",
 ) -> Model:
     """Make the model of `build` without reading weights, to be filled from a file or a server.
 
-    It normalises inputs as the pretrained network does, so a site needs no pretrained file.
+    It normalises inputs as the pretrained network does, so a site needs no pretrained file. On the
+    device `meta` it has shapes only, and takes no memory.
     """
-    model = _assemble(config, shape, classes, seed=0)
+    model = _assemble(config, shape, classes, 0, device)
     if extension is not None:
-        model.extend(extension, seed=0)
+        model.extend(extension, 0, device)
     return model
 
 
@@ -189,9 +191,11 @@ def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
     return torch.cat(parts)
 
 
-def _assemble(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Model:
+def _assemble(
+    config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int, device: str = "cpu"
+) -> Model:
     _check(config, shape, classes)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         # torch.manual_seed would also seed the GPUs, and the fork above does not restore those.
         torch.default_generator.manual_seed(seed)
         encoder, width = _ENCODERS.get(config.name, _added)(config, shape)

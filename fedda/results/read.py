@@ -15,6 +15,7 @@ from typing import Any
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL = "results.json", "model.safetensors"
+CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 
 Results = dict[str, Any]
 

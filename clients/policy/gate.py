@@ -1,0 +1,148 @@
+"""The decision about each request, before any work: what the policy and the fixed bounds allow.
+
+check_time   whether the site answers now
+admit        whether the request is allowed
+book         take it from the budgets, before the work
+release      whether a reply may leave; take its bytes from the budget
+"""
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from fedda.errors import PolicyError
+from fedda.exchange import Invitation
+from fedda.wire import Kind, Packed
+
+from ..site.request import Request
+from . import sizes
+from .rules import Policy, named
+from .spent import Spent
+
+WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
+
+
+class Gate:
+    """Decides about the requests to one site.
+
+    Args:
+        policy: the site's.
+        server: the host that this site dials.
+        hosts: further hosts at which it may sum gradients, besides the policy's.
+        state: the folder in which the budgets are booked; None: nothing is booked.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        server: str = "",
+        hosts: tuple[str, ...] = (),
+        state: Path | None = None,
+    ) -> None:
+        self.policy = policy
+        self.hosts = (*policy.exchange.hosts, *hosts)
+        self.ports = policy.exchange.ports
+        self._server = server
+        self._spent = None if state is None else Spent(state, policy.budget)
+        self._measured: tuple[Any, ...] | None = None  # the training whose model was measured last
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], policy: Policy, state: Path | None) -> Self:
+        """Make the gate of a node configuration."""
+        hosts = tuple(filter(None, str(node.get("exchange-hosts", "")).split(",")))
+        return cls(policy, str(node.get("server", "")), hosts, state)
+
+    def check_time(self, now: dt.datetime | None = None) -> None:
+        """Check that the site answers now, or at another local time.
+
+        Raises:
+            PolicyError: it does not.
+        """
+        hours = self.policy.times
+        if not hours.hold(now or dt.datetime.now()):
+            raise PolicyError(
+                f"The policy answers only at these hours: {', '.join(hours.hours)}; the request "
+                "came at another time."
+            )
+
+    def admit(self, request: Request) -> None:
+        """Check a request against the policy and the fixed bounds, before anything is built.
+
+        Raises:
+            PolicyError: it is not allowed; the error says what is missing in the policy.
+            ModelError: its settings fit no network.
+        """
+        allow, task, phase = self.policy.allow, request.task, request.stage.phase.name
+        for what, name, patterns in (
+            ("method", task.method, allow.methods),
+            ("network", task.model.name, allow.networks),
+            ("phase", phase, allow.phases),
+        ):
+            if not named(name, patterns):
+                raise PolicyError(
+                    f"The policy does not allow the {what} '{name}': it allows "
+                    f"{', '.join(patterns) or 'none'} (allow.{what}s)."
+                )
+        self._check_kinds(request)
+        if request.exchange is not None:
+            self._check_exchange(request.exchange.invitation)
+        limits = self.policy.limits
+        sizes.check_names(task, limits.classes, limits.image_side)
+        # Atoms and discriminators may be larger in one phase than in another.
+        key = (task.model, task.dims, task.classes, task.options, phase, request.is_test)
+        if key != self._measured:
+            sizes.check_parameters(request, limits.parameters)
+            self._measured = key
+
+    def book(self, request: Request) -> None:
+        """Take a request from the budgets.
+
+        Raises:
+            BudgetError: a budget is spent.
+        """
+        if self._spent is not None:
+            task = json.dumps(request.task.flat(), sort_keys=True)
+            training = hashlib.sha256(task.encode()).hexdigest()
+            groups = request.exchange.invitation.groups if request.exchange else ()
+            size = sum(4 * group.size * group.syncs for group in groups)
+            self._spent.request(training, request.is_test, size)
+
+    def release(self, arrays: Mapping[str, Packed], size: int) -> None:
+        """Let a reply leave.
+
+        Args:
+            arrays: its arrays.
+            size: all of its bytes.
+
+        Raises:
+            PolicyError: a kind of array may not leave.
+            BudgetError: so many bytes are not left in the budget.
+        """
+        for packed in arrays.values():
+            self._check_kind(packed.manifest.kind)
+        if self._spent is not None:
+            self._spent.leaving(size)
+
+    def _check_kinds(self, request: Request) -> None:
+        for kind in request.contract.leaves.arrays.values():
+            self._check_kind(kind)
+        if request.contract.gradients or request.exchange is not None:
+            self._check_kind(Kind.GRADIENT)
+        if request.is_test and not self.policy.leaving.tests:
+            raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
+
+    def _check_kind(self, kind: Kind) -> None:
+        if not getattr(self.policy.leaving, WORDS[kind]):
+            raise PolicyError(f"The policy lets no {WORDS[kind]} leave (leaving.{WORDS[kind]}).")
+
+    def _check_exchange(self, invitation: Invitation) -> None:
+        invitation.check_address(self._server, self.hosts, self.ports)
+        values, most = sum(g.size for g in invitation.groups), self.policy.limits.parameters
+        if values > most:
+            raise PolicyError(
+                f"The request asks for {len(invitation.groups)} groups of gradients with "
+                f"{values:,} values together; this site takes {most:,} at most."
+            )

@@ -1,0 +1,195 @@
+"""A site's policy: which requests it answers, what may leave it, and how often.
+
+The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
+so an empty file allows all that a client without a policy allows.
+"""
+
+import datetime as dt
+import re
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator
+
+from fedda.config import Section, validate
+from fedda.errors import ConfigError
+
+# Bounds that hold without a policy, too; a policy can only lower them.
+MOST_CLASSES = 10_000
+MOST_SIDE = 4096  # pixels
+MOST_PARAMETERS = 2**28  # 1 GiB as float32
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+HOURS = re.compile(
+    rf"(?P<first>{'|'.join(DAYS)})(-(?P<last>{'|'.join(DAYS)}))? "
+    r"(?P<begin>([01]\d|2[0-3]):[0-5]\d)-(?P<end>([01]\d|2[0-3]):[0-5]\d|24:00)"
+)
+
+Names = tuple[str, ...]
+ANY: Names = ("*",)
+
+
+class Allow(Section):
+    """What a request may ask for, by name; `*` stands for any text."""
+
+    methods: Names = ANY
+    networks: Names = ANY
+    phases: Names = ANY
+
+
+class Limits(Section):
+    """The largest model and input that a request may name."""
+
+    image_side: int = Field(default=MOST_SIDE, ge=1, le=MOST_SIDE)
+    classes: int = Field(default=MOST_CLASSES, ge=2, le=MOST_CLASSES)
+    parameters: int = Field(default=MOST_PARAMETERS, ge=1, le=MOST_PARAMETERS)
+
+
+class Leaving(Section):
+    """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests."""
+
+    models: bool = True
+    atoms: bool = True
+    gradients: bool = True
+    tests: bool = True
+
+
+class Protect(Section):
+    """What protects single examples; the stricter of this, the run and the command line holds."""
+
+    min_images: int = Field(default=2, ge=2)
+    min_examples: int = Field(default=1, ge=1)
+    clip: float | None = Field(default=None, gt=0)
+    noise: float = Field(default=0.0, ge=0)
+    test_noise: float = Field(default=0.0, ge=0, le=1)
+
+
+class Budget(Section):
+    """How much the site gives in all, over all runs; None: no limit."""
+
+    rounds: int | None = Field(default=None, ge=0)
+    tests: int | None = Field(default=None, ge=0)
+    trainings: int | None = Field(default=None, ge=0)
+    megabytes: float | None = Field(default=None, ge=0)
+
+
+class Exchange(Section):
+    """Where the site may sum gradients, besides at the server that it dials."""
+
+    hosts: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = ()
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+
+
+class Times(Section):
+    """When the site answers, in its local time; without any entry always."""
+
+    hours: Names = ()
+
+    @field_validator("hours")
+    @classmethod
+    def _are_hours(cls, hours: Names) -> Names:
+        for text in hours:
+            if HOURS.fullmatch(text) is None:
+                raise ValueError(f"'{text[:40]}' is not like 'mon-fri 20:00-06:00'")
+        return hours
+
+    def hold(self, now: dt.datetime) -> bool:
+        """Whether the site answers at this time; hours after midnight belong to the day before."""
+        return not self.hours or any(_within(text, now) for text in self.hours)
+
+
+class Keep(Section):
+    """What the site keeps on its own disk."""
+
+    notes: bool = True
+    megabytes: float | None = Field(default=None, gt=0)
+
+
+class Policy(Section):
+    """All of a site's policy."""
+
+    allow: Allow = Allow()
+    limits: Limits = Limits()
+    leaving: Leaving = Leaving()
+    protect: Protect = Protect()
+    budget: Budget = Budget()
+    exchange: Exchange = Exchange()
+    times: Times = Times()
+    keep: Keep = Keep()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a policy's file.
+
+        Raises:
+            ConfigError: it cannot be read, a key is unknown, or a value is out of range; the error
+                names the file.
+        """
+        try:
+            tree = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"the policy {path} cannot be read ({error.strerror}); give another file, or make "
+                f"one with `fedda policy init {path}`"
+            ) from None
+        except ValueError as error:  # no TOML, or no text
+            raise ConfigError(
+                f"the policy {path} is not TOML ({error}); correct it, or compare it with a fresh "
+                "one of `fedda policy init`"
+            ) from None
+        odd = _unknown(cls, tree)
+        if odd:
+            raise ConfigError(
+                f"the policy {path} has the key '{odd}', which is unknown, so what it forbids "
+                "would not hold; correct it: `fedda policy init` writes all keys"
+            )
+        try:
+            return validate(cls, tree)
+        except ConfigError as error:
+            text = str(error).replace("Value error, ", "").replace("a valid tuple", "a list in [ ]")
+            raise ConfigError(f"the policy {path} does not hold: {text}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `model_dump_json` wrote; an empty text is the policy that allows all."""
+        return cls.model_validate_json(text) if text else cls()
+
+
+def named(name: str, patterns: Names) -> bool:
+    """Whether one of the patterns stands for this name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _unknown(section: type[Section], tree: object, prefix: str = "") -> str:
+    """The first key that a section does not have; empty if there is none."""
+    if not isinstance(tree, dict):
+        return ""
+    fields = {f.alias or name: f.annotation for name, f in section.model_fields.items()}
+    for key, value in tree.items():
+        if key not in fields:
+            return f"{prefix}{key}"
+        below = fields[key]
+        if isinstance(below, type) and issubclass(below, Section):
+            odd = _unknown(below, value, f"{prefix}{key}.")
+            if odd:
+                return odd
+    return ""
+
+
+def _within(text: str, now: dt.datetime) -> bool:
+    found = HOURS.fullmatch(text)
+    assert found is not None  # checked when the policy was read
+    first = DAYS.index(found["first"])
+    last = DAYS.index(found["last"] or found["first"])
+    days = {(first + i) % 7 for i in range((last - first) % 7 + 1)}
+    begin, end, minute = (_minutes(t) for t in (found["begin"], found["end"], f"{now:%H:%M}"))
+    if begin < end:
+        return now.weekday() in days and begin <= minute < end
+    yesterday = (now.weekday() - 1) % 7
+    return (now.weekday() in days and minute >= begin) or (yesterday in days and minute < end)
+
+
+def _minutes(text: str) -> int:
+    hours, minutes = text.split(":")
+    return 60 * int(hours) + int(minutes)

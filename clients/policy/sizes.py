@@ -1,0 +1,67 @@
+"""Bounds on what a request may make a site build: a few bytes could name a model of gigabytes.
+
+They hold with or without a policy, which can only lower them. They are checked on the request's
+text and on a model without values, so that nothing large is made first.
+"""
+
+from fedda import models, plugins
+from fedda.config import NETWORKS
+from fedda.errors import PolicyError
+from fedda.settings import Task
+from fedda.wire import Entry, Kind, Manifest
+
+from ..site.request import Request
+
+MOST_NAMES = 2**20  # characters of all class names together
+MOST_VALUES = 2**24  # in one input
+
+
+def check_names(task: Task, classes: int, side: int) -> None:
+    """Bound what the text of a task says: classes, their names, and the size of an input.
+
+    Raises:
+        PolicyError: it asks for more.
+    """
+    letters = len(task.class_names)
+    if task.class_names.count("\n") >= classes or letters > MOST_NAMES:
+        raise PolicyError(
+            f"The request names {task.class_names.count(chr(10)) + 1} classes in {letters} "
+            f"characters; this site takes {classes} classes and {MOST_NAMES} characters at most."
+        )
+    values = 1
+    for n in task.dims:
+        values *= n
+    if values > MOST_VALUES or (len(task.dims) == 3 and max(task.dims[1:]) > side):
+        raise PolicyError(
+            f"The request asks for inputs of shape {task.shape}; this site takes images of {side} "
+            f"pixels a side and {MOST_VALUES} values at most."
+        )
+
+
+def check_parameters(request: Request, most: int) -> None:
+    """Bound the values of the run's model, and of all else that the method lays out beside it.
+
+    A network that another package adds is not built here: only the site itself can install one.
+
+    Raises:
+        PolicyError: there are more.
+        ModelError: the settings fit no network.
+    """
+    task = request.task
+    if task.model.name not in NETWORKS:
+        return
+    own = task.method in plugins.own_methods()
+    extension = models.Extension.of(task.about, task.options) if own else None
+    model = models.blank(task.model, task.dims, task.classes, extension, "meta")
+    entries = (
+        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in model.state_dict().items()
+    )
+    outline = Manifest(Kind.MODEL, "float32", tuple(entries))
+    layouts = [outline, *request.layouts(task.options, outline).values()]
+    values = sum(entry.size for layout in layouts for entry in layout.entries)
+    if values > most:
+        raise PolicyError(
+            f"The request asks for {task.model.name} with {task.classes} classes, {values:,} "
+            f"values with all that {task.method} adds; this site takes {most:,} at most."
+        )

@@ -1,0 +1,120 @@
+"""What a server has used of a site's budgets, in a small database on the site's disk.
+
+It is booked before the work and before anything leaves, and is on the disk when the work begins. So
+nothing is given back if the process is ended in between. All runs and all servers count together;
+only deleting the file begins anew.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedda.errors import BudgetError, DataError
+
+from .rules import Budget
+
+FILE = "budget.db"
+WAIT = 30.0  # seconds for another process that books
+
+
+@dataclass(frozen=True)
+class Used:
+    """How much was used: requests to train and to test, different trainings, bytes that left."""
+
+    rounds: int = 0
+    tests: int = 0
+    trainings: int = 0
+    bytes: int = 0
+
+
+class Spent:
+    """Books what is used.
+
+    Args:
+        state: the client's state folder.
+        budget: what may be used in all.
+    """
+
+    def __init__(self, state: Path, budget: Budget) -> None:
+        self.path = state / FILE
+        self._budget = budget
+
+    def used(self) -> Used:
+        """What was used so far."""
+        if not self.path.exists():
+            return Used()
+        with self._open() as base:
+            return _used(base)
+
+    def request(self, training: str, is_test: bool, size: int = 0) -> None:
+        """Book a request before it is worked on.
+
+        Args:
+            training: what tells this training from others.
+            is_test: whether it asks for a test, not for training.
+            size: bytes that will leave before the reply: the sums of gradients.
+
+        Raises:
+            BudgetError: it is more than is left; nothing was booked.
+        """
+        with self._open() as base:
+            base.execute("INSERT OR IGNORE INTO trainings VALUES (?)", (training,))
+            _add(base, rounds=int(not is_test), tests=int(is_test), bytes=size)
+            self._check(_used(base))
+
+    def leaving(self, size: int) -> None:
+        """Book the bytes of a reply before it leaves.
+
+        Raises:
+            BudgetError: it is more than is left; nothing was booked.
+        """
+        with self._open() as base:
+            _add(base, bytes=size)
+            self._check(_used(base))
+
+    def _check(self, used: Used) -> None:
+        most, left = self._budget, "nothing more is done until the site's policy gives more"
+        for what, count, limit in (
+            ("training requests", used.rounds, most.rounds),
+            ("requests to test", used.tests, most.tests),
+            ("different trainings", used.trainings, most.trainings),
+        ):
+            if limit is not None and count > limit:
+                raise BudgetError(f"The policy's budget of {limit} {what} is spent; {left}.")
+        if most.megabytes is not None and used.bytes > most.megabytes * 1e6:
+            raise BudgetError(
+                f"The policy lets {most.megabytes:g} MB leave this site in all, and this would be "
+                f"{used.bytes / 1e6:.3f} MB; {left}."
+            )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Open the database for one change, which holds as a whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with closing(sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)) as base:
+                base.execute("PRAGMA synchronous = FULL")  # on the disk before the work begins
+                base.execute("BEGIN IMMEDIATE")
+                with base:  # commits at the end, or takes everything back if there is an error
+                    base.execute("CREATE TABLE IF NOT EXISTS used (what PRIMARY KEY, n INTEGER)")
+                    base.execute("CREATE TABLE IF NOT EXISTS trainings (name PRIMARY KEY)")
+                    yield base
+        except sqlite3.Error as error:
+            raise DataError(
+                f"The budgets in {self.path} cannot be read or written ({error}); without them "
+                "nothing is answered. Restore the file, or move it away to begin anew."
+            ) from None
+
+
+def _add(base: sqlite3.Connection, **counts: int) -> None:
+    for what, n in counts.items():
+        base.execute("INSERT OR IGNORE INTO used VALUES (?, 0)", (what,))
+        base.execute("UPDATE used SET n = n + ? WHERE what = ?", (n, what))
+
+
+def _used(base: sqlite3.Connection) -> Used:
+    counts = dict(base.execute("SELECT what, n FROM used"))
+    (trainings,) = base.execute("SELECT COUNT(*) FROM trainings").fetchone()
+    return Used(counts.get("rounds", 0), counts.get("tests", 0), trainings, counts.get("bytes", 0))

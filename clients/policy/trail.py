@@ -1,0 +1,131 @@
+"""The audit log of a site: every message in and out, and the decision about it, but never a value.
+
+    started     the client began, with this policy
+    received    a request came: its kinds, shapes, dtypes, bytes and hash
+    answered    the reply that was handed to the connection, in the same way
+    refused     the code that went back instead of a reply
+    joins       the site is about to sum gradients: groups, sizes and how many sums
+    summed      per group, the frames with gradients that left: how many, their bytes, and the hash
+                of all of them, one after the other
+
+The hash of a message is `fedda.records.digest`. The server keeps the same hashes, so that both logs
+can be laid side by side. A request is booked before anything is done with it.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+
+from fedda import __version__, records
+from fedda.errors import Code, WireError
+from fedda.exchange import Stream
+from fedda.ops.chain import Chain
+from fedda.wire import Packed
+
+from ..site.request import HEADING, Request
+from .compared import AUDIT
+
+SHAPES = 1000  # of one array; a request could name any number
+PLACE = ("run", "training", *HEADING)
+LETTERS = 100  # of a name that a server sent
+
+logger = logging.getLogger("fedda.site")
+
+
+class Trail:
+    """Writes a site's audit log; without a folder it writes nothing."""
+
+    def __init__(self, state: Path | None) -> None:
+        self._chain = None if state is None else Chain(state / AUDIT)
+        self._run_id = 0  # Flower's number of the run that is worked for
+        self._asked: dict[str, Any] = {}  # where the request that is worked on belongs
+
+    def started(self, site: str, policy: str) -> None:
+        """Note that the client begins, with the site's name and the hash of its policy."""
+        digest = hashlib.sha256(policy.encode()).hexdigest()
+        self._add("started", site=site, version=__version__, policy=digest)
+
+    def received(self, message: Message) -> None:
+        """Note a request before anything is done with it."""
+        self._run_id = message.metadata.run_id
+        if self._chain is not None:
+            about = _described(message)
+            self._add("received", **_which(message), **about)
+            self._asked = {key: about[key] for key in PLACE if key in about}
+
+    def answered(self, request: Message, reply: Message) -> None:
+        """Note a reply before it is handed to the connection."""
+        if self._chain is None:
+            return
+        if reply.has_error():
+            code = Code(reply.error.code).name
+            about = {"code": code, "sha256": records.digest(reply)}
+            self._add("refused", **_which(request), **self._asked, **about)
+        else:
+            self._add("answered", **_which(request), **self._asked, **_described(reply))
+        self._asked = {}
+
+    def joins(self, request: Request) -> None:
+        """Note that the site is about to connect to an exchange."""
+        assert request.exchange is not None
+        invitation = request.exchange.invitation
+        groups = {g.name: {"values": g.size, "sums": g.syncs} for g in invitation.groups}
+        self._add("joins", **self._place(request), port=invitation.port, groups=groups)
+
+    def summed(self, request: Request, stream: Stream) -> None:
+        """Note what left in an exchange, after its connection was closed."""
+        for group, tally in stream.tallies.items():
+            self._add("summed", **self._place(request), group=group, **tally.about())
+
+    def _place(self, request: Request) -> dict[str, Any]:
+        """To which run, training and round a request belongs."""
+        task = request.task
+        place = {"run_id": self._run_id, "run": task.run, "training": task.label}
+        return place | {"round": request.round, "hop": request.hop}
+
+    def _add(self, event: str, **facts: Any) -> None:
+        if self._chain is not None:
+            self._chain.add(event=event, **facts)
+
+
+def _which(request: Message) -> dict[str, Any]:
+    """What tells one request from others, and connects it with its reply."""
+    meta = request.metadata
+    kind, message = meta.message_type[:LETTERS], meta.message_id[:16]
+    return {"run_id": meta.run_id, "message": message, "kind": kind}
+
+
+def _described(message: Message) -> dict[str, Any]:
+    """A message without its values."""
+    about: dict[str, Any] = {"sha256": records.digest(message)}
+    content = message.content
+    about["bytes"] = sum(records.size(content).values())
+    try:
+        arrays, tables = records.read(content)
+    except WireError:
+        return about | {"unreadable": True}
+    task, step = tables.get("task", {}), tables.get("step", {})
+    if task:
+        about["run"] = _short(task.get("run"))
+        names = (task.get(key) for key in ("method", "seed", "target"))
+        about["training"] = _short("-".join(str(name) for name in names if name not in (None, "")))
+    about |= {key: _short(step[key]) for key in HEADING if key in step}
+    names = [n for table in ("step", "metrics") for n in tables.get(table, {})]
+    about["numbers"] = sorted(str(_short(n)) for n in names if n not in HEADING)
+    about["arrays"] = [_array(name, packed) for name, packed in arrays.items()]
+    return about
+
+
+def _array(name: str, packed: Packed) -> Mapping[str, Any]:
+    entries, layout = packed.manifest.entries, packed.manifest
+    about = {"name": _short(name), "kind": str(layout.kind), "dtype": layout.floats}
+    about |= {"bytes": layout.nbytes, "entries": len(entries)}
+    return about | {"shapes": [list(entry.shape) for entry in entries[:SHAPES]]}
+
+
+def _short(value: object) -> object:
+    return value[:LETTERS] if isinstance(value, str) else value

@@ -1,0 +1,107 @@
+"""A site's policy in plain words, and the file that `fedda policy init` writes."""
+
+from collections.abc import Iterator
+
+from .rules import Names, Policy
+from .spent import Used
+
+FRESH = """\
+# What this site lets a server do. `fedda-client --policy FILE` reads this file when it starts.
+#
+# The server cannot change it. A request that is not allowed is refused before any work; the server
+# learns only that the policy refused it, and this site's log says why. A key that is left out does
+# not restrict anything. `fedda policy check FILE` says in plain words what the file allows.
+
+[allow]                      # names; * stands for any text
+methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
+networks = ["*"]             # for example ["digit-cnn", "resnet*"]
+phases = ["*"]               # of methods: `fedda methods --wire` names them
+
+[limits]                     # the largest model that a request may name
+image-side = 512             # pixels
+classes = 1000
+parameters = 100_000_000     # values of the model, and of all that the method adds
+
+[leaving]                    # what may leave this site
+models = true
+atoms = true
+gradients = true
+tests = true                 # the numbers of tests, such as the accuracy
+
+[protect]                    # the stricter of this, the run and the command line holds
+min-images = 16              # least images that a model is trained on in a round
+min-examples = 256           # least examples that a gradient is summed over
+clip = 10.0                  # largest norm of a gradient
+noise = 0.0                  # least noise on a gradient, in multiples of that norm
+test-noise = 0.0             # noise on the numbers of tests, in units of their range
+
+[budget]                     # over all runs of all servers, kept in STATE_DIR/budget.db
+rounds = 1000                # requests to train; in some methods a round is two
+tests = 1000                 # requests to test
+trainings = 20               # different trainings: methods, seeds, settings
+megabytes = 100_000          # that leave this site
+
+[exchange]                   # where gradients are summed, besides at the server that is dialled
+hosts = []
+ports = []                   # empty: any port from 1024 on
+
+[times]                      # when this site answers, in its local time; empty: always
+hours = []                   # for example ["mon-fri 20:00-06:00", "sat-sun 00:00-24:00"]
+
+[keep]                       # on this site's own disk
+notes = true                 # features and confusion matrices of trainings, which are never sent
+megabytes = 4000             # of all that trainings leave behind
+"""
+
+
+def words(policy: Policy) -> Iterator[str]:
+    """Say what a policy allows, one sentence at a time."""
+    allow, limits, protect, most = policy.allow, policy.limits, policy.protect, policy.budget
+    yield f"Methods: {_names(allow.methods)}. Phases: {_names(allow.phases)}."
+    yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
+    yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
+    kinds = policy.leaving.model_dump()
+    may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
+    named = {"tests": "numbers of tests"}
+    yield f"May leave: {_listed([named.get(k, k) for k in may])}."
+    if not_:
+        yield f"Never leave: {_listed([named.get(k, k) for k in not_])}."
+    yield f"A model is trained on {protect.min_images} images of a round or more."
+    clip = "" if protect.clip is None else f", of a norm of {protect.clip:g} at most"
+    noise = f", with noise of {protect.noise:g} times that norm" if protect.noise else ""
+    yield f"A gradient is summed over {protect.min_examples} examples or more{clip}{noise}."
+    if protect.test_noise:
+        yield f"Numbers of tests carry noise of {protect.test_noise:g} of their range."
+    yield (
+        f"In all: {_most(most.rounds)} requests to train, {_most(most.tests)} to test, "
+        f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave."
+    )
+    hosts = " or ".join(["the server that the client dials", *policy.exchange.hosts])
+    ports = _listed([str(p) for p in policy.exchange.ports]) or "from 1024 on"
+    yield f"Gradients are summed at {hosts}, on ports {ports}."
+    hours = policy.times.hours
+    yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
+    room = 16_000 if policy.keep.megabytes is None else policy.keep.megabytes
+    notes = "with" if policy.keep.notes else "without"
+    yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
+
+
+def left(policy: Policy, used: Used) -> Iterator[tuple[str, str, str]]:
+    """What was used of each budget -> its name, what was used, and what it is."""
+    most = policy.budget
+    yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
+    yield "requests to test", f"{used.tests:,}", _most(most.tests)
+    yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
+    yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
+
+
+def _names(patterns: Names) -> str:
+    return "any" if "*" in patterns else _listed([*patterns]) or "none"
+
+
+def _most(limit: float | None) -> str:
+    return "any number of" if limit is None else f"{limit:,g}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)

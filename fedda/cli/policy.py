@@ -1,0 +1,187 @@
+"""`fedda policy`: write and check a site's policy, see its budgets, read the site's audit log."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedda.cli.exits import clear_exit
+from fedda.errors import ConfigError
+from fedda.halves import load
+from fedda.results.read import CROSSED
+
+if TYPE_CHECKING:
+    from fedda.ops.chain import Checked, Entry
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Decide what a server may do at this site, and see what it did.
+
+    A site's policy is a file that its client reads; no server can change it.
+
+      fedda policy init policy.toml
+
+      fedda policy check policy.toml
+
+      fedda-client --policy policy.toml ...
+
+      fedda policy log --state-dir STATE --verify
+    """,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The policy.", dir_okay=False)]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="The client's --state-dir. Default: the only one below ~/.local/state/fedda.",
+    ),
+]
+
+
+@app.command()
+def init(path: File) -> None:
+    """Write a policy with comments and safe values, to be changed as needed."""
+    with clear_exit():
+        if path.exists():
+            raise ConfigError(f"{path} exists already; give another name, or move it away")
+        path.write_text(load("clients", "policy.words").FRESH)
+    typer.echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
+
+
+@app.command()
+def check(path: File) -> None:
+    """Say in plain words what a policy allows, or what is wrong with it (exit code 1)."""
+    with clear_exit():
+        policy = load("clients", "policy.rules").Policy.read(path)
+    for line in load("clients", "policy.words").words(policy):
+        typer.echo(line)
+
+
+@app.command()
+def show(path: File, state_dir: State = None) -> None:
+    """Show a policy beside what was used of its budgets."""
+    with clear_exit():
+        policy = load("clients", "policy.rules").Policy.read(path)
+        spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
+        words, used = load("clients", "policy.words"), spent.used()
+    for line in words.words(policy):
+        typer.echo(line)
+    table = Table("budget", "used", "in all")
+    for row in words.left(policy, used):
+        table.add_row(*row)
+    Console().print(table)
+
+
+@app.command()
+def log(
+    state_dir: State = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Check the whole log; exit code 1 if a line was changed."),
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            file_okay=False,
+            help="With --verify: a run's folder of the server. Every hash that the server kept of "
+            "this site must be in this log, and the other way round; else exit code 1.",
+        ),
+    ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(help="With --against: the site's name. Default: as the client gave it last."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="How many of the last lines to show.")] = 40,
+) -> None:
+    """Show a site's audit log: every message in and out, and never a value.
+
+    fedda policy log --state-dir STATE
+
+    fedda policy log --state-dir STATE --verify --against runs/kd3a
+    """
+    from fedda.ops import chain
+
+    with clear_exit():
+        if against is not None and not verify:
+            raise ConfigError("--against compares logs that were checked; give --verify, too")
+        state = _state(state_dir)
+        compared = load("clients", "policy.compared")
+        found = chain.check(state / compared.AUDIT)
+        there = None if against is None else chain.check(against / CROSSED)
+    if not verify:
+        _table(found.entries[len(found.entries) - min(last, len(found.entries)) :])
+        return
+    good = _said("the site's log", found)
+    if there is not None:
+        good = _said("the server's record", there) and good
+        names = [str(e["site"]) for e in found.entries if e.get("event") == "started"]
+        name = site or (names[-1] if names else state.name)
+        both, odd = compared.compare(name, found.entries, there.entries)
+        typer.echo(f"{both} payloads of {name} are in both")
+        for sentence in odd:
+            typer.echo(f"error: {sentence}", err=True)
+        if not both and not odd:
+            typer.echo(f"error: the record has no payload of {name}", err=True)
+        good = good and bool(both) and not odd
+    if not good:
+        raise typer.Exit(1)
+
+
+def _said(name: str, found: "Checked") -> bool:
+    """Print what a check found -> whether all lines hold."""
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    if found.bad:
+        typer.echo(f"error: {name}: {found.bad}; the lines from there on prove nothing", err=True)
+        return False
+    typer.echo(f"{name}: {len(found.entries)} lines hold; the last has the hash {found.last}")
+    return True
+
+
+def _table(entries: "list[Entry]") -> None:
+    table = Table("time", "event", "kind", "run", "round", "what", "bytes", "hash")
+    for entry in entries:
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+        run = entry.get("run", entry.get("run_id", ""))
+        cells = [clock, entry.get("event"), entry.get("kind"), run, entry.get("round")]
+        cells += [_what(entry), entry.get("bytes"), str(entry.get("sha256", ""))[:12]]
+        table.add_row(*(_cell(cell) for cell in cells))
+    Console().print(table)
+
+
+def _what(entry: "Entry") -> str:
+    if "code" in entry:
+        return str(entry["code"])
+    if "frames" in entry:
+        return f"{entry['frames']} gradients in {entry.get('group')}"
+    arrays = [f"{a['name']} ({a['kind']}, {a['dtype']})" for a in entry.get("arrays", [])]
+    return ", ".join([*arrays, *entry.get("numbers", [])])
+
+
+def _cell(value: Any) -> str:
+    """Text from a server, without what a terminal would obey."""
+    text = "" if value is None else str(value)
+    return escape("".join(c if c.isprintable() else " " for c in text))
+
+
+def _state(given: Path | None) -> Path:
+    """The client's state folder.
+
+    Raises:
+        ConfigError: none was given, and there is not exactly one.
+    """
+    if given is not None:
+        return given.absolute()
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedda"
+    found = [path for path in base.glob("*") if path.is_dir()] if base.is_dir() else []
+    if len(found) != 1:
+        raise ConfigError(f"{base} holds {len(found)} clients' folders; choose with --state-dir")
+    return found[0]
