@@ -13,8 +13,6 @@
     ├── LostError       a site lost its own state of a training, which nobody else has
     ├── PolicyError     the site's policy does not allow what was asked
     ├── BudgetError     a budget of the site's policy is spent
-    ├── PolicyError     the site's policy does not allow what was asked
-    ├── BudgetError     a budget of the site's policy is spent
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -38,8 +36,6 @@ class Code(IntEnum):
     NOT_FINITE = 1007
     EXCHANGE = 1008
     LOST = 1009
-    POLICY = 1010
-    BUDGET = 1011
     POLICY = 1010
     BUDGET = 1011
     RESTARTED = 1012
@@ -130,14 +126,6 @@ class ExchangeError(FeddaError):
 
 class LostError(FeddaError):
     code = Code.LOST
-
-
-class PolicyError(FeddaError):
-    code = Code.POLICY
-
-
-class BudgetError(FeddaError):
-    code = Code.BUDGET
 
 
 class PolicyError(FeddaError):
