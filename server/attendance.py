@@ -13,6 +13,7 @@ from fedda.settings import RunConfig
 
 from .journal import Journal
 from .strategy_modules import mail, roster
+from .superlink import registered
 from .timing import Reminder
 
 ANSWER = 60.0  # seconds after which a question expires unanswered
@@ -37,6 +38,7 @@ class Sites:
         self._again: dict[int, float] = {}  # when a node may be asked again
         self._failed: dict[int, int] = {}  # how many questions in a row a node's program gave up
         self._open: dict[str, int] = {}  # question -> node
+        self._wrong: set[str] = set()  # offers that were refused, in words
 
     def gather(self, class_names: tuple[str, ...] = ()) -> roster.Roster:
         """Wait until enough sites have joined and make a roster of their offers.
@@ -217,6 +219,11 @@ class Sites:
             node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))
         except FeddaError as error:
             self.journal.trouble("no offer", self._registered(node_id), str(error))
+            return
+        if wrong := registered.objection(node_id, node.name, node.role):
+            if wrong not in self._wrong:
+                self._wrong.add(wrong)
+                self.journal.trouble("refused", self._registered(node_id), wrong)
             return
         self.offers[node_id] = node
         self._failed.pop(node_id, None)

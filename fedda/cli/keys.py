@@ -1,7 +1,7 @@
 """`fedda keys`: make the server's certificate; make, admit and revoke sites' keys."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,8 @@ app = typer.Typer(
       fedda keys init --dir hub --host hub.example.org
 
       fedda keys add clinic-a --dir hub       (hand hub/ca.crt and hub/nodes/clinic-a to clinic A)
+
+    A site takes part under its key's name only, here clinic-a.
 
       fedda keys revoke clinic-a --dir hub    (clinic A is turned away from now on)
     """,
@@ -69,14 +71,18 @@ def add(
             "its private key never leaves it. Without this option the key pair is made here.",
         ),
     ] = None,
+    role: Annotated[
+        Literal["source", "target"] | None,
+        typer.Option(help="The only role that the site may play. Default: either."),
+    ] = None,
 ) -> None:
     """Admit a site: make its key pair, or register its public key."""
     with clear_exit():
         if public is None:
-            path = keys.add(directory, name)
+            path = keys.add(directory, name, role or "")
             typer.echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
         else:
-            typer.echo(f"{keys.admit(directory, name, public)}: admitted")
+            typer.echo(f"{keys.admit(directory, name, public, role or '')}: admitted")
 
 
 @app.command()
@@ -100,8 +106,10 @@ def list_(directory: Dir = HERE) -> None:
                 f"{directory}`, or name another by --dir"
             )
         for name in keys.names(directory):
+            role = keys.role(directory / "nodes" / f"{name}.pub")
             has_private = (directory / "nodes" / name).exists()
-            typer.echo(f"{name}{'  (the private key is still here)' if has_private else ''}")
+            note = "  (the private key is still here)" if has_private else ""
+            typer.echo(f"{name}{f'  {role} only' if role else ''}{note}")
         revoked = len(keys.revoked_keys(directory))
     if revoked:
         typer.echo(f"{revoked} revoked")

@@ -65,6 +65,21 @@ def superlink(
             metavar="FILE", dir_okay=False, help="Write requests and bytes per route as JSON."
         ),
     ] = None,
+    connections: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Sites' connections in all, as far as the system's limit of open files allows.",
+        ),
+    ] = 4096,
+    address_connections: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Connections from one address. A site needs up to 10: raise this if many sites "
+            "come from one address.",
+        ),
+    ] = 256,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="No TLS, no keys: for development on one machine only."),
@@ -95,6 +110,7 @@ def superlink(
             watch_parent(parent_pid)
         directory = directory.absolute()
         gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
+        folder = control.Folder(directory)
         settings: Settings = gateway.Settings(
             host=host,
             port=port,
@@ -103,20 +119,24 @@ def superlink(
             database=None if database is None else database.absolute(),
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
+            registered=None if insecure else folder.registered,
+            limits=gateway.Limits(address_connections, connections),
         )
         ca = None if insecure else directory / "ca.crt"
         admin = f"127.0.0.1:{admin_port}"
         home = directory / "flwr"
         os.environ["FLWR_HOME"] = str(home)
-        folder = control.Folder(directory)
-        seen: list[str] = []
+        seen: list[tuple[str, int]] = []
 
         def every() -> None:
             """Admit and revoke sites whenever the files in DIR/nodes have changed."""
-            public_keys = sorted(str(file) for file in (directory / "nodes").rglob("*.pub"))
-            if insecure or public_keys == seen:
+            if insecure:
                 return
             try:
+                files = (directory / "nodes").rglob("*.pub")
+                public_keys = sorted((str(file), file.stat().st_mtime_ns) for file in files)
+                if public_keys == seen:
+                    return
                 client = control.Control(admin, ca)
                 try:
                     for line in folder.sync(client):

@@ -5,6 +5,9 @@ A server's folder holds, besides its certificate (`fedda.ops.certificate`),
     nodes/NAME, NAME.pub   one key pair per site, in OpenSSH format; NAME goes to that site only
     nodes/revoked/         key pairs that were revoked
 
+A site takes part under NAME only, and in one role only if its public key's line ends in role=source
+or role=target.
+
 A server reads the folder: it admits the sites whose public key lies in nodes/ and refuses those in
 nodes/revoked/, also when the folder changes while it runs. Nothing here touches the network.
 """
@@ -40,13 +43,20 @@ __all__ = [
     "renew",
     "revoke",
     "revoked_keys",
+    "role",
 ]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+ROLE = re.compile(rb" role=(source|target)\s*$")
 
 
-def add(directory: Path, name: str) -> Path:
+def add(directory: Path, name: str, role: str = "") -> Path:
     """Make the key pair of one site and return the private key's path.
+
+    Args:
+        directory: the server's folder.
+        name: the site, and its key's file.
+        role: source or target, if the site may play only one of them.
 
     Raises:
         KeyFileError: the name cannot be a file name, or has a key already.
@@ -59,20 +69,20 @@ def add(directory: Path, name: str) -> Path:
         path,
         key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.OpenSSH, serial.NoEncryption()),
     )
-    line = key.public_key().public_bytes(serial.Encoding.OpenSSH, serial.PublicFormat.OpenSSH)
-    path.with_name(f"{name}.pub").write_bytes(line + b" " + name.encode() + b"\n")
+    path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
     return path
 
 
-def admit(directory: Path, name: str, public: Path) -> Path:
+def admit(directory: Path, name: str, public: Path, role: str = "") -> Path:
     """Store the public key of a site that made its key pair itself and keeps the private key.
+
+    The comment in the site's own file is not kept; the arguments are those of `add`.
 
     Raises:
         KeyFileError: the name is not valid or is taken, or the file is not a public key.
     """
     _check_name(directory, name)
-    line = read(public, "public key")
-    _public(line, public)
+    line = _line(_public(read(public, "public key"), public), name, role)
     target = Path(directory) / "nodes" / f"{name}.pub"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(line)
@@ -130,6 +140,12 @@ def public_key(path: Path) -> ec.EllipticCurvePublicKey:
     return _public(read(path, "public key"), path)
 
 
+def role(path: Path) -> str:
+    """The only role that a public key was registered for: source, target, or empty for both."""
+    found = ROLE.search(read(path, "public key"))
+    return found[1].decode() if found else ""
+
+
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
@@ -148,6 +164,11 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
             f"{path} holds a key that is not elliptic-curve: make one with `fedda keys add`"
         )
     return key
+
+
+def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:
+    line = key.public_bytes(serial.Encoding.OpenSSH, serial.PublicFormat.OpenSSH)
+    return line + f" {name}{f' role={role}' if role else ''}\n".encode()
 
 
 def _check_name(directory: Path, name: str) -> None:

@@ -1,7 +1,12 @@
 """Flower's SuperLink: which parts of it sites and operators reach, and how a run uses it.
 
 gateway     one SuperLink behind two listeners
-filter      the requests that sites may make
+listener    limits on connections: how many, how slow
+filter      the paths that sites and operators may call
+guard       who calls: the check of a site's signature
+site_calls  the calls that a site may make
+book        what each site was handed, and so may answer
 control     an operator's requests: sites' keys, the state of runs
+registered  which site each node is, for the programs of runs
 lean_grid   a run's messages, in little memory
 """

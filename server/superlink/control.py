@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedda.errors import KeyFileError, RunError
 from fedda.ops import keys
 
+from .registered import Entry, write
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -39,6 +41,11 @@ class RunState:
     @property
     def ended(self) -> bool:
         return self.status == "finished"
+
+    @property
+    def ending(self) -> str:
+        """How it ended: completed, failed or stopped; empty while it goes on."""
+        return self.sub_status if self.ended else ""
 
     @property
     def succeeded(self) -> bool:
@@ -132,10 +139,13 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.registered = directory / "registered.json"  # which site each node is, for runs
         self.unread: set[Path] = set()  # files that were no keys at the last look
 
     def sync(self, control: Control) -> list[str]:
         """Turn away keys in nodes/revoked/, admit new keys in nodes/ -> what was done, in words.
+
+        It also notes for the programs of runs which site each node is (`registered`).
 
         Keys that were registered by other means stay registered. A file that is no key is reported
         once and passed over, so that it does not keep other sites from being admitted or revoked.
@@ -156,6 +166,12 @@ class Folder:
             if pem not in registered:
                 control.register(admitted[name], name)
                 done.append(f"admitted {name}")
+        roles = {_pem(admitted[name]): keys.role(nodes / f"{name}.pub") for name in admitted}
+        entries = {
+            site.node_id: Entry(site.name, roles.get(site.public_key, ""))
+            for site in control.sites()
+        }
+        write(self.registered, entries)
         self.unread = set(unread)
         return done
 

@@ -15,7 +15,7 @@ import socket
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -57,7 +57,7 @@ class Settings:
     database: Path | None = None
     traffic: Path | None = None
     registered: Path | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]) -> None:

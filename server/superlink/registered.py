@@ -1,0 +1,59 @@
+"""Which site each node is: the name and the role that its key was registered with.
+
+The SuperLink writes this into a file, and the programs of runs read it there: a site tells its name
+and role itself, and one site must not pass for another.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fedda.errors import RunError
+from fedda.files import replacing
+from fedda.ops.spawn import REGISTERED
+
+
+class Entry(NamedTuple):
+    """What the operator registered a key with; an empty name or role was left open."""
+
+    name: str
+    role: str
+
+
+def write(path: Path, entries: Mapping[int, Entry]) -> None:
+    """Replace the file, if it says anything else."""
+    text = json.dumps({str(node_id): entry._asdict() for node_id, entry in entries.items()})
+    if not path.exists() or path.read_text() != text:
+        with replacing(path) as part:
+            part.write_text(text)
+
+
+def objection(node_id: int, name: str, role: str) -> str:
+    """Why a node is not the site that it says it is; empty if nothing speaks against it.
+
+    Raises:
+        RunError: the SuperLink's file of registered sites cannot be read.
+    """
+    path = os.environ.get(REGISTERED)
+    if path is None:  # a server without keys, or none at all
+        return ""
+    try:
+        read = json.loads(Path(path).read_text())
+        entries = {int(key): Entry(**entry) for key, entry in read.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}, which says whose key is whose, cannot be read ({error}); start the server "
+            "again, which writes it anew."
+        ) from error
+    known = entries.get(node_id)
+    if known is None:
+        return f"offers itself as {name!r}, but its key is not registered"
+    if known.name != name and (known.name or name in {entry.name for entry in entries.values()}):
+        return (
+            f"offers itself as {name!r}, but its key is that of {known.name or 'a nameless site'!r}"
+        )
+    if known.role not in ("", role):
+        return f"offers itself as a {role}, but its key is for a {known.role} only"
+    return ""
