@@ -1,12 +1,13 @@
 """The ServerApp that Flower starts: it reads the run's configuration and executes the run."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedda.errors import FeddaError
+from fedda.ops.lock import Holder
 from fedda.ops.spawn import SERVER_PID, watch_parent
 from fedda.settings import RunConfig
 
@@ -28,18 +29,6 @@ def main(grid: Grid, context: Context) -> None:
         watch_parent(int(superlink), ask=False)
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
-    journal.write("started", run=context.run_id)
-    try:
+    journal.write("started", run=context.run_id, **asdict(Holder.me()))
+    with journal.ending():
         run.execute(config, lean(grid), journal)
-    except run.GoingOnError:
-        raise  # the journal belongs to the process that executes this run
-    except FeddaError as error:
-        journal.write("failed", error=type(error).__name__, text=str(error))
-        raise
-    except (KeyboardInterrupt, SystemExit) as error:
-        text = "the run was stopped, by `flwr stop` or with its server; --resume goes on with it"
-        journal.write("failed", error=type(error).__name__, text=text)
-        raise
-    except BaseException as error:
-        journal.write("failed", error=type(error).__name__, text="the server's program failed")
-        raise

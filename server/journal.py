@@ -4,8 +4,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from fedda.errors import FeddaError
+from fedda.ops.lock import GoingOnError
 
 LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
 
@@ -52,6 +56,24 @@ class Journal:
         text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Record why the run in the `with` block failed, if it does."""
+        try:
+            yield
+        except GoingOnError:
+            raise  # the journal belongs to the process that executes this run
+        except FeddaError as error:
+            self.write("failed", error=type(error).__name__, text=str(error))
+            raise
+        except (KeyboardInterrupt, SystemExit) as error:
+            text = "the run was stopped, by a person or with its server; --resume goes on with it"
+            self.write("failed", error=type(error).__name__, text=text)
+            raise
+        except BaseException as error:
+            self.write("failed", error=type(error).__name__, text="the run's program failed")
+            raise
 
     def past(self, event: str) -> Iterator[Event]:
         """Yield the events of one kind in the file; skip a line that a crash cut short."""

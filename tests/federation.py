@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.ops.bundle import stage
-from fedda.ops.federation import Deployment
+from fedda.ops.federation import PROGRAM, Deployment
 from fedda.ops.spawn import LOOPBACK, Process
 from fedda.settings import RunConfig
 from server.checkpoint import replace
@@ -236,6 +236,15 @@ class Federation(Deployment):
         process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
         self.processes[name] = process
         return process
+
+
+class Operator(Process):
+    """A command of the operator, as a process."""
+
+    def __init__(self, hub: Federation, command: Sequence[Any]) -> None:
+        log = hub.logs / f"operator-{time.monotonic_ns()}.log"
+        super().__init__("operator", [*PROGRAM, *map(str, command)], log, hub.env)
+        hub.processes[log.stem] = self
 
 
 class Run:

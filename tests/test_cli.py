@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from clients.node import resident
-from fedda.cli import app, demo, launch
+from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
@@ -135,7 +135,7 @@ class FakeControl:
 
     def run_state(self, run_id: int) -> Any:
         os.kill(os.getpid(), self.number)
-        return SimpleNamespace(ended=False)
+        return SimpleNamespace(ending="")
 
     def stop_run(self, run_id: int) -> None:
         self.stopped.append(run_id)
@@ -172,7 +172,7 @@ def test_a_command_under_nohup_ignores_hangup() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize("failures", [launch.TRIES - 1, launch.TRIES])
+@pytest.mark.parametrize("failures", [watching.TRIES - 1, watching.TRIES])
 def test_watching_survives_a_server_that_is_silent_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
@@ -188,12 +188,12 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
         return False
 
     seen: list[Any] = []
-    if failures < launch.TRIES:
-        launch.watch(journal, 0, ended, seen.append)
+    if failures < watching.TRIES:
+        watching.watch(journal, 0, ended, seen.append)
         assert seen == [{"event": "done"}]
     else:
         with pytest.raises(RunError, match="no server answers"):
-            launch.watch(journal, 0, ended, seen.append)
+            watching.watch(journal, 0, ended, seen.append)
 
 
 # ---- runs --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import typer
 
 from fedda.cli import (
+    attach,
     audit,
     compare,
     data,
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(run.run)
+app.command()(attach.attach)
+app.command()(attach.stop)
 app.command()(compare.compare)
 app.command()(settings.methods)
 app.command()(settings.settings)

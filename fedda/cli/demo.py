@@ -57,8 +57,9 @@ def demo(
     shows the sites' own notes, because all sites are on this machine. Nothing is downloaded and
     nothing leaves this machine. It takes a few minutes on two cores.
     """
-    from fedda.cli.launch import INTERRUPTED, on_terminate, watch
+    from fedda.cli.launch import INTERRUPTED, on_terminate
     from fedda.cli.report import present
+    from fedda.cli.watching import JOURNAL, watch
     from fedda.data.digits import DOMAINS, build
     from fedda.ops.bundle import stage
     from fedda.ops.federation import Deployment
@@ -87,8 +88,7 @@ def demo(
             federation = Deployment(folder, sites, insecure=insecure)
             with federation as deployment, Display(config) as display:
                 run_id = deployment.submit(stage(folder / "app", config.flat()), config.flat())
-                journal = folder / "journal.jsonl"
-                watch(journal, 0, lambda: deployment.status(run_id).ended, display)
+                watch(folder / JOURNAL, 0, lambda: deployment.status(run_id).ending, display)
                 deployment.wait(run_id, SECONDS)
                 if keep:
                     _stay_up(folder)

@@ -3,7 +3,8 @@
 import json
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -11,13 +12,24 @@ from typing import Any
 
 import typer
 
+from fedda.cli.watching import (
+    JOURNAL,
+    DiedError,
+    OnServer,
+    StoppedError,
+    Submission,
+    connection,
+    resume_hint,
+    watch,
+)
 from fedda.errors import ConfigError, FeddaError, RunError
 from fedda.halves import load
 from fedda.ops import keys
+from fedda.ops.lock import GoingOnError, alone, holder
 from fedda.settings import RunConfig
 
 INTERRUPTED = 130
-TRIES = 10  # failed requests in a row, one per second, after which a run is given up
+LAUNCH = "launch.json"
 
 
 @dataclass(frozen=True)
@@ -36,22 +48,62 @@ class Launch:
 
 def perform(config: RunConfig, launch: Launch) -> None:
     """Run, show the progress, then the results; after a failure say how to go on."""
-    from fedda.cli.report import present
     from fedda.results.progress import Display
 
     folder = Path(config.run.dir) / config.run.name
+    if process := holder(folder):
+        typer.echo(f"process {process.pid} still executes the run in {folder}; waiting for its end")
+    with concluding(folder), Display(config) as display:
+        if launch.simulate:
+            _simulate(config, launch, folder, display)
+        else:
+            _on_server(config, launch, folder, display)
+
+
+@contextmanager
+def concluding(folder: Path) -> Iterator[None]:
+    """Show the results of the run that goes on in the `with` block; after a failure, how to go on.
+
+    Raises:
+        Exit: the run was stopped.
+        FeddaError: the run failed.
+    """
+    from fedda.cli.report import present
+
     try:
-        with Display(config) as display:
-            if launch.simulate:
-                _simulate(config, launch, folder, display)
-            else:
-                _on_server(config, launch, folder, display)
-    except KeyboardInterrupt:
-        typer.echo(f"\nstopped{_resume_hint(folder)}", err=True)
+        yield
+    except (KeyboardInterrupt, StoppedError):
+        typer.echo(f"\nstopped{resume_hint(folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except GoingOnError:
+        raise
     except FeddaError as error:
-        raise type(error)(f"{error}{_resume_hint(folder)}") from error
+        raise type(error)(f"{error}{resume_hint(folder)}") from error
     present(folder)
+
+
+def settings_of(folder: Path) -> RunConfig | None:
+    """The settings of a run that `fedda run` began; None if it was begun otherwise."""
+    try:
+        return RunConfig.parse(begun(folder)[0])
+    except FeddaError:
+        return None
+
+
+def begun(folder: Path) -> tuple[dict[str, Any], Launch]:
+    """Read the settings with which a run was started, and how.
+
+    Raises:
+        RunError: the folder does not say it.
+    """
+    try:
+        started = json.loads((folder / LAUNCH).read_text())
+        flat = started.pop("settings")
+        launch = Launch(**started)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
+    place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
+    return flat | place, launch
 
 
 def apart(place: Path, option: str, root: Path, source: str) -> None:
@@ -67,56 +119,16 @@ def apart(place: Path, option: str, root: Path, source: str) -> None:
         )
 
 
-def _resume_hint(folder: Path) -> str:
-    """Return the command that resumes the run; empty if there is no checkpoint yet."""
-    begun = any(folder.glob("*/checkpoint.json"))
-    return f"\ngo on with: fedda run --resume {folder}" if begun else ""
-
-
-def watch(journal: Path, offset: int, ended: Callable[[], bool], display: Any) -> None:
-    """Show what a run on a server writes to its journal, until it ends.
-
-    Raises:
-        RunError: the run failed (with its reason), or the server no longer answers.
-    """
-    from fedda.results.progress import follow
-
-    failures = 0
-
-    def over() -> bool:
-        nonlocal failures
-        try:
-            finished = ended()
-        except RunError:
-            failures += 1
-            if failures == TRIES:
-                raise
-            return False
-        failures = 0
-        return finished
-
-    for event in follow(journal, over, offset):
-        display(event)
-        if event["event"] == "failed":
-            raise RunError(str(event["text"]))
-        if event["event"] == "done":
-            return
-    raise RunError(f"The server ended the run but wrote no end in {journal}; see the server's log.")
-
-
 def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
+    from fedda.compare.options import poison_of
+
     local, journals = load("server", "simulation"), load("server", "journal")
-    poison = {}
-    for pair in filter(None, launch.poison.split(",")):
-        site, _, percent = pair.partition("=")
-        try:
-            poison[site] = float(percent)
-        except ValueError:
-            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT, such as svhn=30.") from None
+    poison = poison_of(launch.poison)
     sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
-    journal = journals.Journal(folder / "journal.jsonl", display)
-    local.simulate(config, sites, journal, launch.engine)
+    journal = journals.Journal(folder / JOURNAL, display)
+    with journal.ending():
+        local.simulate(config, sites, journal, launch.engine)
 
 
 def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
@@ -127,24 +139,41 @@ def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) ->
     if ca is not None:
         keys.check_certificate(ca)
     # Refused if another run writes to this folder: its journal would be shown, and mixed with ours.
-    with load("server", "run").alone(folder):
+    with alone(folder):
         pass
-    control = load("server", "superlink.control").Control(address, ca)
-    journal = folder / "journal.jsonl"
+    journal = folder / JOURNAL
     offset = journal.stat().st_size if journal.exists() else 0
-    try:
+    with connection(address, ca) as control:
         control.sites()  # gives a clear error if no server answers
+        _end_former(folder, address, control)
         with tempfile.TemporaryDirectory() as scratch:
             home = Path(scratch) / "flwr"
             write_connection(home, address, ca)
             run_id = submit(stage(Path(scratch) / "app", config.flat()), config.flat(), home)
+        submission = Submission(run_id, address, str(ca or ""), offset)
+        submission.write(folder)
+        run = OnServer(control, submission)
         try:
-            watch(journal, offset, lambda: control.run_state(run_id).ended, display)
-        except KeyboardInterrupt:
-            control.stop_run(run_id)
+            watch(journal, offset, run.ended, display)
+        except (KeyboardInterrupt, DiedError):
+            _end(run)
             raise
-    finally:
-        control.close()
+
+
+def _end(run: OnServer) -> None:
+    """End a run at its server, so that another can begin at once; say so if that fails."""
+    try:
+        run.stop()
+    except RunError as error:
+        typer.echo(f"\nthe run could not be ended at its server: {error}", err=True)
+
+
+def _end_former(folder: Path, address: str, control: Any) -> None:
+    """End what the server still knows of a run whose process is gone, as it would for a minute."""
+    former = Submission.read(folder)
+    if former is not None and former.address == address:
+        with suppress(RunError):  # it has ended, or this server was started after it
+            control.stop_run(former.run)
 
 
 def _server_of(launch: Launch) -> tuple[str, Path | None]:

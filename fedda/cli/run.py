@@ -9,13 +9,12 @@ import typer
 
 from fedda import plugins
 from fedda.cli.exits import clear_exit
-from fedda.cli.launch import Launch, apart, on_terminate, perform
+from fedda.cli.launch import LAUNCH, Launch, apart, begun, on_terminate, perform
 from fedda.errors import ConfigError, RunError
-from fedda.halves import load
-from fedda.results.read import begun
+from fedda.ops.lock import alone, holder, still_going_on
+from fedda.results import read
 from fedda.settings import RunConfig, overrides, presets
 
-LAUNCH = "launch.json"
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL, REMOTE = ("engine", "poison", "threads"), ("server", "superlink", "ca")
 INSTEAD = {
@@ -144,8 +143,8 @@ def run(
     with clear_exit():
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
-            flat, launch = _begun(resume)
-            flat |= _changes(str(flat["method"]), change or [])
+            flat, launch = begun(resume)
+            flat |= {"run.resume": True} | _changes(str(flat["method"]), change or [])
         else:
             if simulate is not None:
                 apart(directory, "--dir", simulate, "--simulate")
@@ -171,13 +170,17 @@ def run(
         config = RunConfig.parse(flat)
         folder = Path(config.run.dir) / config.run.name
         if resume is None:
-            if begun(folder):
-                raise RunError(
-                    f"{folder} holds a run already; choose another --name, or go on with it by "
-                    f"fedda run --resume {folder}"
-                )
             started = asdict(launch) | {"settings": config.flat()}
-            with load("server", "run").alone(folder):  # another run may wait for its sites there
+            if read.begun(folder):
+                raise (
+                    still_going_on(folder)
+                    if holder(folder)
+                    else RunError(
+                        f"{folder} holds a run already; choose another --name, or go on with it by "
+                        f"fedda run --resume {folder}"
+                    )
+                )
+            with alone(folder):  # another run may wait for its sites there
                 (folder / LAUNCH).write_text(json.dumps(started, indent=1))
         perform(config, launch)
 
@@ -244,18 +247,6 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
 def _on_command_line(context: typer.Context, name: str) -> bool:
     """Whether an option was on the command line."""
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-
-
-def _begun(folder: Path) -> tuple[dict[str, Any], Launch]:
-    """Read how a run was started."""
-    try:
-        started = json.loads((folder / LAUNCH).read_text())
-        flat = started.pop("settings")
-        launch = Launch(**started)
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
-    place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
-    return flat | place | {"run.resume": True}, launch
 
 
 def _free_name(directory: Path, method: str) -> str:

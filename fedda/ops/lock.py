@@ -107,15 +107,20 @@ def alone(folder: Path) -> Iterator[None]:
     with lock:
         while not _take(lock.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise GoingOnError(
-                    f"The run in {folder} is still going on; watch it with fedda attach {folder}, "
-                    f"end it with fedda stop {folder}, or choose another --name for a new run."
-                ) from None
+                raise still_going_on(folder)
             time.sleep(0.1)
         with suppress(OSError):  # a full disk must not keep a run from going on
             lock.truncate(0)
             lock.write(json.dumps(asdict(Holder.me())).encode())
         yield
+
+
+def still_going_on(folder: Path) -> GoingOnError:
+    """The error of a command that needs a folder in which a run goes on."""
+    return GoingOnError(
+        f"The run in {folder} is still going on; watch it with fedda attach {folder}, end it with "
+        f"fedda stop {folder}, or choose another --name for a new run."
+    )
 
 
 def _take(file: int, kind: int) -> bool:

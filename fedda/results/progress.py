@@ -22,6 +22,7 @@ Key = tuple[str, int, str]  # names a training: method, seed, and the target if 
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
 _LOOK = 0.2  # seconds between two looks at the journal
+_MOVES = ("roster", "training", "round", "resumed")  # events after which nobody is waited for
 _ASK = 5  # looks between two calls of `stop`, which may send a request
 
 
@@ -63,6 +64,8 @@ class Display(OnTerminal):
         self._seen: dict[Key, int] = {}  # rounds done, by training
         self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
         self._said = 0.0
+        self._since = 0.0  # when the run began to wait for `_awaited`, in seconds of the clock
+        self._awaited: list[str] = []
         self._numbers = Text()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -73,12 +76,15 @@ class Display(OnTerminal):
             expand=True,
         )
         self._task = self._bar.add_task("starting", total=None, round="", left="")
-        super().__init__(console, lambda: Group(self._bar, self._numbers))
+        super().__init__(console, self._picture)
 
     def __call__(self, event: Event) -> None:
         """Show one event; events of other kinds are ignored."""
+        if event["event"] in _MOVES or event.get("what") in _MOVES:
+            self._awaited = []
         shows: dict[str, Callable[[Event], None]] = {
             "waiting": self._waiting,
+            "waiting-for": self._waiting_for,
             "joined": self._joined,
             "roster": self._roster,
             "training": self._training,
@@ -93,6 +99,23 @@ class Display(OnTerminal):
         self._bar.update(self._task, description=f"waiting for sites: {joined}")
         if not event["sources"] and not event["targets"]:
             self._say("waiting for sites to join")
+
+    def _waiting_for(self, event: Event) -> None:
+        """Show for whom the run waits; it says so less and less often, so each time is shown."""
+        self._awaited = event["sites"]
+        self._since = event.get("time", time.time()) - event["seconds"]
+        if self._awaited and not self._live:
+            self._say(f"  {self._wait(event['seconds'])}")
+
+    def _wait(self, seconds: float) -> str:
+        return f"waiting for {', '.join(self._awaited)} since {clock(seconds)}"
+
+    def _picture(self) -> RenderableType:
+        """The bar and the last numbers, and for whom the run waits at this moment."""
+        wait = Text()
+        if self._awaited:
+            wait = Text(printable(self._wait(time.time() - self._since)), style="yellow")
+        return Group(self._bar, self._numbers, wait)
 
     def _joined(self, event: Event) -> None:
         self._say(f"joined: {event['text']}")

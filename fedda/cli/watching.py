@@ -1,0 +1,316 @@
+"""Watching a run that another process executes, and ending it.
+
+A run on a server is executed by a program that the server started; a simulated one by the command
+`fedda run` itself. Either goes on while other commands come and go. What these need to find it is
+in the run's folder: the lock names the process, and `submitted.json` the run on the server.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedda.errors import RunError
+from fedda.files import replacing
+from fedda.halves import load
+from fedda.ops.lock import Holder, holder
+from fedda.results.read import RESULTS, begun
+
+JOURNAL, SUBMITTED = "journal.jsonl", "submitted.json"
+STOPPED = "stopped"
+TRIES = 10  # failed requests in a row, one per second, after which a run is given up
+ENDS = 60.0  # seconds to wait until a run that was stopped has ended
+
+
+class StoppedError(RunError):
+    """Somebody stopped the run."""
+
+
+class DiedError(RunError):
+    """The process that executed the run is gone."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that was started on a server; `fedda run` writes it to the run's folder.
+
+    Attributes:
+        run: Flower's id of the run.
+        address: HOST:PORT where the server listens for operators.
+        ca: file of the server's certificate authority; empty for plain HTTP.
+        offset: bytes of the journal that were there before, from an earlier start of the run.
+    """
+
+    run: int
+    address: str
+    ca: str
+    offset: int
+
+    def write(self, folder: Path) -> None:
+        """Write it to a run's folder."""
+        with replacing(folder / SUBMITTED) as part:
+            part.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Submission | None":
+        """Read it from a run's folder; None if the run was not started on a server."""
+        try:
+            return cls(**json.loads((folder / SUBMITTED).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class Going(Protocol):
+    """A run that goes on, wherever that is."""
+
+    offset: int  # bytes of the journal before this run
+
+    @property
+    def process(self) -> Holder | None:
+        """The process that executes it; None while only the server knows it."""
+        ...
+
+    def ended(self) -> str:
+        """How the run ended, in a word or two; empty while it goes on."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the run to end."""
+        ...
+
+
+class OnServer:
+    """A run on a server, over the server's Control API."""
+
+    process = None
+
+    def __init__(self, control: Any, submission: Submission) -> None:
+        self._control = control
+        self._run = submission.run
+        self.offset = submission.offset
+
+    def ended(self) -> str:
+        return self._control.run_state(self._run).ending
+
+    def stop(self) -> None:
+        self._control.stop_run(self._run)
+
+
+class OnThisMachine:
+    """A run of which only its process is known: a simulation, or one that `flwr run` started."""
+
+    def __init__(self, folder: Path, process: Holder) -> None:
+        self._folder = folder
+        self.process = process
+        self.offset = _began(folder / JOURNAL)
+
+    def ended(self) -> str:
+        return ""  # `watch` looks whether the process is there
+
+    def stop(self) -> None:
+        if not self.process.near:
+            raise RunError(
+                f"The run in {self._folder} is executed on {self.process.host}; stop it there."
+            )
+        try:
+            if self.process.alive:
+                os.kill(self.process.pid, signal.SIGTERM)
+        except PermissionError:
+            raise RunError(
+                f"The run in {self._folder} belongs to another user (process {self.process.pid}); "
+                "stop it as that user."
+            ) from None
+
+
+@contextmanager
+def going_on(folder: Path) -> Iterator[Going]:
+    """Give the run that goes on in a folder.
+
+    Raises:
+        RunError: no run goes on there.
+    """
+    submission = Submission.read(folder)
+    if submission is not None:
+        with connection(submission.address, submission.ca) as control:
+            run = OnServer(control, submission)
+            if _unended(run):
+                yield run
+                return
+    process = holder(folder)
+    if process is None:
+        raise RunError(f"No run is going on in {folder}{_instead(folder)}.")
+    yield OnThisMachine(folder, process)
+
+
+def all_going_on(directory: Path) -> list[Path]:
+    """List the folders below a folder of runs in which a run goes on."""
+    found = []
+    for folder in sorted(path for path in directory.glob("*") if path.is_dir()):
+        try:
+            with going_on(folder):
+                found.append(folder)
+        except RunError:
+            continue
+    return found
+
+
+@contextmanager
+def connection(address: str, ca: Path | str | None) -> Iterator[Any]:
+    """Connect to a server's Control API (`server.superlink.control.Control`)."""
+    control = load("server", "superlink.control").Control(address, Path(ca) if ca else None)
+    try:
+        yield control
+    finally:
+        control.close()
+
+
+def watch(
+    journal: Path,
+    offset: int,
+    ended: Callable[[], str],
+    display: Callable[[dict[str, Any]], None],
+    process: Holder | None = None,
+) -> None:
+    """Show what another process writes to a run's journal, until the run ends.
+
+    Args:
+        journal: the file, in the run's folder.
+        offset: number of bytes at its beginning to skip.
+        ended: says how the run ended; empty while it goes on.
+        display: called with every event.
+        process: the process that executes the run, if it is known already.
+
+    Raises:
+        StoppedError: somebody stopped the run.
+        DiedError: the process that executed the run is gone, without a last word.
+        RunError: the run failed (with its reason), or the server no longer answers.
+    """
+    from fedda.results.progress import follow
+
+    program = Program(journal.parent, process)
+    failures, how = 0, ""
+
+    def over() -> bool:
+        nonlocal failures, how
+        if program.gone:
+            return True
+        try:
+            how = ended()
+        except RunError:
+            failures += 1
+            if failures == TRIES:
+                raise
+            return False
+        failures = 0
+        return bool(how)
+
+    for event in follow(journal, over, offset):
+        display(event)
+        if event["event"] == "started":
+            program.note(event)
+        if event["event"] == "failed":
+            raise (StoppedError if _by_a_person(event, ended) else RunError)(str(event["text"]))
+        if event["event"] == "done":
+            return
+    if how == STOPPED:
+        raise StoppedError("The run was stopped.")
+    if program.gone:
+        raise DiedError(
+            f"The program that executed the run (process {program.pid}) has ended without a word: "
+            "it was killed, or its machine ran out of memory."
+        )
+    raise RunError(
+        f"The server ended the run ({how}), and {journal} does not say why; see the server's log."
+    )
+
+
+class Program:
+    """The process that executes a run, as far as the run's folder tells."""
+
+    def __init__(self, folder: Path, process: Holder | None = None) -> None:
+        self._folder = folder
+        self._process = process or holder(folder)
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 while it is not known."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def gone(self) -> bool:
+        """Whether it began and is no longer there."""
+        now = holder(self._folder)
+        self._process = now or self._process
+        return now is None and self._process is not None and not self._process.alive
+
+    def note(self, started: dict[str, Any]) -> None:
+        """Learn from the journal which process has started, before it has locked the folder."""
+        if "pid" in started:
+            self._process = Holder(started["pid"], started["began"], started["host"])
+
+
+def stop(folder: Path) -> None:
+    """End the run that goes on in a folder, and wait until it has ended.
+
+    Raises:
+        RunError: no run goes on there, it cannot be reached from here, or it does not end.
+    """
+    with going_on(folder) as run:
+        run.stop()
+    deadline = time.monotonic() + ENDS
+    while process := holder(folder):
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"The run in {folder} was asked to end and has not ended in {ENDS:.0f} s; end its "
+                f"process {process.pid} on {process.host} with kill -9."
+            )
+        time.sleep(0.2)
+
+
+def resume_hint(folder: Path) -> str:
+    """Return the command that resumes the run; empty if there is no checkpoint yet."""
+    checkpoints = any(folder.glob("*/checkpoint.json"))
+    return f"\ngo on with: fedda run --resume {folder}" if checkpoints else ""
+
+
+def _unended(run: OnServer) -> bool:
+    """Whether the server says that a run goes on; False if no server answers."""
+    try:
+        return not run.ended()
+    except RunError:
+        return False
+
+
+def _by_a_person(failed: dict[str, Any], ended: Callable[[], str]) -> bool:
+    """Whether a run failed because somebody stopped it, and not because its server ended."""
+    if failed.get("error") != "SystemExit":
+        return failed.get("error") == "KeyboardInterrupt"
+    try:
+        return ended() == STOPPED
+    except RunError:
+        return False
+
+
+def _instead(folder: Path) -> str:
+    """What to do with the run in a folder in which none goes on; empty if it holds none."""
+    if not folder.is_dir():
+        return ": there is no such folder"
+    if (folder / RESULTS).is_file():
+        return f"; it has finished: fedda report {folder}"
+    return f"; go on with it: fedda run --resume {folder}" if begun(folder) else ""
+
+
+def _began(journal: Path) -> int:
+    """Number of bytes of a journal before the last start of the run."""
+    found = offset = 0
+    if journal.exists():
+        for line in journal.read_bytes().splitlines(keepends=True):
+            if line.startswith(b'{"event": "started"'):
+                found = offset
+            offset += len(line)
+    return found
