@@ -36,7 +36,6 @@ class Target(Client):
             ConfigError: the model has no BatchNorm, or the site has too few images.
         """
         adabn.check_batchnorm(self.model.state_dict(), self.task.model.name)
-        self.check_enough("its statistics must be computed from")
         seen: dict[nn.Module, adabn.Moments] = {}
         layers = list(batchnorms(self.model).values())
         draws = self.generator("statistics")

@@ -31,7 +31,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import notes
+from .site import notes, tested
 from .site.memory import Network, Site, Staying
 from .site.request import MANIFESTS, Numbers, Request
 
@@ -171,19 +171,20 @@ class Client(NumPyClient):
     def shares(self) -> list[Tensor]:
         """Return the indices of this round's images, one tensor per epoch that the round touches.
 
+        They are whole blocks of this site's (`site.blocks`), whatever the server asks for.
+
         Raises:
-            ConfigError: a round has fewer of this site's images than the site allows. A model that
-                was trained on a few images reveals too much about them.
+            ConfigError: a round would have less than a block.
         """
-        rounds, least = self.task.train.rounds_per_epoch, self.site.min_images
-        if len(self.data) < least * rounds:
+        rounds, blocks = self.task.train.rounds_per_epoch, self.site.blocks.blocks
+        if len(blocks) < rounds:
             raise ConfigError(
-                f"train.rounds-per-epoch is {rounds:g}, which leaves fewer than {least} of this "
-                f"site's {len(self.data)} images for a round; lower it to "
-                f"{len(self.data) // least} or less."
+                f"train.rounds-per-epoch is {rounds:g}, which leaves fewer than "
+                f"{self.site.min_images} of this site's {len(self.data)} images for a round; lower "
+                f"it to {len(blocks)} or less."
             )
         seed = seed_for(self.task.seed, self.site.name)
-        return round_images(len(self.data), self.request.round, rounds, seed)
+        return round_images(blocks, self.request.round, rounds, seed)
 
     def inputs(self, indices: Tensor) -> Tensor:
         """Images as the model takes them, on the site's device: float in [0, 1] (N, C, H, W)."""
@@ -192,22 +193,6 @@ class Client(NumPyClient):
     def features(self, indices: Tensor) -> Tensor:
         """The model's features of images -> (N, d)."""
         return self.model.features(self.inputs(indices))
-
-    def check_enough(self, what: str) -> None:
-        """Check that this site has enough images for something that is to leave it.
-
-        Args:
-            what: a clause about what is to leave, which the words "N or more" complete.
-
-        Raises:
-            ConfigError: it has fewer images than its `min-images`, or fewer than 2.
-        """
-        least = max(self.site.min_images, 2)
-        if len(self.data) < least:
-            raise ConfigError(
-                f"This site has {len(self.data)} images, but {what} {least} or more; "
-                "add images, or lower --min-images."
-            )
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator that depends on the run's seed, this site, round and purpose alone."""
@@ -245,19 +230,31 @@ class Client(NumPyClient):
         """Answer an evaluation request; the only code that reads a target's labelled test files."""
         start = time.perf_counter()
         self.begin(request)
-        numbers: Numbers = {"infomax": infomax(self.predict(self.data.x))}
-        p = None
-        tested = self.site.evaluation(self.task.dims, self.task.names)
-        if tested is not None:
-            p = self.predict(tested.x)
-            loss = float(F.nll_loss(p.clamp_min(1e-12).log(), tested.y))
-            accuracy = float((p.argmax(dim=1) == tested.y).float().mean())
-            numbers |= {"loss": loss, "accuracy": accuracy, "tested": len(tested)}
-            for name, q in self.others(tested.x).items():
-                numbers[f"accuracy-{name}"] = float((q.argmax(dim=1) == tested.y).float().mean())
+        p = self._checked(self.predict(self.data.x))
+        numbers: Numbers = {"infomax": self._released("infomax", tested.infomax(p), len(p))}
+        held, p = self.site.evaluation(self.task.dims, self.task.names), None
+        if held is not None:
+            p = self._checked(self.predict(held.x))
+            loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
+            numbers |= {"loss": self._released("loss", loss, len(held)), "tested": len(held)}
+            others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
+            for name, q in {"accuracy": p, **others}.items():
+                right = tested.right(self._checked(q), held.y)
+                numbers[name] = self._released(name, right, len(held))
         numbers["seconds"] = time.perf_counter() - start
-        notes.tested(self, tested, p)
+        notes.tested(self, held, p)
         return numbers
+
+    def _checked(self, p: Tensor) -> Tensor:
+        """Return the answers (N, C) of a predictor, if they are those of a trained network."""
+        if not self.site.reproducible:  # in an experiment, a training that failed is a result
+            tested.check_answers(p, self.site.min_images)
+        return p
+
+    def _released(self, name: str, value: float, images: int) -> float:
+        """A number of a test over so many images, as it leaves this site."""
+        most = {"infomax": math.log(self.task.classes), "loss": tested.LOSS_MOST}.get(name, 1.0)
+        return tested.released(name, value, images, most, self.site.test_noise)
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: load data and model, and seed the random numbers."""
@@ -303,15 +300,3 @@ def lost(server_round: int) -> LostError:
         f"This site has lost its state of round {server_round}, and no other copy exists; restart "
         "its client with the same --state-dir as before, or begin a new run."
     )
-
-
-def infomax(p: Tensor) -> float:
-    """Label-free quality of predictions (N, C): entropy of the mean minus mean entropy, in nats.
-
-    High where the model is sure of each image and uses all classes (Shi and Sha, ICML 2012).
-    """
-
-    def entropy(q: Tensor) -> Tensor:
-        return -(q * q.clamp_min(1e-12).log()).sum(dim=-1)
-
-    return float(entropy(p.mean(dim=0)) - entropy(p).mean())

@@ -63,7 +63,6 @@ class Target(Member, fdann.Target):
     @torch.no_grad()
     def measure(self) -> Numbers:
         """Measure the median distance of some of its features; the batch size does not matter."""
-        self.check_enough("its median distance must be computed from")
         draws = self.generator("scale")
         indices = torch.randperm(len(self.data), generator=draws)[: fourier.PAIRED]
         with evaluating(self.model):

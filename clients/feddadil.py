@@ -53,7 +53,6 @@ class Learner(Client):
 
     def new_dictionary(self) -> Dictionary:
         """Make the site's part of the dictionary, with the current encoder."""
-        self.check_enough("its atoms must be learnt from")
         return Dictionary(self.site, self.task, self.model, self.data)
 
     @property

@@ -130,6 +130,7 @@ class GuardConfig(Section):
     )
 
 
+IMAGES_HIDE = 16  # a model that was trained on fewer images reveals too much about each of them
 FEATURES_HIDE = 256  # from a gradient over fewer examples, their features can be computed
 
 

@@ -1,12 +1,14 @@
 """Local training: which images a round uses, at what learning rate, from which seed.
 
-Everything is a function of (seed, site, round). So a site that restarts, or runs in another engine,
-goes on exactly where it stopped.
+Everything is a function of (seed, site, round) and of the blocks into which the site has divided
+its images for good. So a site that restarts, or runs in another engine, goes on exactly where it
+stopped.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,19 +28,44 @@ def generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(*parts))
 
 
-def round_images(n: int, server_round: int, rounds_per_epoch: float, seed: int) -> list[Tensor]:
+def joined(blocks: Sequence[Tensor], least: int) -> list[Tensor]:
+    """Join neighbouring blocks of indices into as many sets of `least` or more as they fill.
+
+    The sets hold nearly equal numbers of blocks. If all blocks together hold fewer, they are one
+    set; without blocks there is none.
+    """
+    for number in range(min(sum(map(len, blocks)) // least, len(blocks)), 1, -1):
+        sets = [torch.cat([*blocks[a:b]]) for a, b in pairwise(_cuts(len(blocks), number))]
+        if min(map(len, sets)) >= least:
+            return sets
+    return [torch.cat([*blocks])] if blocks else []
+
+
+def _cuts(n: int, parts: int) -> list[int]:
+    """Where to cut n things into nearly equal parts, the larger parts first."""
+    return [k * (n // parts) + min(k, n % parts) for k in range(parts + 1)]
+
+
+def round_images(
+    blocks: Sequence[Tensor], server_round: int, rounds_per_epoch: float, seed: int
+) -> list[Tensor]:
     """Indices of the images that one round uses -> one tensor per epoch that the round touches.
 
-    All rounds together read the images epoch by epoch, each epoch in a fresh order. With r rounds
-    per epoch, round t gets the images from (t-1)/r to t/r epochs: five epochs for r = 0.2, and a
-    hundredth of one for r = 100.
+    All rounds together read the blocks epoch by epoch, each epoch in a fresh order. With r rounds
+    per epoch, round t gets the blocks from (t-1)/r to t/r epochs: five epochs for r = 0.2, and a
+    third of one for r = 3. A round takes whole blocks, whatever its number, r and seed: two rounds
+    that share all but a few images would reveal these few. Its images are shuffled.
     """
+    n = len(blocks)
     start = math.floor((server_round - 1) * n / rounds_per_epoch + 1e-9)
     stop = math.floor(server_round * n / rounds_per_epoch + 1e-9)
     shares = []
-    for epoch in range(start // n, math.ceil(stop / n)):
+    for epoch in range(start // n, math.ceil(stop / n)) if start < stop else ():
         order = torch.randperm(n, generator=generator(seed, "epoch", epoch))
-        shares.append(order[max(start - epoch * n, 0) : min(stop - epoch * n, n)])
+        chosen = order[max(start - epoch * n, 0) : min(stop - epoch * n, n)]
+        images = torch.cat([blocks[k] for k in chosen.tolist()])
+        draw = torch.randperm(len(images), generator=generator(seed, "share", epoch, server_round))
+        shares.append(images[draw])
     return shares
 
 
@@ -56,21 +83,20 @@ def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
         yield from parts
 
 
-def windows(n: int, batch_size: int, p: int, seed: int, first: int, count: int) -> Iterator[Tensor]:
-    """Mini-batches of indices for steps first + 1 to first + count, each of batch_size or more.
+def windows(
+    blocks: Sequence[Tensor], batch_size: int, p: int, seed: int, first: int, count: int
+) -> Iterator[Tensor]:
+    """Mini-batches of indices for steps first + 1 to first + count.
 
-    Every p steps are a window; a sum over its images leaves the site. The n images are divided into
-    as many sets of p * batch_size or more as they fill, once for the whole training. Each window
-    uses one set; each epoch takes the sets, and each window its images, in a fresh order. So no
-    image is in a window twice, and two windows have all images in common or none: if two windows
-    shared all but a few images, their difference would reveal a sum over these few. Images repeat
-    within a window only if a window needs more than all n.
+    Every p steps are a window; a sum over its images leaves the site. The blocks are joined into as
+    many sets of p * batch_size images or more as they fill. Each window uses one set; each epoch
+    takes the sets, and each window its images, in a fresh order. So a window has each image once,
+    and consists of whole blocks, whatever p, batch size and seed: if two windows shared all but a
+    few images, their difference would reveal a sum over these few. Batches are smaller than
+    batch_size only if all blocks together hold fewer images than a window needs.
     """
-    size = p * batch_size
-    number = max(n // size, 1)
-    order = torch.randperm(n, generator=generator(seed, "windows", number))
-    sets = order.repeat(-(-size // n))[: max(n, size)].tensor_split(number)
-    stop = first + count
+    sets = joined(blocks, p * batch_size)
+    number, stop = len(sets), first + count
     for window in range(first // p, -(-stop // p)):
         epoch, place = divmod(window, number)
         places = torch.randperm(number, generator=generator(seed, "epoch", epoch))

@@ -134,8 +134,9 @@ def simulate(
     """
     journal.write("started", engine=engine)
     place = Path(config.run.dir).absolute() / config.run.name / SITES
-    # One person has the data of all simulated sites, so a site needs no minimum of its own.
-    mine = {"state-dir": str(place), "min-examples": 1}
+    # One person has the data of all simulated sites, so a site needs no minimum and no secret of
+    # its own.
+    mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True}
     sites = [mine | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})

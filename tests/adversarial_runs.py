@@ -82,7 +82,8 @@ def batches(domains: list[Node], method: str, p: int, rounds: int) -> tuple[Read
     extra: dict[str, list[list[Tensor]]] = {}
     for node in domains:
         (x, y), name = images(node), node["name"]
-        parts = windows.batches(len(x), BATCH, p, seed_for(0, name), rounds * steps * many)
+        blocks = windows.blocks(len(x), name, 2)
+        parts = windows.batches(blocks, BATCH, p, seed_for(0, name), rounds * steps * many)
         read = [(x[part], None if y is None else y[part]) for part in parts]
         cut = [read[t * steps * many : (t + 1) * steps * many] for t in range(rounds)]
         data[name] = [part[many - 1 :: many] for part in cut]

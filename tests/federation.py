@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda.config import IMAGES_HIDE
 from fedda.ops.bundle import stage
 from fedda.ops.federation import PROGRAM, Deployment
 from fedda.ops.spawn import LOOPBACK, Process
@@ -220,7 +221,9 @@ class Federation(Deployment):
         """Perform the same run in this process, without a server -> its results."""
         directory = self.directory / "alone"
         flat = LIVE | {"run.dir": str(directory), "run.name": name} | dict(settings)
-        sites = [{**n, "state-dir": str(directory / name), "threads": 1} for n in self.nodes]
+        # The sites of the federation have the client's own limit.
+        more = {"state-dir": str(directory / name), "threads": 1, "min-images": IMAGES_HIDE}
+        sites = [{**n, **more} for n in self.nodes]
         return simulate(RunConfig.parse(flat), sites, Journal(), "process")
 
     def _acts(self, name: str) -> Path:

@@ -85,7 +85,8 @@ def make_domains(root: Path) -> list[Node]:
             del arrays["y_train"]
         np.savez(root / f"{name}.npz", **arrays)
         data = str(root / f"{name}.npz")
-        nodes.append({"role": role, "name": name, "data": data, "min-examples": 1})
+        node = {"role": role, "name": name, "data": data, "reproducible": True}
+        nodes.append(node | {"min-images": 2, "min-examples": 1})
     return nodes
 
 

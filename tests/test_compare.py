@@ -273,7 +273,7 @@ def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> Non
         assert (row["variant"], row["target"]) == (cell.variant.name, cell.target)
         assert int(row["seed"]) == cell.seed == training["seed"]
         assert float(row["accuracy_last"]) == training["rounds"][-1]["accuracy"]
-        chosen = max(training["rounds"], key=lambda entry: entry["infomax"])
+        chosen = max(reversed(training["rounds"]), key=lambda entry: entry["infomax"])
         assert float(row["accuracy_selected"]) == chosen["accuracy"]
         assert int(row["selected_round"]) == chosen["round"]
         assert float(row["seconds"]) == training["seconds"]

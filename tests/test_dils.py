@@ -71,7 +71,8 @@ def batches(node: dict[str, Any], count: int, p: int) -> list[tuple[Tensor, Tens
     """Return the batches of a site's first steps."""
     data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
     x, y = data.x.float() / 255, data.y if isinstance(data, Labelled) else None
-    parts = windows.batches(len(x), 16, p, seed_for(0, node["name"]), count)
+    blocks = windows.blocks(len(x), node["name"], 2)
+    parts = windows.batches(blocks, 16, p, seed_for(0, node["name"]), count)
     return [(x[part], None if y is None else y[part]) for part in parts]
 
 

@@ -255,7 +255,8 @@ def batches(nodes: list[Node], rounds: int) -> dict[str, list[list[twin.Batch]]]
         with np.load(node["data"]) as file:
             x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
             y = torch.from_numpy(file["y_train"]) if "y_train" in file else None
-        parts = windows.batches(len(x), size, 1, seed_for(0, node["name"]), rounds * steps)
+        blocks = windows.blocks(len(x), node["name"], 2)
+        parts = windows.batches(blocks, size, 1, seed_for(0, node["name"]), rounds * steps)
         read = [(x[part], None if y is None else y[part]) for part in parts]
         data[node["name"]] = [read[t * steps : (t + 1) * steps] for t in range(rounds)]
     return data
@@ -290,7 +291,7 @@ def test_two_rounds_compute_the_same_as_in_one_place(
     DIs = {s: Discriminator(start.width, (8,), seed_for(0, f"gradient/{s}")) for s in SOURCES}
     other, _ = twin.training(start, DIs, data, EXAMPLES, plain, LR, MOMENTUM)
     apart = [(found[n] - v).abs().max().item() for n, v in other.state_dict().items()]
-    assert max(apart) > 1e-3
+    assert max(apart) > 2e-4
 
 
 def test_with_one_source_mdan_computes_the_same_as_f_dann(

@@ -661,6 +661,7 @@ SHOT = {"method": "shot-im", "rounds": 4, "shot-im.source-rounds": 2} | {
     "model.name": "small-cnn",
     "model.sizes": "8,8",
     "train.lr": 0.1,
+    "run.seeds": "3",
 }
 
 

@@ -8,15 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda.config import TrainConfig
-from fedda.train import batches, generator, learning_rate, round_images, seed_for, windows
+from fedda.train import (
+    batches,
+    generator,
+    joined,
+    learning_rate,
+    round_images,
+    seed_for,
+    windows,
+)
 from tests.reference import windows as twin
 
 
+def in_blocks(n: int, size: int) -> list[torch.Tensor]:
+    """Divide n images into blocks of `size` or one more, at random."""
+    order = torch.randperm(n, generator=generator("blocks", n))
+    return list(order.tensor_split(max(n // size, 1)))
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 60, 101])
+@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("r", [0.2, 0.5, 0.3, 1, 1.5, 3, 100])
-def test_the_rounds_read_every_epoch_exactly_once(n: int, r: float) -> None:
-    epochs = 15
-    read = [i for t in range(1, round(epochs * r) + 1) for i in round_images(n, t, r, seed=5)]
+def test_the_rounds_read_every_epoch_exactly_once(n: int, size: int, r: float) -> None:
+    epochs, blocks = 15, in_blocks(n, size)
+    read = [i for t in range(1, round(epochs * r) + 1) for i in round_images(blocks, t, r, seed=5)]
     images = torch.cat(read)
     whole = len(images) // n
     assert whole >= math.floor(round(epochs * r) / r + 1e-9)
@@ -25,20 +40,34 @@ def test_the_rounds_read_every_epoch_exactly_once(n: int, r: float) -> None:
         assert part.sort().values.tolist() == list(range(n))
 
 
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 9), st.floats(0.3, 9))
+def test_every_share_of_a_round_consists_of_whole_blocks(
+    n: int, size: int, seed: int, r: float
+) -> None:
+    blocks = in_blocks(n, size)
+    for server_round in range(1, 6):
+        for share in round_images(blocks, server_round, r, seed):
+            chosen = set(share.tolist())
+            assert len(chosen) == len(share)
+            assert all(set(b.tolist()) <= chosen or not set(b.tolist()) & chosen for b in blocks)
+
+
 def test_a_round_by_hand() -> None:
-    shares = [[len(s) for s in round_images(10, t, 0.5, seed=0)] for t in (1, 2)]
-    assert shares == [[10, 10], [10, 10]]
-    assert [[len(s) for s in round_images(10, t, 3, seed=0)] for t in (1, 2, 3)] == [[3], [3], [4]]
-    assert [[len(s) for s in round_images(10, t, 1.5, 0)] for t in (1, 2, 3)] == [[6], [4, 3], [7]]
+    def sizes(r: float, *rounds: int) -> list[list[int]]:
+        blocks = [torch.tensor([2 * k, 2 * k + 1]) for k in range(10)]
+        return [[len(s) for s in round_images(blocks, t, r, seed=0)] for t in rounds]
+
+    assert sizes(0.5, 1, 2) == [[20, 20], [20, 20]]
+    assert sizes(3, 1, 2, 3) == [[6], [6], [8]]
+    assert sizes(1.5, 1, 2, 3) == [[12], [8, 6], [14]]
 
 
 def test_epochs_are_shuffled_anew_and_repeatably() -> None:
-    first, second = (torch.cat(round_images(60, t, 1, seed=1)).tolist() for t in (1, 2))
+    blocks = in_blocks(60, 5)
+    first, second = (torch.cat(round_images(blocks, t, 1, seed=1)).tolist() for t in (1, 2))
     assert first != second != sorted(second)
-    assert torch.cat(round_images(60, 1, 1, seed=1)).tolist() == first
-    assert torch.cat(round_images(60, 1, 1, seed=2)).tolist() != first
-    thirds = [torch.cat(round_images(60, t, 3, seed=1)).tolist() for t in (1, 2, 3)]
-    assert [i for third in thirds for i in third] == first  # the same epoch, in parts
+    assert torch.cat(round_images(blocks, 1, 1, seed=1)).tolist() == first
+    assert torch.cat(round_images(blocks, 1, 1, seed=2)).tolist() != first
 
 
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(2, 9))
@@ -79,30 +108,53 @@ def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
     assert draws[0] == draws[1]
 
 
-@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20))
+@given(
+    st.integers(1, 60), st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(0, 20)
+)
 def test_windows_repeat_no_image_and_are_equal_or_disjoint(
-    n: int, size: int, p: int, first: int
+    n: int, block: int, size: int, p: int, first: int
 ) -> None:
-    found = [part.tolist() for part in windows(n, size, p, seed=3, first=0, count=9 * p)]
-    assert found == twin.batches(n, size, p, 3, 9 * p)
-    assert all(size <= len(part) < 2 * size + 1 for part in found)
-    seen: list[list[int]] = []
+    blocks = in_blocks(n, block)
+    found = [b.tolist() for b in windows(blocks, size, p, seed=3, first=0, count=9 * p)]
+    assert found == twin.batches([b.tolist() for b in blocks], size, p, 3, 9 * p)
+    seen: list[set[int]] = []
     for start in range(0, 9 * p, p):
-        window = sorted(i for part in found[start : start + p] for i in part)
-        assert len(set(window)) == min(n, len(window))
-        assert all(window == other or not set(window) & set(other) for other in seen)
-        seen.append(window)
+        window = [i for part in found[start : start + p] for i in part]
+        assert len(set(window)) == len(window) >= min(n, p * size)
+        assert all(set(window) == other or not set(window) & other for other in seen)
+        assert all(
+            set(b.tolist()) <= set(window) or not set(b.tolist()) & set(window) for b in blocks
+        )
+        seen.append(set(window))
     assert set().union(*seen) == set(range(n)) or n // (p * size) > 9
     first = min(first, 9 * p)
-    rest = windows(n, size, p, seed=3, first=first, count=9 * p - first)
+    rest = windows(blocks, size, p, seed=3, first=first, count=9 * p - first)
     assert [part.tolist() for part in rest] == found[first:]
 
 
 def test_windows_by_hand() -> None:
-    """Ten images, two batches of two to a window: windows of five, batches of three and two."""
-    read = [list(windows(10, 2, 2, 0, 2 * k, 2)) for k in range(20)]
-    assert all([len(part) for part in window] == [3, 2] for window in read)
+    """Five blocks of two images, two batches of two to a window: windows of six and of four."""
+    blocks = [torch.tensor([2 * k, 2 * k + 1]) for k in range(5)]
+    read = [list(windows(blocks, 2, 2, 0, 2 * k, 2)) for k in range(20)]
     sets = [frozenset(torch.cat(window).tolist()) for window in read]
-    assert len(set(sets)) == 2 and sets[0] | sets[1] == set(range(10))
+    assert set(sets) == {frozenset(range(6)), frozenset(range(6, 10))}
+    assert all([len(part) for part in window] in ([3, 3], [2, 2]) for window in read)
     assert all(a != b for a, b in zip(sets[::2], sets[1::2], strict=True))  # an epoch has both
     assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in many orders
+
+
+def test_windows_of_any_seed_and_size_consist_of_whole_blocks() -> None:
+    """The server chooses both, and can combine the sums of all windows that it ever gets."""
+    blocks = [set(b.tolist()) for b in in_blocks(90, 8)]
+    for seed in range(20):
+        for size, p in ((8, 1), (9, 2), (16, 1), (30, 2)):
+            window = set(torch.cat([*windows(in_blocks(90, 8), size, p, seed, 0, p)]).tolist())
+            assert window == set().union(*(b for b in blocks if b <= window))
+
+
+def test_joined_blocks_by_hand() -> None:
+    blocks = [torch.full((n,), n) for n in (3, 4, 5, 2)]
+    assert [len(s) for s in joined(blocks, 3)] == [7, 7]  # three sets would be 7, 5 and 2
+    assert [len(s) for s in joined(blocks, 2)] == [3, 4, 5, 2]
+    assert [len(s) for s in joined(blocks, 20)] == [14]
+    assert joined([], 3) == []

@@ -16,6 +16,7 @@ from torch import Tensor, optim
 from fedda import models
 from fedda.algorithms import feddadil
 from fedda.data import Examples
+from fedda.errors import ConfigError
 from fedda.maths import optimal_transport
 from fedda.models import Extension, Model, evaluating
 from fedda.settings import Task
@@ -109,10 +110,20 @@ class Dictionary:
             y: (K, n, C) their labels.
             labels: (N, C) of the site's examples; None at the target.
             server_round: counted from 1.
+
+        Raises:
+            ConfigError: fewer points move at a time than the site wants images in a round. Points
+                that move by themselves would come to lie on single examples.
         """
         o = self.task.options
         draws = generator(self.task.seed, self.site.name, server_round, "dictionary")
         blocks = torch.randperm(z.shape[1], generator=draws).split(o.step_size)
+        if (fewest := min(map(len, blocks))) < self.site.min_images:
+            raise ConfigError(
+                f"{fewest} points of an atom would move at a time, but this site wants "
+                f"{self.site.min_images} or more (--min-images); raise feddadil.samples, or choose "
+                "a feddadil.batch-size that divides it."
+            )
         alpha = self.coordinates(server_round - 1).clone()
         own = STEPS[o.optimizer]([alpha], lr=o.lr_coordinates)
         parts = [[z[:, i].clone(), feddadil.logits_of(y[:, i])] for i in blocks]

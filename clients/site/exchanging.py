@@ -9,7 +9,7 @@ from fedda import exchange
 from fedda.adversarial.lazy import LazySync
 from fedda.errors import ConfigError, WireError
 from fedda.exchange import Stream
-from fedda.train import seed_for, windows
+from fedda.train import joined, seed_for, windows
 
 from ..base import Client
 from .request import Exchange
@@ -60,14 +60,12 @@ class Summing(Client):
         """Make this site's part in one group; the stricter of the run's and the site's limits hold.
 
         Raises:
-            ConfigError: this site has fewer images than a gradient must be over. A window would
-                repeat its images, which does not hide them any better.
+            ConfigError: this site has fewer images than a gradient must be over.
         """
-        config = self.exchange.lazy
-        least = max(config.min_examples, self.site.min_examples)
-        if len(self.data) < least:
+        config, least = self.exchange.lazy, self._least
+        if (images := sum(map(len, self.site.blocks.groups))) < least:
             raise ConfigError(
-                f"This site has {len(self.data)} images, but its gradients must be computed from "
+                f"This site has {images} images, but its gradients must be computed from "
                 f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
             )
         return LazySync(
@@ -84,13 +82,23 @@ class Summing(Client):
     def windows(self, first: int, count: int) -> Iterator[Tensor]:
         """Mini-batches of indices for steps first + 1 to first + count of a discriminator.
 
-        A site takes the requested steps with the requested batch size, however few images it has.
-        A gradient that leaves it is over as many different images as it states (`train.windows`).
+        A site takes the requested steps, however few images it has. A gradient that leaves it is
+        over whole groups of its images, as many different ones as it states (`train.windows`).
 
         Raises:
-            ConfigError: this site has too few images to train on.
+            ConfigError: this site has too few images for so many steps.
         """
-        self.check_enough("it trains on")
-        seed = seed_for(self.task.seed, self.site.name)
-        size, p = self.task.train.batch_size, self.exchange.lazy.p
-        yield from windows(len(self.data), size, p, seed, first, count)
+        config = self.exchange.lazy
+        groups = joined(self.site.blocks.groups, self._least)
+        if sum(map(len, groups)) < 2 * config.p:
+            raise ConfigError(
+                f"This site has {len(self.data)} images, but the {config.p} steps of a window "
+                "(exchange.p) need two each; lower exchange.p, or add images."
+            )
+        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        yield from windows(groups, size, config.p, seed, first, count)
+
+    @property
+    def _least(self) -> int:
+        """Examples that a gradient must be over: the stricter of the run's limit and the site's."""
+        return max(self.exchange.lazy.min_examples, self.site.min_examples)

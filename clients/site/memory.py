@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from fedda import __version__, data, models, wire
-from fedda.config import FEATURES_HIDE
+from fedda.config import FEATURES_HIDE, IMAGES_HIDE
 from fedda.errors import ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer
@@ -20,7 +20,8 @@ from fedda.wire import Role
 from ..policy.gate import Gate
 from ..policy.rules import Policy
 from ..policy.trail import Trail
-from . import state
+from . import blocks, state
+from .blocks import Blocks
 
 logger = logging.getLogger("fedda.site")
 
@@ -34,7 +35,9 @@ class Site:
         node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
             are taken), poison (percent of labels to flip), min-images (the fewest images of a round
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
-            gradient, in multiples of its largest norm) and server (the host that this site dials).
+            gradient, in multiples of its largest norm), test-noise (on each number of a test, in
+            multiples of its largest value), server (the host that this site dials) and
+            reproducible (true: images are divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -43,11 +46,14 @@ class Site:
         self.name = str(node.get("name") or self.path.name)
         self.device = pick_device(str(node.get("device", "auto")))
         self.poison = float(node.get("poison", 0))
-        self.min_images = int(node.get("min-images", 2))
+        self.min_images = int(node.get("min-images", IMAGES_HIDE))
         self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
         self.noise = float(node.get("noise", 0))
+        self.test_noise = float(node.get("test-noise", 0))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        # Without a folder to keep the division in, it must be the same after a restart.
+        self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self.noted = ""  # the training whose first note was tried last
         self._obey(Policy.parse(str(node.get("policy", ""))), node)
@@ -55,6 +61,7 @@ class Site:
             # The number of threads changes the last bits of sums, so all engines must use the same.
             torch.set_num_threads(int(node["threads"]))
         self._described: data.Description | None = None
+        self._blocks: Blocks | None = None
         self._sets: dict[tuple[int, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
@@ -84,14 +91,45 @@ class Site:
         """What this site brings to a run: the only facts about its data that leave it."""
         described = data.describe(self.path, self.role)
         if described != self._described:  # the data have changed: those in memory are out of date
-            self._sets, self._tests, self._described = {}, {}, described
+            self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
         return offer(self.role, self.name, described)
 
     def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
-        """The training images in the run's shape; a target's have no labels."""
+        """The training images that are in whole blocks, in the run's shape; a target has no labels.
+
+        Raises:
+            ConfigError: the site has too few images for a block.
+        """
         if shape not in self._sets:
-            self._sets = {shape: self._load(shape)}  # one shape at a time stays in memory
+            images, used = self._load(shape), self.blocks.used
+            if len(used) < len(images):
+                images = images.take(used)
+            self._sets = {shape: images}  # one shape at a time stays in memory
         return self._sets[shape]
+
+    @property
+    def blocks(self) -> Blocks:
+        """How the training images are divided.
+
+        Raises:
+            ConfigError: the site has too few images for a block.
+        """
+        if self._blocks is None:
+            images = data.identities(self.path, self.role)
+            least = max(self.min_images, 2)  # BatchNorm cannot learn from one image
+            if self.reproducible:
+                found = blocks.fixed(self.name, images, least, self.min_examples)
+            else:
+                assert self.state_dir is not None
+                place = self.state_dir / self.name
+                found = blocks.kept(place, images, least, self.min_examples)
+            if not found.blocks:
+                raise ConfigError(
+                    f"This site has {len(images)} images, {len(found.used)} of them in whole "
+                    f"blocks, but it trains on {least} or more; add images, or lower --min-images."
+                )
+            self._blocks = found
+        return self._blocks
 
     def _load(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
         channels, size = _image(shape)

@@ -34,6 +34,7 @@ import torch
 from torch.nn import functional as F
 
 from fedda import models
+from fedda.config import IMAGES_HIDE
 from fedda.halves import load
 from fedda.ops.federation import Deployment
 from fedda.settings import RunConfig
@@ -77,11 +78,12 @@ def plain(config: RunConfig, source: Path) -> None:
         x, y = torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
     model = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0)
     seed = seed_for(0, SOURCE)
+    blocks = torch.arange(len(x)).tensor_split(len(x) // IMAGES_HIDE)  # a site's are as large
     for server_round in range(1, config.rounds + 1):
         rate = learning_rate(config.train, server_round, config.rounds)
         optimizer = make_optimizer(model.groups(rate), config.train, rate)
         model.train()
-        shares = round_images(len(x), server_round, config.train.rounds_per_epoch, seed)
+        shares = round_images(blocks, server_round, config.train.rounds_per_epoch, seed)
         for indices in batches(shares, config.train.batch_size):
             loss = F.cross_entropy(model(x[indices].float() / 255), y[indices])
             optimizer.zero_grad()

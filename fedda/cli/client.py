@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.config import FEATURES_HIDE, is_site_name
+from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
@@ -39,7 +39,10 @@ def client(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server to join.")],
     name: Annotated[
         str | None,
-        typer.Option(help="What the server calls this site. Default: the data folder's name."),
+        typer.Option(
+            help="What the server calls this site; it must be the name that the key is registered "
+            "for. Default: the key file's name (without .key); with --insecure, the data folder's."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     ca: Annotated[
@@ -81,7 +84,7 @@ def client(
             help="Do not train on fewer images in a round: a model trained on a few images "
             "reveals too much about them. The server cannot change this.",
         ),
-    ] = 16,
+    ] = IMAGES_HIDE,
     min_examples: Annotated[
         int,
         typer.Option(
@@ -100,6 +103,15 @@ def client(
             "the norm that it is clipped to; the server can only ask for more (exchange.noise).",
         ),
     ] = 0.0,
+    reproducible: Annotated[
+        bool,
+        typer.Option(
+            "--reproducible",
+            help="Divide the images into blocks by this site's name instead of by chance, so that "
+            "a run can be repeated exactly: for experiments on one machine. A round uses whole "
+            "blocks, and nobody else should know which images these are.",
+        ),
+    ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
@@ -161,7 +173,7 @@ def client(
         _parent(parent_pid, stock)
         _check_options(superlink, ca, key, insecure)
         data = data.absolute()
-        name = name or (data.stem if data.is_file() else data.name)
+        name = name or _default_name(data, key)
         if not is_site_name(name):
             raise ConfigError(
                 f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
@@ -176,6 +188,7 @@ def client(
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,
+            "reproducible": reproducible,
             "min-examples": min_examples,
             "noise": noise,
             "server": superlink.rpartition(":")[0].strip("[]"),
@@ -270,6 +283,12 @@ def _check_options(superlink: str, ca: Path | None, key: Path | None, insecure: 
             "private key, or --insecure to try out on one machine"
         )
     keys.load_node_key(key)
+
+
+def _default_name(data: Path, key: Path | None) -> str:
+    if key is not None:  # a folder may be called after what nobody else should know
+        return key.name.removesuffix(".key")
+    return data.stem if data.is_file() else data.name
 
 
 def _default_state(name: str) -> Path:

@@ -4,6 +4,7 @@ from fedda.data.batchwise import stream
 from fedda.data.load import (
     describe,
     domains,
+    identities,
     load_evaluation,
     load_source,
     load_target,
@@ -32,6 +33,7 @@ __all__ = [
     "conform",
     "describe",
     "domains",
+    "identities",
     "load_evaluation",
     "load_source",
     "load_target",

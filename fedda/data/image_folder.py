@@ -1,5 +1,6 @@
 """Image folders: `train/<class>/*` and `test/<class>/*`, or `<class>/*`, or flat for a target."""
 
+import hashlib
 import os
 import random
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fedda.data.pixels import EXTENSIONS, read_images, survey
-from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.errors import DataError
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
@@ -51,6 +52,13 @@ class ImageFolder:
         names = tuple(folder.name for folder in listing(self._train).folders)
         classes = names if set(files) <= set(names) else tuple(files)
         return _labelled(files, classes, channels, size, progress)
+
+    def identities(self, role: Role) -> list[bytes]:
+        """Digests of the files; a source's cover their class, too."""
+        if role == "target":
+            return [_digest(file) for file in self._target_files()]
+        by_class = self._source_files().items()
+        return [_digest(file, name) for name, files in by_class for file in files]
 
     def describe(self, role: Role) -> Description:
         if role == "source":
@@ -215,6 +223,13 @@ def _labelled(
     y = [classes.index(name) for name, images in by_class.items() for _ in images]
     x = read_images(files, channels, size, progress)
     return Labelled(x, torch.tensor(y, dtype=torch.int64), classes)
+
+
+def _digest(file: Path, name: str = "") -> bytes:
+    try:
+        return hashlib.blake2b(file.read_bytes() + name.encode(), digest_size=DIGEST).digest()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): check it") from error
 
 
 def _sizes(shape: tuple[int, int, int]) -> str:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from fedda.data.array_file import ArrayFile
 from fedda.data.image_folder import ImageFolder
-from fedda.data.reader import Reader, added
+from fedda.data.reader import Checked, added
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
 from fedda.errors import ConfigError, DataError, RunError
 
@@ -85,7 +85,16 @@ def verify(path: str | Path, role: Role, progress: Progress | None = None) -> De
     return found
 
 
-def open_site(path: str | Path) -> Reader:
+def identities(path: str | Path, role: Role) -> list[bytes]:
+    """A digest of each training example, in their order: it tells whether two are the same.
+
+    It does not depend on the shape that a run wants. A source's digests cover the labels, too; a
+    target's labels are not read.
+    """
+    return open_site(path).identities(role)
+
+
+def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
     if not path.exists():

@@ -89,6 +89,10 @@ class Checked:
             found = self._typed(found, Labelled)
         return self._fitted(found, channels, size)
 
+    def identities(self, role: Role) -> list[bytes]:
+        """Digests of the training examples, in the shape in which the reader gives them."""
+        return (self.source if role == "source" else self.target)(0, 0, None).digests()
+
     @contextmanager
     def _asking(self) -> Iterator[None]:
         try:
@@ -137,13 +141,13 @@ class Checked:
         return DataError(f"{self._called} {what} at {self.path}: ask who wrote it, or use another")
 
 
-def added(path: Path) -> Reader | None:
+def added(path: Path) -> Checked | None:
     """The reader of another package for a path; None if none takes it.
 
     Raises:
         DataError: several take it, or one fails.
     """
-    taken: dict[str, Reader] = {}
+    taken: dict[str, Checked] = {}
     for name, reader in plugins.installed("data").items():
         try:
             found = reader.value(path)

@@ -5,10 +5,11 @@
 Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedda.wire import Role
 
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
+DIGEST = 16  # bytes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,6 +44,15 @@ class Examples:
     def kind(self) -> Kind:
         return "image" if self.x.ndim == 4 else "vector"
 
+    def take(self, chosen: Tensor) -> Self:
+        """The examples at some indices (n,), in that order."""
+        return replace(self, x=self.x[chosen])
+
+    def digests(self) -> list[bytes]:
+        """A digest of each example, which tells whether two are the same."""
+        x = self.x.contiguous().numpy()
+        return [hashlib.blake2b(one.tobytes(), digest_size=DIGEST).digest() for one in x]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unlabelled(Examples):
@@ -54,6 +65,18 @@ class Labelled(Examples):
 
     y: Tensor
     classes: tuple[str, ...]
+
+    def take(self, chosen: Tensor) -> Self:
+        return replace(self, x=self.x[chosen], y=self.y[chosen])
+
+    def digests(self) -> list[bytes]:
+        """A digest of each example and its class's name."""
+        names = [self.classes[y].encode() for y in self.y.tolist()]
+        inputs = super().digests()
+        return [
+            hashlib.blake2b(one + name, digest_size=DIGEST).digest()
+            for one, name in zip(inputs, names, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Deployment:
         role, data = self.sites[name]
         options = ["--role", role, "--data", Path(data).absolute(), "--name", name]
         options += ["--superlink", f"{LOOPBACK}:{self.port}", "--threads", self.threads]
-        options += ["--state-dir", self.directory / "state" / name]
+        options += ["--state-dir", self.directory / "state" / name, "--reproducible"]
         if self.insecure:
             options += ["--insecure"]
         else:

@@ -5,8 +5,8 @@ import torch
 from fedda.train import generator
 
 
-def shuffled(items: list[int], seed: int, *name: object) -> list[int]:
-    draw = torch.randperm(len(items), generator=generator(seed, *name))
+def shuffled(items: list[int], *name: object) -> list[int]:
+    draw = torch.randperm(len(items), generator=generator(*name))
     return [items[i] for i in draw.tolist()]
 
 
@@ -20,19 +20,30 @@ def parts(items: list[int], count: int) -> list[list[int]]:
     return found
 
 
-def batches(n: int, size: int, p: int, seed: int, count: int) -> list[list[int]]:
-    """Return batches: p per window, the same windows in every epoch; images repeat if too few."""
-    many = max(n // (p * size), 1)
-    images = shuffled(list(range(n)), seed, "windows", many)
-    while len(images) < p * size:
-        images = images + images
-    if n < p * size:
-        images = images[: p * size]
-    windows = parts(images, many)
+def blocks(n: int, name: str, size: int) -> list[list[int]]:
+    """The blocks of a site whose images are divided by its name."""
+    return [sorted(part) for part in parts(shuffled([*range(n)], "blocks", name), n // size)]
+
+
+def sets(blocks: list[list[int]], least: int) -> list[list[int]]:
+    """Join neighbouring blocks into the most sets that hold `least` images or more each."""
+    best = [[i for block in blocks for i in block]]
+    for many in range(2, len(blocks) + 1):
+        found = [
+            [i for b in some for i in blocks[b]] for some in parts([*range(len(blocks))], many)
+        ]
+        if min(len(one) for one in found) >= least:
+            best = found
+    return best
+
+
+def batches(blocks: list[list[int]], size: int, p: int, seed: int, count: int) -> list[list[int]]:
+    """Return batches: p per window, the same windows in every epoch."""
+    windows = sets(blocks, p * size)
     found: list[list[int]] = []
     epoch = 0
     while len(found) < count:
-        for k in shuffled(list(range(many)), seed, "epoch", epoch):
+        for k in shuffled([*range(len(windows))], seed, "epoch", epoch):
             found += parts(shuffled(windows[k], seed, "window", len(found) // p), p)
         epoch += 1
     return found[:count]

@@ -1,0 +1,219 @@
+"""What a server that lies can find out about single images: attacks, and why they fail."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clients.fedavg import Target
+from clients.site import tested
+from clients.site.memory import Site
+from clients.site.request import Request
+from fedda import models, wire
+from fedda.errors import WireError
+from fedda.models import Model
+from fedda.settings import RunConfig
+from fedda.wire import Kind
+from tests.federation import LIVE, Federation
+from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
+
+LR = 1e-3
+N = EXAMPLES["anna"]
+# One step over all images of the round: what comes back is the sum of their gradients.
+ONE_STEP = {
+    "method": "fedavg",
+    "rounds": 1,
+    "model.name": "identity",
+    "model.sizes": "",
+    "train.batch-size": 1000,
+    "train.lr": LR,
+    "train.momentum": 0.0,
+    "train.weight-decay": 0.0,
+    "run.expect": 2,
+    "run.evaluate": False,
+}
+
+
+def gradients(model: Path, images: int) -> torch.Tensor:
+    """Return the sum of the gradients of a round's images, from the model after it -> (C, d)."""
+    config = RunConfig.parse(ONE_STEP)
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0).state_dict()
+    (name,) = [n for n, w in start.items() if w.ndim == 2]
+    return (start[name] - load_file(model)[name]) * images / LR
+
+
+def closest(found: torch.Tensor, x: torch.Tensor) -> float:
+    """The largest cosine between a row of what was found (C, d) and an image (N, d)."""
+    rows = found[found.norm(dim=1) > 1e-6 * x.norm(dim=1).mean()]
+    if not len(rows):
+        return 0.0
+    cosines = torch.nn.functional.cosine_similarity(rows[:, None], x[None], dim=2)
+    return float(cosines.abs().max())
+
+
+def images_of(node: Node) -> torch.Tensor:
+    with np.load(node["data"]) as file:
+        return torch.from_numpy(file["x_train"]).float().flatten(1) / 255
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Node]:
+    """One source and the target, so that a round's mean is the source's own model."""
+    return [n for n in make_domains(tmp_path) if n["name"] in ("anna", "town")]
+
+
+@pytest.mark.parametrize("more", [1, 2, 3, 8])
+def test_two_rounds_never_differ_by_fewer_images_than_a_block(
+    pair: list[Node], tmp_path: Path, fresh_sites: None, more: int
+) -> None:
+    """Rounds over 20 images and over 20 + `more`: their difference would be a few images."""
+    pair = [n | {"min-images": 8} for n in pair]
+
+    def asked_for(images: int) -> tuple[torch.Tensor, int]:
+        settings = {"run.dir": str(tmp_path), "run.name": f"of-{images}"}
+        settings |= ONE_STEP | {"train.rounds-per-epoch": N / images}
+        model = run(pair, settings)[0]["trainings"]["fedavg"][0]["model"]
+        trained = [b for k in range(1, 6) if (b := 8 * k) <= images + 1e-6][-1]  # whole blocks
+        return gradients(Path(model), trained), trained
+
+    (first, few), (second, many) = asked_for(20), asked_for(20 + more)
+    assert many - few in (0, 8)
+    assert closest(second - first, images_of(pair[0])) < 0.999
+    if many == few:
+        assert torch.equal(first, second)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("single")
+    with Federation(folder, client_options={"anna": ["--min-images", "8"]}) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_no_image_can_be_read_from_two_runs_over_processes(hub: Federation) -> None:
+    """The run's own program is honest; its settings are chosen to read an image of anna's."""
+    for name in ("bert", "carl"):
+        hub.kill(name)
+
+    def asked_for(images: int) -> Path:
+        settings = LIVE | ONE_STEP | {"train.rounds-per-epoch": N / images}
+        results = hub.begin(f"of-{images}", settings).finish()
+        return Path(results["trainings"]["fedavg"][0]["model"])
+
+    few, many = (asked_for(images) for images in (20, 21))
+    x = images_of(hub.nodes[0])
+    # Read as two rounds that differ by one image, as they would without blocks.
+    assert closest(gradients(many, 21) - gradients(few, 20), x) < 0.999
+    assert few.read_bytes() == many.read_bytes()  # the same two blocks of eight, in fact
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+def one_hot(classes: list[int], C: int = 3) -> torch.Tensor:
+    return torch.eye(C)[classes]
+
+
+def trained(n: int) -> torch.Tensor:
+    draws = torch.Generator().manual_seed(0)
+    return (4 * torch.randn(n, 3, generator=draws)).softmax(dim=1)
+
+
+def test_answers_of_a_trained_network_pass() -> None:
+    tested.check_answers(trained(40), 16)
+    tested.check_answers(trained(5), 16)  # a small test set
+    sure = (20 * torch.randn(60, 3, generator=torch.Generator().manual_seed(1))).softmax(dim=1)
+    tested.check_answers(sure, 16)
+
+
+def test_answers_that_are_about_few_images_are_refused() -> None:
+    constant = torch.full((40, 3), 1 / 3)
+    lit = constant.clone()
+    lit[7] = torch.tensor([0.9, 0.05, 0.05])
+    saturated = one_hot([i % 3 for i in range(40)])
+    for p, text in (
+        (constant, "all but 0 of 40 images alike"),
+        (lit, "all but 1 of 40 images alike"),
+        (saturated, "infinitely sure of all but 0 of 40"),
+    ):
+        with pytest.raises(WireError, match=text):
+            tested.check_answers(p, 16)
+    enough = constant.clone()
+    enough[:16] = trained(16)
+    tested.check_answers(enough, 16)
+
+
+def test_numbers_of_a_test_by_hand() -> None:
+    log3 = math.log(3)
+    assert tested.released("infomax", 0.4567, 40, log3, 0) == 0.46
+    assert tested.released("infomax", -0.2, 40, log3, 0) == 0
+    assert tested.released("loss", 123.4, 40, 10, 0) == 10
+    assert tested.released("accuracy", 2 / 3, 30, 1, 0) == 2 / 3  # steps of 1/30 hide more
+    assert tested.released("accuracy", 0.66666, 30_000, 1, 0) == 0.667
+    assert tested.released("accuracy-ensemble", 0.66666, 30_000, 1, 0) == 0.667
+
+
+def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> None:
+    drawn = [tested.released("loss", 5.0, 40, 10, 0.05) for _ in range(400)]
+    assert len({*drawn}) > 50
+    assert np.std(drawn) == pytest.approx(0.5, rel=0.2)
+    assert np.mean(drawn) == pytest.approx(5.0, abs=0.15)
+    assert all(0 <= tested.released("accuracy", 0.99, 40, 1, 0.5) <= 1 for _ in range(50))
+
+
+def test_infomax_by_hand() -> None:
+    assert tested.infomax(one_hot([0, 1, 2])) == pytest.approx(math.log(3))
+    assert tested.infomax(one_hot([0, 0, 0])) == pytest.approx(0)
+    assert tested.infomax(torch.full((4, 3), 1 / 3)) == pytest.approx(0, abs=1e-6)
+
+
+def probe(change: Mapping[str, torch.Tensor], node: Node, **more: Any) -> dict[str, Any]:
+    """Ask a target to test a model that a server made up -> the numbers of its reply."""
+    config = RunConfig.parse(ONE_STEP)
+    task = config.task("fedavg", 0, (1, SIDE, SIDE), ("0", "1", "2", "3"), 2)
+    model = models.build(task.model, task.dims, task.classes, 0)
+    model.load_state_dict({**model.state_dict(), **change})
+    packed = wire.pack(models.to_arrays(model), Kind.MODEL)
+    (stage,) = task.stages
+    request = Request(task, 1, stage, "test", "target", {"model": packed}, {})
+    return Target(Site(node | more)).test(request)
+
+
+def head(model: Model | None = None) -> dict[str, torch.Tensor]:
+    return {"head.weight": torch.zeros(CLASSES, SIDE**2), "head.bias": torch.zeros(CLASSES)}
+
+
+def test_a_model_that_one_image_lights_reads_no_pixel(pair: list[Node], tmp_path: Path) -> None:
+    """A large weight on the difference to an image that the attacker knows nearly.
+
+    Answers are uniform but for this image, whose answer tells the pixel.
+    """
+    town = pair[1]
+    x = images_of(town)
+    direction = x[3] - x.mean(dim=0)
+    scores = x @ direction
+    made = head()
+    made["head.weight"][0] = 1e4 * direction
+    made["head.bias"][0] = -1e4 * float((scores.max() + scores.sort().values[-2]) / 2)
+    in_experiment = probe(made, town)  # one person has all data, and sees what happens
+    assert "infomax" in in_experiment
+    with pytest.raises(WireError, match="few images"):
+        probe(made, town, reproducible=False, **{"state-dir": str(tmp_path), "min-images": 16})
+
+
+def test_a_model_in_training_is_tested_at_a_real_site(pair: list[Node], tmp_path: Path) -> None:
+    real = {"reproducible": False, "state-dir": str(tmp_path), "min-images": 16}
+    found = probe({}, pair[1], **real)
+    assert found["infomax"] == round(found["infomax"], 2)
+    assert found["loss"] == round(found["loss"], 2)
+    assert {k: found[k] for k in ("infomax", "accuracy")} == {
+        k: probe({}, pair[1])[k] for k in ("infomax", "accuracy")
+    }
+    noisy = [probe({}, pair[1], **real, **{"test-noise": 0.1})["loss"] for _ in range(4)]
+    assert len({*noisy}) > 1
