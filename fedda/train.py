@@ -8,7 +8,7 @@ stopped.
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -34,10 +34,11 @@ def joined(blocks: Sequence[Tensor], least: int) -> list[Tensor]:
     The sets hold nearly equal numbers of blocks. If all blocks together hold fewer, they are one
     set; without blocks there is none.
     """
-    for number in range(min(sum(map(len, blocks)) // least, len(blocks)), 1, -1):
-        sets = [torch.cat([*blocks[a:b]]) for a, b in pairwise(_cuts(len(blocks), number))]
-        if min(map(len, sets)) >= least:
-            return sets
+    ends = [0, *accumulate(map(len, blocks))]
+    for number in range(min(ends[-1] // least, len(blocks)), 1, -1):
+        cuts = [*pairwise(_cuts(len(blocks), number))]
+        if min(ends[b] - ends[a] for a, b in cuts) >= least:
+            return [torch.cat([*blocks[a:b]]) for a, b in cuts]
     return [torch.cat([*blocks])] if blocks else []
 
 
