@@ -4,7 +4,9 @@
 
 FILE is read at every request. It is JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}}:
 what to do in round 2, and facts to offer instead of the true ones. "join": "hold" keeps the site
-from joining. A reply is changed after the site's own checks, as a site with another program could.
+from joining. "early": true makes it confirm its work before it has it. "gone": true makes it
+answer questions as the server does for a node that is gone. A reply is changed after the site's own
+checks, as a site with another program could; in a round of "half" its pieces never follow.
 
 It asks for work less often than a real site: the more often sites ask, the more of its time a
 waiting server spends on answering that there is no work.
@@ -16,9 +18,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PushObjectResponse,
+)
 
 from clients.node import bridge, resident
+from clients.node.failures import ask
+from clients.node.fleet import Fleet
 from clients.site.memory import Site
 from fedda import cli, records
 from fedda.wire import Arrays
@@ -46,6 +57,8 @@ def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
     if what == "hold":
         while (act(step) or [""])[0] == "hold":
             time.sleep(0.1)
+    if what == "half":
+        Hostile.half = True
     if what == "raise":
         raise ValueError(value)
     reply = honest(message, site)
@@ -57,6 +70,35 @@ def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
 def scaled(model: Arrays, by: float) -> Arrays:
     """Multiply every weight and bias by a number, which may be NaN."""
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
+
+
+class Hostile(Fleet):
+    """A connection that uses the server as its own program never would."""
+
+    half = False  # whether the next reply is only announced
+
+    def fetch(self, head: Message, tree: ObjectTree) -> Message:
+        if act("early") and head.metadata.message_type == "train":
+            print("acting: confirm early", flush=True)
+            meta = head.metadata
+            request = ConfirmMessageReceivedRequest(
+                node=self._node, run_id=meta.run_id, message_object_id=meta.message_id
+            )
+            ask(self._client.ConfirmMessageReceived, request)
+        return super().fetch(head, tree)
+
+    def send(self, reply: Message, seconds: float) -> None:
+        if act("gone") and reply.metadata.message_type == "query":
+            print("acting: gone", flush=True)
+            gone = Error(ErrorCode.NODE_UNAVAILABLE)
+            reply = make_message(metadata=reply.metadata, error=gone)
+        half, Hostile.half = Hostile.half, False
+        real = self._client.PushObject
+        if half:
+            stored = PushObjectResponse(stored=True)
+            self._client.PushObject = lambda request: stored  # type: ignore[method-assign]
+        super().send(reply, seconds)
+        self._client.PushObject = real  # type: ignore[method-assign]
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
@@ -73,5 +115,6 @@ def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
 
 if __name__ == "__main__":
     bridge.train, Site.offer, resident.serve = train, offer, serve
+    resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

@@ -95,6 +95,21 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     assert run.find("trouble", what="exchange ended")  # town gets this and stops computing
 
 
+def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: Federation) -> None:
+    """Every deadline that could end the wait is far away."""
+    far = {"exchange.join": 900.0, "exchange.rejoin": 900.0, "wait.train": 3600.0}
+    hub.act("bert", {"3": ["sleep", 600]})
+    run = hub.begin("restarted", DILS | far | {"exchange.wait": 900.0, "wait.settle": 30.0})
+    hub.processes["bert"].wait_for("acting: sleep in round 3", PATIENCE)
+    hub.kill("bert")
+    hub.act("bert", {})
+    hub.revive("bert")
+    results = run.finish()
+    assert same(hub, "restarted", results, hub.alone("restarted", DILS))
+    (ended,) = run.find("trouble", what="exchange ended")
+    assert ended["text"].startswith("bert stopped before its last sync")
+
+
 def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation) -> None:
     """The run accepts gradients over few examples; a site without that setting does not."""
     hub.processes["town"].stop()

@@ -23,13 +23,13 @@ from clients.node import resident
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
 from fedda.ops import certificate, keys
-from fedda.ops.federation import PROGRAM
-from fedda.ops.spawn import LOOPBACK, SERVER_PID, Process
+from fedda.ops.spawn import LOOPBACK, SERVER_PID
 from server import checkpoint
 from tests.federation import (
     LIVE,
     PATIENCE,
     Federation,
+    Operator,
     descendants,
     final_model,
     processes_with,
@@ -39,6 +39,7 @@ from tests.federation import (
 
 pytestmark = pytest.mark.slow
 
+SILENT = "no reply in time; left out of this round"
 SECRET = "secret-sample-42"
 SITES = {"anna", "bert", "carl", "town"}
 KD3A = {"method": "kd3a", "wait.min-sources": 1}
@@ -125,6 +126,27 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     ]
     assert [e["round"] for e in run.find("round")] == [1, 2, 3]
     assert final_model(results, "kd3a") == final_model(hub.alone("paused", settings), "kd3a")
+
+
+def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federation) -> None:
+    """Without its word about the request that it lost, the run would wait for `wait.train`."""
+    settings = KD3A | {"wait.min-sources": 3, "wait.train": 3600.0, "wait.settle": 30.0}
+    hub.act("carl", {"2": ["sleep", 600]})
+    hub.act("town", {"3": ["sleep", 600]})
+    run = hub.begin("revived", settings)
+    for name, number in (("carl", 2), ("town", 3)):
+        hub.processes[name].wait_for(f"acting: sleep in round {number}", PATIENCE)
+        hub.kill(name)
+        hub.act(name, {})
+        hub.revive(name)
+        back = time.time()
+        failed = run.wait_for("trouble", site=name, round=number)
+        assert failed["text"] in (Code.RESTARTED.public, SILENT)  # if Flower saw it away
+        again = run.wait_for("round", round=number)
+        print(f"\n{name}: failed {failed['time'] - back:.1f} s, again {again['time'] - back:.1f} s")
+    results = run.finish()
+    assert [e["round"] for e in run.find("round")] == [1, 2, 3]
+    assert final_model(results, "kd3a") == final_model(hub.alone("revived", settings), "kd3a")
 
 
 def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
@@ -227,6 +249,25 @@ def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> N
     assert found[3]["weights"] == pytest.approx({"anna": 4 / 34, "bert": 5 / 34, "carl": 25 / 34})
     model = [a for a in load(final_model(results, "fedavg")).values() if a.dtype.kind == "f"]
     assert all(np.isfinite(a).all() and np.abs(a).max() < 3 for a in model)
+
+
+def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None:
+    """It announces a reply and never sends it, confirms what it does not have, and plays dead."""
+    hub.act("carl", {"2": ["half", 0], "gone": False})
+    hub.act("bert", {"early": True})
+    run = hub.begin("hostile", FEDAVG | {"rounds": 4, "wait.train": 8.0, "wait.settle": 2.0})
+    hub.processes["carl"].wait_for("acting: half in round 2", PATIENCE)
+    hub.act("carl", {"gone": True})
+    hub.act("bert", {})
+    results = run.finish()
+    found = rounds(results, "fedavg")
+    assert "acting: confirm early" in hub.processes["bert"].text()
+    assert ("silent", "carl", 2) in troubles(results)
+    assert found[2]["seconds"] < 8 + 15, "the pieces were waited for beyond the round's deadline"
+    assert set(found[4]["weights"]) >= {"anna"}
+    assert all("carl" not in found[i]["weights"] for i in (2, 3, 4))
+    questions = hub.processes["carl"].text().count("acting: gone")
+    assert 2 <= questions < 20, "the site's false answers make the server ask all the time"
 
 
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
@@ -337,15 +378,6 @@ def test_a_refused_site_gets_the_reason(
     process = Operator(hub, ["superlink", "--dir", tmp_path / "old", "--port", "1"])
     assert process.popen.wait(PATIENCE) == 3
     assert "expired" in process.text()
-
-
-class Operator(Process):
-    """A command of the operator, as a process."""
-
-    def __init__(self, hub: Federation, command: list[Any]) -> None:
-        log = hub.logs / f"operator-{time.monotonic_ns()}.log"
-        super().__init__("operator", [*PROGRAM, *map(str, command)], log, hub.env)
-        hub.processes[log.stem] = self
 
 
 @contextlib.contextmanager
