@@ -82,6 +82,7 @@ class Training:
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
         self.crossed = Crossed(folder, grid, self.task.label)
+        self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -178,6 +179,7 @@ class Training:
         """Train one round; repeat it, up to `wait.tries` times, while too few sites take part."""
         for left in reversed(range(self.config.wait.tries)):
             memory = strategy.memory.copy()
+            self._said.clear()
             try:
                 with self.phases.phase("waiting"):
                     strategy.roster = self.roster = self.sites.refresh(self.roster)
@@ -186,10 +188,17 @@ class Training:
             except QuorumError as error:
                 strategy.memory = memory
                 if not left:
-                    raise
+                    raise QuorumError(f"{error}{self._reasons()}") from error
                 with self.phases.phase("waiting"):
                     self._pause(strategy, str(error))
         raise AssertionError("wait.tries is at least 1")
+
+    def _reasons(self) -> str:
+        """What sites answered in this try instead of a result; empty if they answered nothing."""
+        sites: dict[str, list[str]] = {}
+        for site, text in self._said.items():
+            sites.setdefault(text, []).append(site)
+        return "".join(f" {', '.join(names)}: {text}." for text, names in sites.items())
 
     def _round_trip(
         self, strategy: base.FedDA, sent: ArrayRecord
@@ -358,6 +367,8 @@ class Training:
             self.journal.trouble(f"exchange {what}", site, text, round=self.round, **self._about)
 
     def _notice(self, what: str, site: str, text: str) -> None:
+        if what == "failed":
+            self._said[site] = text
         for node in self.roster.nodes:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)

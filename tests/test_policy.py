@@ -1,0 +1,555 @@
+"""A site's policy: what it refuses before any work, its budgets, and where the site dials."""
+
+import datetime as dt
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from clients.node.failures import RunOver, Unreachable
+from clients.node.fleet import Fleet
+from clients.policy import words
+from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Policy, Times
+from clients.policy.spent import Spent, Used
+from clients.site import state
+from clients.site.memory import Site, resident
+from clients.site.request import Request
+from fedda import exchange, models, records
+from fedda.cli import app
+from fedda.cli.client import app as client_command
+from fedda.config import ModelConfig
+from fedda.errors import BudgetError, Code, ConfigError, DataError, PolicyError, public
+from fedda.exchange import Group, Invitation, LocalHost
+from fedda.exchange.host import Host
+from fedda.settings import Task
+from tests.federation import PATIENCE
+from tests.local_grid import Bench, Node, make_domains
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+
+def policy(text: str, folder: Path) -> Policy:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return Policy.read(path)
+
+
+def obeying(nodes: list[Node], text: str, folder: Path) -> list[Node]:
+    """Give every site the same policy, with budgets and an audit log in folders of its own."""
+    rules = policy(text, folder).model_dump_json(by_alias=True)
+    return [
+        {**n, "policy": rules, "state-dir": str(folder / str(n["name"]))}
+        | {"audited": True, "notes": False}
+        for n in nodes
+    ]
+
+
+def a_bench(nodes: list[Node], method: str, **settings: Any) -> Bench:
+    """Make a bench whose requests do not expire on a busy machine."""
+    return Bench(nodes, method, **{"wait__train": PATIENCE, **settings})
+
+
+def codes(bench: Bench) -> set[Code | None]:
+    """Run the requests of one round -> the codes of the replies; None for an answer."""
+    replies = [bench.call(request) for request in bench.begin()]
+    return {Code(r.error.code) if r.has_error() else None for r in replies}
+
+
+def untouched(node: Node) -> bool:
+    """Whether a site has neither read its data nor built a model."""
+    site = resident(tuple(sorted(node.items())))
+    return not site._sets and not site._tests and not site._workspaces
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
+    fresh = policy(words.FRESH, tmp_path)
+    for name, section in fresh:
+        keys = {key for key, value in section.model_dump(by_alias=True).items()}
+        block = words.FRESH.split(f"[{name}]")[1].split("\n[")[0]
+        assert keys == {line.split(" = ")[0] for line in block.splitlines() if " = " in line}, name
+    assert "none" not in " ".join(words.words(fresh))
+
+
+def test_an_empty_file_restricts_nothing(tmp_path: Path) -> None:
+    assert policy("", tmp_path) == Policy()
+    assert Policy.parse(Policy().model_dump_json(by_alias=True)) == Policy()
+    full = policy(words.FRESH, tmp_path)
+    assert Policy.parse(full.model_dump_json(by_alias=True)) == full
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("methodes = 1", "'methodes', which is unknown, so what it forbids would not hold"),
+        ("[budget]\nround = 3", "'budget.round', which is unknown"),
+        ("[budget]\nrounds = -1", "budget.rounds is -1"),
+        ("[budget]\ntests = inf", "budget.tests is inf"),
+        ('[allow]\nmethods = "kd3a"', "allow.methods is 'kd3a'"),
+        ("[limits]\nclasses = 20000", "limits.classes is 20000"),
+        ('[times]\nhours = ["monday"]', "not like 'mon-fri 20:00-06:00'"),
+        ("[exchange]\nports = [0]", "exchange.ports.0 is 0"),
+        ("[allow", "is not TOML"),
+    ],
+)
+def test_a_file_that_does_not_hold_is_refused_in_one_sentence(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(text, tmp_path)
+    assert said in str(caught.value)
+    assert "policy.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def fedda(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["policy", *map(str, arguments)])
+
+
+def test_the_commands_write_check_and_show_a_policy(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    assert fedda("init", file).exit_code == 0
+    again = fedda("init", file)
+    assert again.exit_code == 1 and "exists already" in again.output
+    checked = fedda("check", file)
+    assert checked.exit_code == 0 and "1,000 to test" in checked.output
+    budget = Policy.read(file).budget
+    Spent(tmp_path, budget).request("a training", is_test=True)
+    shown = fedda("show", file, "--state-dir", tmp_path)
+    assert shown.exit_code == 0 and "requests to test" in shown.output
+    file.write_text("[leaving]\nmodels = 3")
+    wrong = fedda("check", file)
+    assert wrong.exit_code == 1 and wrong.output.startswith("error: ")
+    assert fedda("check", tmp_path / "none.toml").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "when", "holds"),
+    [
+        ([], "2026-11-22 03:00", True),
+        (["mon-fri 08:00-18:00"], "2026-11-23 08:00", True),  # a Monday
+        (["mon-fri 08:00-18:00"], "2026-11-23 18:00", False),
+        (["mon-fri 08:00-18:00"], "2026-11-22 12:00", False),
+        (["fri 20:00-06:00"], "2026-11-28 05:59", True),  # the Saturday after
+        (["fri 20:00-06:00"], "2026-11-28 06:00", False),
+        (["fri 20:00-06:00"], "2026-11-27 05:59", False),
+        (["sat-mon 00:00-24:00"], "2026-11-22 23:59", True),
+        (["sat-mon 00:00-24:00"], "2026-11-24 00:00", False),
+        (["tue 09:00-10:00", "wed 09:00-10:00"], "2026-11-25 09:30", True),
+    ],
+)
+def test_hours_are_local_and_may_pass_midnight(hours: list[str], when: str, holds: bool) -> None:
+    times = Times(hours=tuple(hours))
+    assert times.hold(dt.datetime.fromisoformat(when)) is holds
+
+
+# ---- what is refused before any work -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ('[allow]\nmethods = ["kd3a", "dils"]', "fedavg"),
+        ("[allow]\nmethods = []", "fedavg"),
+        ('[allow]\nnetworks = ["resnet*"]', "fedavg"),
+        ('[allow]\nphases = ["adapt"]', "fedavg"),
+        ("[limits]\nclasses = 3", "fedavg"),
+        ("[limits]\nimage-side = 7", "fedavg"),
+        ("[limits]\nparameters = 1000", "fedavg"),
+        ("[leaving]\nmodels = false", "fedavg"),
+        ("[leaving]\natoms = false", "feddadil"),
+        ("[leaving]\ngradients = false", "fdann"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_before_data_are_read(
+    domains: list[Node], tmp_path: Path, text: str, method: str
+) -> None:
+    nodes = obeying(domains, text, tmp_path)
+    rounds = {"rounds": 2} | ({"feddadil__encoder_share": 0.0} if method == "feddadil" else {})
+    bench = a_bench(nodes, method, **rounds)
+    assert codes(bench) == {Code.POLICY}
+    assert all(untouched(node) for node in nodes)
+    assert all(Spent(tmp_path / str(n["name"]), Policy().budget).used().rounds == 0 for n in nodes)
+
+
+def test_what_is_allowed_is_answered(domains: list[Node], tmp_path: Path) -> None:
+    text = words.FRESH.replace("min-images = 16", "min-images = 2")
+    assert codes(a_bench(obeying(domains, text, tmp_path), "fedavg")) == {None}
+
+
+def test_numbers_of_tests_stay_if_the_policy_says_so(domains: list[Node], tmp_path: Path) -> None:
+    nodes = obeying(domains, "[leaving]\ntests = false", tmp_path)
+    bench = a_bench(nodes, "fedavg")
+    bench.begin()
+    sent = bench.strategy.packed(bench.model)
+    (request,) = bench.strategy.configure_evaluate(1, sent, None, bench.grid)  # type: ignore[arg-type]
+    reply = bench.call(request)
+    assert Code(reply.error.code) is Code.POLICY
+    assert reply.error.reason == public(Code.POLICY) == Code.POLICY.public
+    assert untouched(nodes[-1])
+
+
+def test_at_other_hours_nothing_is_answered_not_even_what_a_site_offers(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(dt.date.today().weekday() + 3) % 7]
+    node = obeying(domains, f'[times]\nhours = ["{day} 10:00-11:00"]', tmp_path)[0]
+    bench = a_bench(domains, "fedavg")
+    bench.grid.app = type(bench.grid)([node]).app
+    bench.grid.contexts[1].node_config["partition-id"] = 0
+    asked = Message(records.write(), 1, "query", ttl=60)
+    bench.grid.push_messages([asked])
+    assert Code(bench.call(asked).error.code) is Code.POLICY
+
+
+def test_the_strictest_of_run_command_line_and_policy_holds(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    text = (
+        "[protect]\nmin-images = 20\nmin-examples = 30\nclip = 2.0\nnoise = 0.5\ntest-noise = 0.1"
+    )
+    (node, *_) = obeying(domains, text + "\n[keep]\nnotes = false", tmp_path)
+    site = Site(node)
+    assert (site.min_images, site.min_examples, site.clip) == (20, 30, 2.0)
+    assert (site.noise, site.test_noise, site.notes) == (0.5, 0.1, False)
+    site = Site(node | {"min-images": 24, "min-examples": 300, "noise": 0.7})
+    assert (site.min_images, site.min_examples, site.noise) == (24, 300, 0.7)
+
+
+# ---- bounds that hold without a policy -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((1, 28, 28), ModelConfig(name="digit-cnn")),
+        ((3, 32, 32), ModelConfig(name="lenet")),
+        ((30,), ModelConfig(name="identity")),
+        ((1, 8, 8), ModelConfig(name="mlp", sizes="40,20")),
+        ((1, 64, 64), ModelConfig(name="resnet18")),
+    ],
+)
+def test_a_model_without_values_has_the_layout_of_a_real_one(
+    shape: tuple[int, ...], config: ModelConfig
+) -> None:
+    made, outline = (models.blank(config, shape, 7, None, d).state_dict() for d in ("cpu", "meta"))
+    assert list(made) == list(outline)
+    assert all(made[n].shape == outline[n].shape for n in made)
+    assert all(made[n].dtype == outline[n].dtype for n in made)
+    assert all(tensor.is_meta for tensor in outline.values())
+
+
+def asked(bench: Bench, **settings: Any) -> Request:
+    """Return the first request of a round, with other settings of its task."""
+    message = bench.begin()[0]
+    _, tables = records.read(message.content)
+    return Request.make({**tables["task"], **settings}, tables["step"], {})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"class-names": "\n".join(map(str, range(MOST_CLASSES + 1)))},
+        {"class-names": "a\n" + "b" * 2_000_000},
+        {"class-names": "\n".join(map(str, range(MOST_CLASSES))), "shape": "3,4096,4096"},
+        {"shape": "1,4097,16"},
+        {"shape": "9,4000,4000"},
+        {"model.sizes": "100000,100000"},
+        {"model.name": "digit-cnn", "model.sizes": "", "shape": "1,4096,4096"},
+    ],
+)
+def test_a_request_for_more_than_a_site_builds_is_refused(
+    domains: list[Node], settings: dict[str, Any]
+) -> None:
+    site, request = Site(domains[0]), asked(a_bench(domains, "fedavg"), **settings)
+    with pytest.raises(PolicyError):
+        site.gate.admit(request)
+    site.gate.admit(asked(a_bench(domains, "fedavg")))
+
+
+def test_what_a_method_adds_counts_with_the_model(domains: list[Node]) -> None:
+    site, bench = Site(domains[0]), a_bench(domains, "fdann")
+    site.gate.admit(asked(bench))
+    with pytest.raises(PolicyError, match="fdann adds"):
+        site.gate.admit(asked(bench, **{"options.discriminator.sizes": "99999,99999"}))
+
+
+HUGE = """
+import sys, json
+from flwr.app import Message
+from clients.site.memory import Site, resident
+from clients.node import bridge
+from fedda import records
+from tests.local_grid import Bench
+
+domains = json.loads(sys.argv[1])
+request = Bench(domains, "fedavg", wait__train=600.0).begin()[0]
+arrays, tables = records.read(request.content)
+names = "\\n".join(f"class {i}" for i in range(100_000))
+task = {**tables["task"], "class-names": names, "model.name": "digit-cnn", "model.sizes": "",
+        "shape": "1,28,28"}
+asked = Message(records.write(task=task, step=tables["step"]), 1, "train", ttl=600)
+before = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+reply = bridge.guarded(bridge.train, asked, domains[0])
+after = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+print(json.dumps({"code": reply.error.code, "kB": after - before}))
+"""
+
+
+@pytest.mark.slow  # a process of its own, whose memory is measured
+def test_a_request_that_names_100_000_classes_takes_no_memory(domains: list[Node]) -> None:
+    command = [sys.executable, "-c", HUGE, json.dumps(domains)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["code"] == Code.POLICY
+    assert said["kB"] < 200_000  # the model alone would take 2.5 GB
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path: Path) -> None:
+    text = "[budget]\nrounds = 2\ntests = 1\ntrainings = 2\nmegabytes = 0.001"
+    budget = policy(text, tmp_path).budget
+    spent = Spent(tmp_path, budget)
+    assert spent.used() == Used()
+    spent.request("a", is_test=False)
+    spent.request("a", is_test=True, size=400)
+    with pytest.raises(BudgetError, match="1 requests to test is spent"):
+        Spent(tmp_path, budget).request("a", is_test=True)
+    Spent(tmp_path, budget).request("b", is_test=False)
+    with pytest.raises(BudgetError, match="2 training requests is spent"):
+        spent.request("b", is_test=False)
+    more = budget.model_copy(update={"rounds": 9})
+    with pytest.raises(BudgetError, match="2 different trainings"):
+        Spent(tmp_path, more).request("c", is_test=False)
+    spent.leaving(600)
+    with pytest.raises(BudgetError, match=r"0\.001 MB leave this site in all"):
+        spent.leaving(1)
+    assert Spent(tmp_path, budget).used() == Used(rounds=2, tests=1, trainings=2, bytes=1000)
+
+
+def test_a_damaged_database_answers_nothing(tmp_path: Path) -> None:
+    spent = Spent(tmp_path, Policy().budget)
+    spent.path.write_bytes(b"this is no database, and it is longer than a header of one" * 20)
+    with pytest.raises(DataError, match="move it away to begin anew"):
+        spent.request("a", is_test=False)
+
+
+BOOK = """
+import os, signal, sys
+from pathlib import Path
+from clients.policy.rules import Budget
+from clients.policy.spent import Spent
+
+Spent(Path(sys.argv[1]), Budget(rounds=5)).request("a", False)
+os.kill(os.getpid(), signal.SIGKILL)  # before any work
+"""
+
+
+def test_kill_gives_nothing_back(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BOOK, str(tmp_path)]
+    done = subprocess.run(command, timeout=PATIENCE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert Spent(tmp_path, Policy().budget).used().rounds == 1
+
+
+def test_a_spent_budget_refuses_before_the_work(domains: list[Node], tmp_path: Path) -> None:
+    bench = a_bench(obeying(domains, "[budget]\nrounds = 1", tmp_path), "fedavg")
+    assert codes(bench) == {None}
+    assert codes(bench) == {Code.BUDGET}
+    assert public(Code.BUDGET) == Code.BUDGET.public
+
+
+def test_bytes_are_booked_before_a_reply_leaves(domains: list[Node], tmp_path: Path) -> None:
+    bench = a_bench(obeying(domains, "[budget]\nmegabytes = 0.002", tmp_path), "fedavg")
+    assert codes(bench) == {Code.BUDGET}
+    used = Spent(tmp_path / "anna", Policy().budget).used()
+    assert (used.rounds, used.bytes < 2000) == (1, True)
+
+
+def test_every_setting_makes_another_training(domains: list[Node], tmp_path: Path) -> None:
+    nodes = obeying(domains, "[budget]\ntrainings = 2", tmp_path)
+    assert codes(a_bench(nodes, "fedavg")) == {None}
+    assert codes(a_bench(nodes, "fedavg", train__lr=0.01)) == {None}
+    assert codes(a_bench(nodes, "fedavg", train__lr=0.02)) == {Code.BUDGET}
+    assert codes(a_bench(nodes, "fedavg")) == {None}
+
+
+# ---- where the site dials ------------------------------------------------------------------------
+
+
+def an_invitation(host: str, port: int) -> Invitation:
+    with Host().open([Group("g", 3, 1, ("a",))], join=5, wait=5, rejoin=0) as session:
+        return replace(session.invitations["a"], host=host, port=port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "server", "hosts", "ports", "allowed"),
+    [
+        ("", 8444, "hub.example.org", (), (), True),
+        ("HUB.example.org.", 8444, "hub.example.org", (), (), True),
+        ("::1", 8444, "[::1]", (), (), True),
+        ("10.0.0.7", 8444, "hub.example.org", (), (), False),
+        ("10.0.0.7", 8444, "hub.example.org", ("10.0.0.7",), (), True),
+        ("", 22, "hub.example.org", (), (), False),
+        ("", 443, "hub.example.org", (), (443,), True),
+        ("", 8444, "hub.example.org", (), (443,), False),
+        ("", 8444, "", (), (), False),
+        ("hub.example.org:1/x", 8444, "hub.example.org", (), (), False),
+        ("unix:/run/docker.sock", 8444, "hub.example.org", (), (), False),
+    ],
+)
+def test_a_site_dials_its_server_and_the_hosts_it_was_given(
+    host: str, port: int, server: str, hosts: tuple[str, ...], ports: tuple[int, ...], allowed: bool
+) -> None:
+    asked = an_invitation(host, port)
+    if allowed:
+        asked.check_address(server, hosts, ports)
+    else:
+        with pytest.raises(PolicyError, match="asks this site to sum gradients at"):
+            asked.check_address(server, hosts, ports)
+
+
+def test_nothing_is_dialled_that_is_not_allowed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody.setblocking(False)
+        asked = an_invitation("127.0.0.1", nobody.getsockname()[1])
+        with pytest.raises(PolicyError):
+            exchange.connect(asked, "localhost", ())
+        with pytest.raises(BlockingIOError):
+            nobody.accept()
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Answers every request with the address of another machine."""
+
+    elsewhere = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(307)
+        self.send_header("Location", f"http://127.0.0.1:{self.elsewhere}/v1/fleet/x")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_client_follows_no_answer_to_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody.setblocking(False)
+        monkeypatch.setattr(Redirecting, "elsewhere", nobody.getsockname()[1])
+        with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            address = f"127.0.0.1:{server.server_address[1]}"
+            with pytest.raises((Unreachable, RunOver)):
+                Fleet(address, insecure=True, root_certificates=None, key=None)
+            server.shutdown()
+            thread.join()
+        with pytest.raises(BlockingIOError):
+            nobody.accept()
+
+
+def test_the_servers_own_address_is_not_named_to_sites() -> None:
+    with Host("127.0.0.1", announce="").open(
+        [Group("g", 3, 1, ("a",))], join=5, wait=5, rejoin=0
+    ) as s:
+        assert s.invitations["a"].host == ""
+    with LocalHost().open([Group("g", 3, 1, ("a",))], join=5, wait=5) as local:
+        local.invitations["a"].check_address("")  # inside a process nothing is dialled
+
+
+def test_more_values_than_a_site_takes_are_not_summed(domains: list[Node]) -> None:
+    groups = tuple(Group(f"gradient/{i}", MOST_PARAMETERS, 1, ("a",)) for i in range(3))
+    site = Site(domains[0] | {"server": "127.0.0.1"})
+    with pytest.raises(PolicyError, match="3 groups of gradients"):
+        site.gate._check_exchange(replace(an_invitation("", 8444), groups=groups))
+
+
+# ---- what trainings leave on the disk ------------------------------------------------------------
+
+
+def a_file(path: Path, size: int, age: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+    return path
+
+
+def test_the_oldest_files_of_other_trainings_go_first_and_nothing_else(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    site = Site(domains[0] | {"state-dir": str(tmp_path)})
+    task = asked(a_bench(domains, "fedavg")).task
+    folder = tmp_path / "anna"
+    mine = [
+        a_file(folder / f"{task.training}.1.method.safetensors", 300, 900),
+        a_file(folder / "notes" / task.training / "first.npz", 300, 900),
+    ]
+    others = [
+        a_file(folder / "old.fedavg-0.1.method.safetensors", 400, 60),
+        a_file(folder / "old.dils-0.model.safetensors", 400, 50),
+        a_file(folder / "models" / "old.feddadil-0" / "ensemble.safetensors", 400, 40),
+        a_file(folder / "notes" / "old.fedavg-0" / "last.npz", 400, 30),
+    ]
+    own = [a_file(folder / "blocks.json", 5000, 999), a_file(tmp_path / "audit.jsonl", 5000, 999)]
+    state.make_room(site, task, 0.0015)  # room for two of the others
+    assert [path.exists() for path in others] == [False, False, True, True]
+    assert all(path.exists() for path in mine + own)
+    with pytest.raises(BudgetError, match=r"keep\.megabytes"):
+        state.make_room(site, task, 0.0005)
+    assert all(path.exists() for path in mine + own)
+
+
+def test_adapted_models_are_pruned_the_newest_stay(domains: list[Node], tmp_path: Path) -> None:
+    site = Site(domains[0] | {"state-dir": str(tmp_path)})
+    task: Task = asked(a_bench(domains, "fedavg")).task
+    folder = tmp_path / "anna"
+    own = a_file(folder / f"{task.training}.model.safetensors", 10, 9999)
+    made = [a_file(folder / f"r{i}.dils-0.model.safetensors", 10, i) for i in range(20)]
+    state.make_room(site, task)
+    assert own.exists()
+    assert [path.exists() for path in made] == [True] * 15 + [False] * 5
+
+
+# ---- the client ----------------------------------------------------------------------------------
+
+
+def test_a_client_whose_data_are_not_finite_does_not_join(tmp_path: Path) -> None:
+    x = np.zeros((40, 5), np.float32)
+    x[7, 2] = np.nan
+    np.savez(tmp_path / "site.npz", x_train=x, y_train=np.arange(40) % 2)
+    arguments = ["--role", "source", "--data", tmp_path / "site.npz", "--insecure"]
+    arguments += ["--superlink", "127.0.0.1:9", "--state-dir", tmp_path / "state"]
+    done = CliRunner().invoke(client_command, [str(a) for a in arguments])
+    assert done.exit_code == 1
+    assert done.output.count("error: ") == 1 and "finite" in done.output
+    assert "connecting" not in done.output
+
+
+def test_a_client_with_a_wrong_policy_does_not_join(tmp_path: Path) -> None:
+    (node, *_) = make_domains(tmp_path)
+    (tmp_path / "policy.toml").write_text("[budget]\nround = 3")
+    arguments = ["--role", "source", "--data", node["data"], "--insecure"]
+    arguments += ["--superlink", "127.0.0.1:9", "--state-dir", tmp_path / "state"]
+    arguments += ["--policy", tmp_path / "policy.toml"]
+    done = CliRunner().invoke(client_command, [str(a) for a in arguments])
+    assert done.exit_code == 1 and "budget.round" in done.output

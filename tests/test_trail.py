@@ -1,0 +1,262 @@
+"""The chained log, the site's audit log, and the comparison with the server's record."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from typer.testing import CliRunner
+
+from clients.policy import compared
+from clients.policy.trail import Trail
+from fedda import records
+from fedda.cli import app
+from fedda.errors import Code
+from fedda.ops import chain
+from fedda.ops.chain import Chain
+from tests.federation import PATIENCE
+from tests.local_grid import Bench, Node
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+
+def written(path: Path, lines: int, most: int = chain.MOST) -> Chain:
+    log = Chain(path, durable=False, most=most)
+    for i in range(lines):
+        log.add(event="note", i=i)
+    return log
+
+
+# ---- the chain -----------------------------------------------------------------------------------
+
+
+def test_a_chain_holds_over_objects_processes_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    first = written(path, 30, most=600)
+    written(path, 5, most=600)
+    first.add(event="last")
+    found = chain.check(path)
+    assert (len(found.entries), found.bad, found.notes) == (36, "", [])
+    assert len(chain.aside(path)) > 5
+    assert [entry["n"] for entry in found.entries] == list(range(1, 37))
+
+
+def test_a_chain_goes_on_if_the_newest_file_was_only_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    written(path, 3)
+    path.rename(tmp_path / "log.000001.jsonl")
+    written(path, 2)
+    assert len(chain.check(path).entries) == 5 and not chain.check(path).bad
+
+
+@pytest.mark.parametrize("change", ["value", "gone", "order", "added", "hash", "file"])
+def test_every_change_of_a_line_is_found(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "log.jsonl"
+    written(path, 40, most=1500)
+    file = chain.aside(path)[1]
+    lines = file.read_text().splitlines()
+    if change == "value":
+        lines[2] = lines[2].replace('"i":', '"i":7')
+    elif change == "gone":
+        del lines[2]
+    elif change == "order":
+        lines[2], lines[3] = lines[3], lines[2]
+    elif change == "added":
+        lines.insert(2, lines[2])
+    elif change == "hash":
+        entry = json.loads(lines[2])
+        lines[2] = json.dumps({**entry, "prev": "0" * 64}, separators=(",", ":"))
+    file.write_text("\n".join(lines) + "\n")
+    if change == "file":
+        file.unlink()
+    assert chain.check(path).bad
+
+
+def test_a_torn_line_is_told_and_the_chain_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = written(path, 3)
+    whole = path.read_bytes()
+    line = whole.splitlines()[-1]
+    for cut in (1, 20, len(line) - 1, len(line)):
+        path.write_bytes(whole + line[:cut])
+        found = chain.check(path)
+        assert not found.bad or cut == len(line)
+        path.write_bytes(whole[: -len(line) - 1] + line[:cut])
+        log.add(event="next")
+        found = chain.check(path)
+        assert not found.bad
+        assert bool(found.notes) is (cut < len(line))
+        assert found.entries[-1]["event"] == "next"
+
+
+def test_a_torn_piece_that_was_changed_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = written(path, 3)
+    path.write_bytes(path.read_bytes() + b'{"n":4,"prev":"abc')
+    log.add(event="next")
+    assert not chain.check(path).bad
+    path.write_bytes(path.read_bytes().replace(b'"prev":"abc\n', b'"prev":"abd\n'))
+    assert "cannot be read" in chain.check(path).bad
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from fedda.ops.chain import Chain
+
+log = Chain(Path(sys.argv[1]), durable=False)
+log.add(event="first")
+print("ready", flush=True)
+while True:
+    log.add(event="filled", text="x" * 20000)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_chain_that_holds(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+    Chain(path).add(event="after")
+    found = chain.check(path)
+    assert not found.bad and found.entries[-1]["event"] == "after"
+
+
+def test_an_unknown_folder_is_a_clear_error(tmp_path: Path) -> None:
+    done = fedda(tmp_path)
+    assert done.exit_code == 1 and "audit.jsonl does not exist" in done.output
+
+
+# ---- what is hashed ------------------------------------------------------------------------------
+
+
+def content(data: bytes = b"1234", number: float = 1.0, name: str = "model") -> RecordDict:
+    array = Array("uint8", (len(data),), records.STYPE, data)
+    return RecordDict(
+        {
+            "arrays": ArrayRecord({name: array}),
+            "metrics": MetricRecord({"loss": number}),
+            "task": ConfigRecord({"run": "r", "b": b"\x00", "n": 1}),
+        }
+    )
+
+
+def message(held: RecordDict) -> Message:
+    return Message(held, 1, "train", ttl=60)
+
+
+def test_the_hash_depends_on_everything_and_on_no_order() -> None:
+    wanted = records.digest(message(content()))
+    assert wanted == records.digest(message(content()))
+    reordered = RecordDict(dict(reversed(list(content().items()))))
+    assert records.digest(message(reordered)) == wanted
+    others = [content(b"1235"), content(number=1.5), content(name="other"), RecordDict()]
+    hashes = {records.digest(message(other)) for other in others}
+    assert len(hashes) == 4 and wanted not in hashes
+    asked = message(content())
+    errors = {records.digest(Message(Error(code, "text"), reply_to=asked)) for code in (1, 2)}
+    assert len(errors) == 2
+
+
+# ---- the site's audit log ------------------------------------------------------------------------
+
+
+def fedda(state: Path, *words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["policy", "log", "--state-dir", str(state), *map(str, words)])
+
+
+def audited(nodes: list[Node], folder: Path) -> list[Node]:
+    place = {"audited": True, "notes": False}
+    return [{**n, **place, "state-dir": str(folder / str(n["name"]))} for n in nodes]
+
+
+def test_every_message_is_noted_without_a_value(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(audited(domains, tmp_path), "fedavg", wait__train=PATIENCE)
+    request = bench.begin()[0]
+    reply = bench.call(request)
+    arrays, tables = records.read(reply.content)
+    found = chain.check(tmp_path / "anna" / "audit.jsonl")
+    *_, received, answered = found.entries
+    assert (received["event"], answered["event"]) == ("received", "answered")
+    assert received["sha256"] == records.digest(request)
+    assert answered["sha256"] == records.digest(reply)
+    assert (answered["run"], answered["training"], answered["round"]) == ("run", "fedavg-0", 1)
+    (array,) = answered["arrays"]
+    entries = arrays["model"].manifest.entries
+    assert array["shapes"] == [list(entry.shape) for entry in entries]
+    assert (array["kind"], array["bytes"]) == ("model", arrays["model"].manifest.nbytes)
+    assert set(answered["numbers"]) == set(tables["metrics"])
+    text = (tmp_path / "anna" / "audit.jsonl").read_text()
+    assert str(tables["metrics"]["loss"]) not in text
+    assert str(tables["metrics"]["loss"])[:8] not in text
+
+
+def test_refused_and_unreadable_requests_are_noted_too(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(audited(domains, tmp_path), "fedavg", wait__train=PATIENCE)
+    request = bench.begin()[0]
+    request.content["other"] = ConfigRecord({"x": 1})
+    reply = bench.call(request)
+    assert Code(reply.error.code) is Code.WIRE
+    *_, received, refused = chain.check(tmp_path / "anna" / "audit.jsonl").entries
+    assert received["unreadable"] and received["sha256"] == records.digest(request)
+    assert (refused["event"], refused["code"]) == ("refused", "WIRE")
+    assert refused["sha256"] == records.digest(reply)
+
+
+def test_a_site_that_cannot_write_its_log_answers_nothing(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    bench = Bench(audited(domains, tmp_path), "fedavg", wait__train=PATIENCE)
+    request = bench.begin()[0]
+    log = tmp_path / "anna" / "audit.jsonl"
+    log.unlink()
+    log.mkdir()
+    assert Code(bench.call(request).error.code) is Code.INTERNAL
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
+    trail = Trail(None)
+    trail.started("anna", "")
+    trail.received(message(content()))
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_table_shows_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    Chain(tmp_path / "audit.jsonl").add(event="received", run="a\x1b[2Jb", kind="[red]train")
+    shown = fedda(tmp_path)
+    assert shown.exit_code == 0
+    assert "\x1b[2J" not in shown.output and "[red]" in shown.output
+
+
+# ---- beside the server's record ------------------------------------------------------------------
+
+
+def test_a_hash_that_only_one_side_has_is_named() -> None:
+    here = [
+        {"event": "received", "run_id": 1, "sha256": "a", "kind": "train"},
+        {"event": "answered", "run_id": 1, "sha256": "b", "kind": "train"},
+        {"event": "answered", "run_id": 1, "sha256": "q", "kind": "query"},
+        {"event": "received", "run_id": 2, "sha256": "other run", "kind": "train"},
+        {"event": "started", "site": "anna"},
+    ]
+    there = [
+        {"event": "sent", "site": "anna", "run_id": 1, "sha256": "a"},
+        {"event": "received", "site": "anna", "run_id": 1, "sha256": "b"},
+        {"event": "sent", "site": "bert", "run_id": 1, "sha256": "c"},
+    ]
+    assert compared.compare("anna", here, there) == (2, [])
+    both, odd = compared.compare("anna", here, there[:1])
+    assert both == 1 and odd[0].startswith("a reply of this site (hash b) is in this site's log")
+    both, odd = compared.compare("anna", here[1:], there)
+    assert both == 1 and odd[0].endswith("in the server's record, but not in this site's log")
+    twice = [*there, there[1]]
+    assert compared.compare("anna", here, twice)[0] == 2
+    assert len(compared.compare("anna", here, twice)[1]) == 1
