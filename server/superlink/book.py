@@ -123,6 +123,7 @@ class Book:
             meta.run_id == found.run_id
             and meta.message_type == found.kind
             and meta.message_id == tree.object_id
+            and message.HasField("content") != message.HasField("error")
             and not message.content.ByteSize()  # it travels in pieces
             and len(request.clientapp_runtime_list) <= 1
             and all(0 <= t < float("inf") for t in times)

@@ -212,15 +212,23 @@ class LocalOnly:
         await self.app(scope, receive, send)
 
 
-async def refuse(send: Send, traffic: Traffic, status: int, text: str) -> None:
-    """Answer a request with a sentence instead of passing it on, and end its connection."""
+async def refuse(
+    send: Send, traffic: Traffic, status: int, text: str, *, close: bool = True
+) -> None:
+    """Answer a request with a sentence instead of passing it on, and end its connection.
+
+    Args:
+        send: of ASGI.
+        traffic: counts the refusal.
+        status: of HTTP.
+        text: the sentence.
+        close: end the connection; needed if the body was not read.
+    """
     traffic.refusals[status] += 1
     body = text.encode() + b"\n"
-    headers = [
-        (b"content-type", b"text/plain"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+    if close:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
+from fedda.ops import open_files
 from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID
 from fedda.ops.submit import OFFLINE
 
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
-from .listener import SPARE_FILES, Limits, Listener, Loop, Protocol, raise_file_limit
+from .listener import Limits, Listener, Loop, Protocol
 from .site_calls import SiteCalls
 
 TRAFFIC_EVERY_S = 2.0
@@ -77,9 +78,9 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     if settings.registered is not None:
         os.environ[REGISTERED] = str(settings.registered)
     _find_programs()
-    most = max(1, raise_file_limit() - SPARE_FILES)
+    most = open_files.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener)
-    public.limits = replace(settings.limits, in_all=min(settings.limits.in_all, most))
+    public.limits = replace(settings.limits, in_all=most)
     sockets = [_listen(LOOPBACK, settings.admin_port), public]
     app = superlink(settings)
     try:

@@ -8,7 +8,6 @@ head may be. What a known site may send is in `book`.
 import asyncio
 import ipaddress
 import logging
-import resource
 import socket
 import weakref
 from collections import Counter
@@ -18,7 +17,6 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 PER_ADDRESS, IN_ALL = 256, 4096
-SPARE_FILES = 128  # open files for everything else: the operator's connections, the database, logs
 HANDSHAKE_S = 10.0
 GOODBYE_S = 5.0  # for the other side to answer that a TLS connection ends
 HEAD_S = 10.0
@@ -37,14 +35,6 @@ class Limits:
 
     per_address: int = PER_ADDRESS
     in_all: int = IN_ALL
-
-
-def raise_file_limit() -> int:
-    """Allow this process as many open files as the system lets it -> how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return IN_ALL + SPARE_FILES if hard == resource.RLIM_INFINITY else hard
 
 
 class Listener(socket.socket):

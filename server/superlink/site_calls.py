@@ -77,7 +77,11 @@ class SiteCalls:
                 raise Refused(400, "not a protobuf message") from None
             if site is not None and not _is_own(request, site):
                 raise Refused(401, "signed by another site")
-            await self._pass(request, scope, _replay(body, receive), send)
+            try:
+                await self._pass(request, scope, _replay(body, receive), send)
+            except Refused as refused:
+                close = site is None
+                await refuse(send, self.traffic, refused.status, refused.text, close=close)
 
     def _site(self, name: str, scope: Scope) -> Caller | None:
         """The site that signed a request; None if signatures are not checked here."""

@@ -1,0 +1,510 @@
+"""Attacks on the server's public listener, over TLS and with keys, by strangers and by a site."""
+
+import base64
+import contextlib
+import http.client
+import random
+import socket
+import sqlite3
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto import fab_pb2, fleet_pb2, node_pb2, run_pb2
+from flwr.proto import message_pb2 as proto
+from flwr.proto.recorddict_pb2 import RecordDict
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from fedda.ops import keys
+from fedda.ops.spawn import LOOPBACK, Process
+from server.superlink.filter import FLEET
+from tests.federation import PATIENCE, Echo, wait_until
+
+pytestmark = pytest.mark.slow
+
+FILES = 256  # that the server may have open: a limit that is reached quickly
+STRANGER = "127.0.0.2"  # another address of this machine
+MIB = 2**20
+ORDER = int("F" * 48 + "C7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973", 16)  # of P-384
+
+
+class Hub(Echo):
+    """A server with few files, two honest sites, and a registered site that the tests play."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, sites=("a", "b"))
+        self.lines: list[Line] = []
+
+    def _keys(self) -> None:
+        super()._keys()
+        for name in ("mallory", "trent"):
+            keys.add(self.home, name)
+
+    def _start(self, name: str, arguments: Any) -> Process:
+        process = super()._start(name, arguments)
+        if name == "superlink":
+            process.stop()
+            limited = ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *process.command]
+            process.log.unlink()
+            process = Process(name, limited, process.log, process.env)
+            self.processes[name] = process
+        return process
+
+    def key(self, name: str) -> ec.EllipticCurvePrivateKey:
+        return keys.load_node_key(self.home / "nodes" / name)
+
+    def id_of(self, name: str) -> int:
+        with self.control() as control:
+            return next(site.node_id for site in control.sites() if site.name == name)
+
+    def works(self) -> bool:
+        """Whether the server answers a stranger's question for its health."""
+        status, _ = Line(self).ask("/health", b"", {}, "GET")
+        return status == 200
+
+
+class Line:
+    """A connection to the public listener, opened when it is needed."""
+
+    def __init__(self, hub: Hub, address: str = LOOPBACK) -> None:
+        self.hub = hub
+        self.address = address
+        self._open: http.client.HTTPSConnection | None = None
+        hub.lines.append(self)
+
+    def ask(
+        self, path: str, body: bytes, headers: dict[str, str], method: str = "POST"
+    ) -> tuple[int, bytes]:
+        """Send a request and return the answer's status and body."""
+        head = {"content-type": "application/protobuf", "accept": "application/protobuf", **headers}
+        if self._open is None:
+            context = ssl.create_default_context(cafile=str(self.hub.ca))
+            self._open = http.client.HTTPSConnection(
+                LOOPBACK,
+                self.hub.port,
+                context=context,
+                timeout=PATIENCE,
+                source_address=(self.address, 0),
+            )
+        self._open.request(method, path, body, head)
+        answer = self._open.getresponse()
+        content = answer.read()
+        if self._open.sock is None:  # closed by the server's wish
+            self._open = None
+        return answer.status, content
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def signed(key: ec.EllipticCurvePrivateKey, age: float = 0.0) -> dict[str, str]:
+    """Headers as a SuperNode makes them, `age` seconds ago."""
+    from datetime import UTC, datetime, timedelta
+
+    stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+    mark = sign_message(key, stamp.encode())
+    public = public_key_to_bytes(key.public_key())
+    return {
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-signature": base64.b64encode(mark).decode(),
+        "flwr-timestamp": stamp,
+    }
+
+
+@dataclass
+class Site:
+    """A registered site that does what a test wants."""
+
+    hub: Hub
+    name: str
+
+    def __post_init__(self) -> None:
+        self.key = self.hub.key(self.name)
+        self.line = Line(self.hub)
+        self.id = self.hub.id_of(self.name)
+        self.node = node_pb2.Node(node_id=self.id)
+
+    def ask(self, route: str, request: Any) -> tuple[int, bytes]:
+        return self.line.ask(f"/v1/fleet/{route}", request.SerializeToString(), signed(self.key))
+
+    def activate(self) -> None:
+        self.leave()  # a heartbeat counts as a session, too
+        request = fleet_pb2.ActivateNodeRequest(
+            public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30
+        )
+        assert self.ask("activate-node", request)[0] == 200
+
+    def leave(self) -> None:
+        self.ask("deactivate-node", fleet_pb2.DeactivateNodeRequest(node_id=self.id))
+
+    def pull(self) -> tuple[proto.Message, proto.ObjectTree]:
+        """Wait for the next request to this site."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            _, body = self.ask("pull-messages", fleet_pb2.PullMessagesRequest(node=self.node))
+            answer = fleet_pb2.PullMessagesResponse.FromString(body)
+            if answer.messages_list:
+                return answer.messages_list[0], answer.message_object_trees[0]
+            time.sleep(0.05)
+        raise AssertionError("the site was handed no request")
+
+    def push(self, head: proto.Metadata, pieces: list[bytes], **other: Any) -> tuple[int, Any]:
+        """Send the head of an answer -> the status, and the SuperLink's own answer."""
+        names = [sha256(piece).hexdigest() for piece in pieces]
+        tree = proto.ObjectTree(
+            object_id=names[0], children=[proto.ObjectTree(object_id=n) for n in names[1:]]
+        )
+        meta = proto.Metadata()
+        meta.CopyFrom(head)
+        meta.message_id = tree.object_id
+        for name, value in other.items():
+            setattr(meta, name, value)
+        status, body = self.ask(
+            "push-messages",
+            fleet_pb2.PushMessagesRequest(
+                node=self.node,
+                messages_list=[proto.Message(metadata=meta, content=RecordDict())],
+                message_object_trees=[tree],
+            ),
+        )
+        return status, fleet_pb2.PushMessagesResponse.FromString(body) if status == 200 else None
+
+    def reply_to(self, asked: proto.Message) -> proto.Metadata:
+        """The head of an honest answer."""
+        meta = asked.metadata
+        return proto.Metadata(
+            run_id=meta.run_id,
+            src_node_id=self.id,
+            dst_node_id=SUPERLINK_NODE_ID,
+            reply_to_message_id=meta.message_id,
+            group_id=meta.group_id,
+            ttl=meta.ttl - (time.time() - meta.created_at) - 1,
+            message_type=meta.message_type,
+            created_at=time.time(),
+        )
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with Hub(tmp_path_factory.mktemp("public")) as made:
+        yield made
+        for line in made.lines:
+            line.close()
+
+
+def requests(node_id: int, public: bytes) -> dict[str, bytes]:
+    """A well-formed body for each route of the Fleet API."""
+    made = {}
+    for name in FLEET:
+        request: Any = PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"]()
+        fields = {field.name for field in request.DESCRIPTOR.fields}
+        if "node" in fields:
+            request.node.node_id = node_id
+        if "node_id" in fields:
+            request.node_id = node_id
+        if "public_key" in fields:
+            request.public_key = public
+        if "heartbeat_interval" in fields:
+            request.heartbeat_interval = 30
+        made[name] = request.SerializeToString()
+    return made
+
+
+def stored(hub: Hub) -> list[int]:
+    """How many requests and answers the server's database holds."""
+    with contextlib.closing(sqlite3.connect(f"file:{hub.database}?mode=ro", uri=True)) as base:
+        tables = ("message_ins", "message_res")
+        return [base.execute(f"select count(*) from {t}").fetchone()[0] for t in tables]
+
+
+def memory(hub: Hub) -> int:
+    """Bytes of memory that the server's process holds."""
+    text = Path(f"/proc/{hub.processes['superlink'].popen.pid}/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def mutated(draw: random.Random, body: bytes) -> bytes:
+    """Change, cut, repeat or exchange bytes of a body."""
+    changed = bytearray(body)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed) + 1)
+        kind = draw.randrange(5)
+        if kind == 0:
+            changed[at : at + 1] = bytes([draw.randrange(256)])
+        elif kind == 1:
+            del changed[at:]
+        elif kind == 2:
+            changed[at:at] = draw.randbytes(draw.randint(1, 40))
+        elif kind == 3:
+            changed += body
+        else:
+            changed[at:at] = b"\xff" * 9 + b"\x01"  # the longest number
+    return bytes(changed)
+
+
+def frame(draw: random.Random, node_id: int) -> bytes:
+    """The body of a push that looks like an answer, with values drawn at random."""
+    numbers = [0, 1, node_id, 2**64 - 1, draw.getrandbits(64)]
+    reals = [0.0, -1.0, 1e308, float("nan"), float("inf"), time.time()]
+    texts = ["", "train", "\0", "x" * 999, sha256(draw.randbytes(4)).hexdigest()]
+    tree = proto.ObjectTree(object_id=draw.choice(texts))
+    for _ in range(draw.randrange(4)):
+        below = [tree] * draw.randint(1, 3)
+        tree = proto.ObjectTree(object_id=draw.choice(texts), children=below)
+    meta = proto.Metadata(
+        run_id=draw.choice(numbers),
+        message_id=tree.object_id,
+        src_node_id=draw.choice([1, node_id]),
+        dst_node_id=draw.choice(numbers),
+        reply_to_message_id=draw.choice(texts),
+        ttl=draw.choice(reals),
+        message_type=draw.choice(texts),
+        created_at=draw.choice(reals),
+    )
+    return fleet_pb2.PushMessagesRequest(
+        node=node_pb2.Node(node_id=node_id),
+        messages_list=[proto.Message(metadata=meta)] * draw.randrange(3),
+        message_object_trees=[tree] * draw.randrange(3),
+        clientapp_runtime_list=[draw.choice(reals)] * draw.randrange(3),
+    ).SerializeToString()
+
+
+METHODS = ("POST", "GET", "PRI", "CONNECT", "p")
+PATHS = ("/v1/fleet/push-object", "/v1/fleet/pull-messages", "/health", "*", "/v1/control/stop-run")
+VERSIONS = ("1.1", "1.0", "2.0", "9")
+NAMES = ("content-length", "transfer-encoding", "host", "upgrade", "expect", "x")
+VALUES = ("-1", "9" * 40, "chunked", "chunked, gzip", "websocket", "100-continue", "\0")
+
+
+def garbage(draw: random.Random) -> bytes:
+    """Bytes that are no request, or hardly one."""
+    line = f"{draw.choice(METHODS)} {draw.choice(PATHS)} HTTP/{draw.choice(VERSIONS)}"
+    header = f"{draw.choice(NAMES)}: {draw.choice(VALUES)}\r\n"
+    text = f"{line}\r\nHost: x\r\n{header * draw.randint(1, 2)}\r\n".encode()
+    return draw.choice([text, mutated(draw, text), draw.randbytes(200), b"A" * 40_000])
+
+
+def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub) -> None:
+    """2,500 frames: requests that are none, and bodies of a site that are changed at random."""
+    draw = random.Random(7)
+    site = Site(hub, "mallory")
+    began, log = memory(hub), len(hub.processes["superlink"].text())
+    context = ssl.create_default_context(cafile=str(hub.ca))
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, hub.port)) as plain:
+            if draw.random() < 0.2:
+                plain.sendall(garbage(draw))  # where a TLS handshake is expected
+                continue
+            with context.wrap_socket(plain, server_hostname=LOOPBACK) as stream:
+                stream.sendall(garbage(draw))
+                stream.settimeout(0.01)
+                assert not stream.recv(40).startswith(b"HTTP/1.1 5")
+    honest = requests(site.id, public_key_to_bytes(site.key.public_key()))
+    seen: Counter[int] = Counter()
+    for _ in range(2200):
+        if draw.random() < 0.5:
+            name = draw.choice(FLEET)
+            body = mutated(draw, honest[name])
+        else:
+            name, body = "push-messages", frame(draw, site.id)
+        status, _ = site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))
+        assert status < 500, (name, body)
+        seen[status] += 1
+    assert {200, 400, 401, 403} <= seen.keys(), "the frames did not get far enough"
+    site.leave()
+    assert hub.works()
+    assert stored(hub) == [0, 0]
+    assert memory(hub) - began < 64 * MIB
+    assert "Traceback" not in hub.processes["superlink"].text()[log:]
+
+
+def test_a_call_that_no_registered_site_has_just_signed_is_refused_on_every_route(
+    hub: Hub,
+) -> None:
+    site, stranger = Site(hub, "mallory"), ec.generate_private_key(ec.SECP384R1())
+    other = hub.key("trent")
+    public = public_key_to_bytes(site.key.public_key())
+    heartbeat = requests(site.id, public)["send-node-heartbeat"]
+    for name, body in requests(site.id, public).items():
+        wrong = signed(site.key)
+        wrong["flwr-signature"] = signed(stranger)["flwr-signature"]
+        used = signed(site.key)
+        assert site.line.ask("/v1/fleet/send-node-heartbeat", heartbeat, used)[0] == 200
+        mauled = dict(used)
+        mauled["flwr-signature"] = other_form(used["flwr-signature"])
+        calls = {
+            "anonymous": {},
+            "an unregistered key": signed(stranger),
+            "a wrong signature": wrong,
+            "an old signature": signed(site.key, age=310),
+            "a signature of the future": signed(site.key, age=-60),
+            "no time": {k: v for k, v in signed(site.key).items() if k != "flwr-timestamp"},
+            "another site's": signed(other),
+            "a signature of another call": used,
+            "such a signature, written otherwise": mauled,
+        }
+        for what, headers in calls.items():
+            status, _ = site.line.ask(f"/v1/fleet/{name}", body, headers)
+            assert status in (401, 403), (name, what, status)
+    site.leave()
+
+
+def other_form(signature: str) -> str:
+    """The second form in which the same signature of an elliptic curve is valid."""
+    r, s = decode_dss_signature(base64.b64decode(signature))
+    return base64.b64encode(encode_dss_signature(r, ORDER - s)).decode()
+
+
+def test_a_stranger_is_refused_before_it_has_sent_a_body(hub: Hub) -> None:
+    context = ssl.create_default_context(cafile=str(hub.ca))
+    head = (
+        b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+        b"Content-Type: application/protobuf\r\n\r\n"
+    )
+    with (
+        socket.create_connection((LOOPBACK, hub.port), timeout=PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname=LOOPBACK) as stream,
+    ):
+        stream.sendall(head)
+        assert stream.recv(100).startswith(b"HTTP/1.1 401")
+
+
+@pytest.fixture
+def asked(hub: Hub) -> Iterator[tuple[Site, Any, int]]:
+    """The site that the tests play, a request that it was handed in a run, and the run."""
+    site = Site(hub, "mallory")
+    site.activate()
+    hub.wait_until_online(3)
+    run = hub.submit(hub.app, {"messages": 1, "out": str(hub.directory / "never.json")})
+    message, _ = site.pull()
+    yield site, message, run
+    with hub.control() as control:
+        control.stop_run(run)
+    site.leave()
+
+
+def test_a_site_can_only_answer_what_it_was_asked(
+    hub: Hub, asked: tuple[Site, proto.Message, int]
+) -> None:
+    site, message, run = asked
+    honest = site.reply_to(message)
+    victim = hub.id_of("a")
+    before = stored(hub)
+    forged: list[dict[str, Any]] = [
+        {"src_node_id": SUPERLINK_NODE_ID, "dst_node_id": victim, "reply_to_message_id": ""},
+        {
+            "src_node_id": SUPERLINK_NODE_ID,
+            "dst_node_id": SUPERLINK_NODE_ID,
+            "reply_to_message_id": "",
+        },
+        {"src_node_id": victim},
+        {"src_node_id": SUPERLINK_NODE_ID},
+        {"dst_node_id": victim},
+        {"reply_to_message_id": ""},
+        {"reply_to_message_id": "0" * 64},
+        {"run_id": run + 1},
+        {"message_type": "query"},
+        {"ttl": float("nan")},
+    ]
+    for other in forged:
+        assert site.push(honest, [b"piece"], **other)[0] == 403, other
+    for route, request in {
+        "confirm-message-received": proto.ConfirmMessageReceivedRequest(
+            node=site.node, run_id=run, message_object_id="0" * 64
+        ),
+        "pull-object": proto.PullObjectRequest(node=site.node, run_id=run, object_id="0" * 64),
+        "get-run": run_pb2.GetRunRequest(node=site.node, run_id=run + 1),
+        "get-fab": fab_pb2.GetFabRequest(node=site.node, run_id=run + 1, hash_str="0" * 64),
+    }.items():
+        assert site.ask(route, request)[0] == 403, route
+    assert stored(hub) == before
+
+    _, body = site.ask("get-run", run_pb2.GetRunRequest(node=site.node, run_id=run))
+    told = run_pb2.GetRunResponse.FromString(body).run
+    assert told.run_id == run and told.fab_hash
+    assert str(hub.directory).encode() not in body and not told.override_config
+
+    assert site.push(honest, [b"an answer"])[0] == 200
+    assert site.push(honest, [b"an answer"])[0] == 200  # again, as if its answer had been lost
+    assert site.push(honest, [b"another answer"])[0] == 403
+
+
+def test_a_site_cannot_fill_the_server(hub: Hub, asked: tuple[Site, proto.Message, int]) -> None:
+    site, message, run = asked
+    pieces = [bytes([n]) * 8 * MIB for n in range(10)]
+    head = site.reply_to(message)
+    many = [b"%d" % n for n in range(3000)]
+    assert site.push(head, many)[0] == 413
+    status, answer = site.push(head, pieces)
+    assert status == 200
+    request = proto.PushObjectRequest(
+        node=site.node, run_id=run, session_id=answer.session_id, object_content=b""
+    )
+    statuses = []
+    for piece in pieces:
+        request.object_id, request.object_content = sha256(piece).hexdigest(), piece
+        statuses.append(site.ask("push-object", request)[0])
+    assert statuses == [200] * 7 + [413] * 3  # 64 MiB and a little more
+    other = Site(hub, "trent")
+    request.node.node_id = other.id
+    assert other.ask("push-object", request)[0] == 403
+    wait_until(lambda: '"413": 4' in hub.traffic.read_text(), PATIENCE, "the refusals do not count")
+
+
+def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_can(
+    hub: Hub,
+) -> None:
+    """Idle connections, half handshakes, half heads, and as many as there are addresses."""
+    context = ssl.create_default_context(cafile=str(hub.ca))
+    held: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        for n in range(2 * FILES):
+            plain = stack.enter_context(socket.socket())
+            plain.settimeout(PATIENCE)
+            plain.bind((f"127.0.0.{2 + n % 2}", 0))
+            with contextlib.suppress(OSError):
+                plain.connect((LOOPBACK, hub.port))
+                if n % 3 == 1:
+                    plain.sendall(b"\x16\x03\x01\x02\x00\x01")  # how a handshake begins
+                held.append(plain)
+        run = hub.run(messages=1)
+        assert run["errors"] == []
+    with contextlib.ExitStack() as stack:
+        for start in (b"", b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n", b"\r\n" * 8):
+            plain = stack.enter_context(socket.create_connection((LOOPBACK, hub.port)))
+            stream = stack.enter_context(context.wrap_socket(plain, server_hostname=LOOPBACK))
+            stream.sendall(start)
+            stream.settimeout(PATIENCE)
+            held.append(stream)
+        for each in held[-3:]:
+            with contextlib.suppress(ssl.SSLError, ConnectionResetError):
+                assert each.recv(1) == b"", "a request that never ends is waited for"
+    assert hub.works()
+
+
+def test_a_site_that_is_revoked_while_it_works_is_out_within_seconds(hub: Hub) -> None:
+    site = Site(hub, "trent")
+    site.activate()
+    request = fleet_pb2.PullMessagesRequest(node=site.node)
+    assert site.ask("pull-messages", request)[0] == 200
+    keys.revoke(hub.home, "trent")
+    wait_until(lambda: site.ask("pull-messages", request)[0] == 401, 30, "it is still served")
+    public = public_key_to_bytes(site.key.public_key())
+    for name, body in requests(site.id, public).items():
+        assert site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))[0] in (401, 403), name
