@@ -20,13 +20,17 @@ from fedda.exchange.groups import Group
 from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.tally import Tally
+from fedda.ops import open_files
 
 log = logging.getLogger("fedda.exchange")
 
 TICK_S = 0.1
 RETRY_S = 0.25  # between two attempts to get a port
 GRACE_S = 2.0  # for streams to end by themselves when a session is closed
-SPARE = 16  # connections beyond one per site, so that strangers are told that they are refused
+CONNECTIONS = 1024  # at a time, with those of strangers
+HANDSHAKE_MS = 5_000
+IDLE_MS = 10_000  # for a connection without a call; a site's call lasts as long as the session
+SPARE = 16  # calls beyond one per site, so that strangers are told that they are refused
 LOG_LEVELS = {"refused": logging.WARNING, "ended": logging.WARNING, "cut": logging.WARNING}
 
 
@@ -86,9 +90,7 @@ class Host:
 class RemoteSession(Session):
     """A session that sites join over the network."""
 
-    def __init__(
-        self, meeting: Meeting, bind: str, port: int, announce: str | None = None
-    ) -> None:
+    def __init__(self, meeting: Meeting, bind: str, port: int, announce: str | None = None) -> None:
         super().__init__(meeting)
         certificate, key = tls.fresh()
         self._connections = Connections(meeting, self._bytes_to, self._bytes_from)
@@ -100,6 +102,10 @@ class RemoteSession(Session):
                 *tls.options(sums.group for sums in meeting.sums.values()),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
                 ("grpc.http2.min_ping_interval_without_data_ms", tls.PING_MS // 2),
+                # Strangers: as many as may be, and not for long. gRPC cannot limit them by address.
+                ("grpc.max_allowed_incoming_connections", open_files.connections(CONNECTIONS)),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
             ],
             maximum_concurrent_rpcs=len(meeting.sites) + SPARE,
         )

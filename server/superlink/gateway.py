@@ -15,7 +15,7 @@ import socket
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -80,7 +80,8 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     _find_programs()
     most = open_files.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener)
-    public.limits = replace(settings.limits, in_all=most)
+    # No single caller takes all that the system allows.
+    public.limits = Limits(min(settings.limits.per_address, max(1, most // 4)), most)
     sockets = [_listen(LOOPBACK, settings.admin_port), public]
     app = superlink(settings)
     try:

@@ -1,0 +1,253 @@
+"""Who signed a site's request, which site it is, and who may call the operator's port."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from typer.testing import CliRunner
+
+from fedda.cli.client import _default_name
+from fedda.cli.keys import app
+from fedda.errors import RunError
+from fedda.exchange import Group, Host, host
+from fedda.ops import keys
+from fedda.ops.spawn import LOOPBACK, REGISTERED
+from server.attendance import Sites
+from server.journal import Journal
+from server.superlink import guard, registered
+from server.superlink.filter import LocalOnly
+from server.superlink.guard import Guard, Used
+from server.superlink.listener import Limits, Listener, neighbours
+from server.superlink.registered import Entry
+from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+PUBLIC = public_key_to_bytes(KEY.public_key())
+Headers = list[tuple[bytes, bytes]]
+
+
+def signed(age: float = 0.0) -> Headers:
+    stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().encode()
+    values = (base64.b64encode(PUBLIC), base64.b64encode(sign_message(KEY, stamp)), stamp)
+    return list(zip(guard.HEADERS, values, strict=True))
+
+
+def test_a_signature_counts_once_and_a_revoked_key_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = {PUBLIC: 7}
+    made = Guard(nodes.get)
+    headers = signed()
+    caller = made.caller(headers)
+    assert caller is not None and (caller.node_id, caller.key) == (7, PUBLIC)
+    assert made.caller(headers) is None
+    assert made.caller(signed()) is not None
+    nodes.clear()
+    monkeypatch.setattr(guard, "KNOWN_S", 0)
+    made._known.clear()
+    assert made.caller(signed()) is None
+
+
+@pytest.mark.parametrize("age", [-6.0, 306.0])
+def test_a_signature_of_another_time_does_not_count(age: float) -> None:
+    assert Guard({PUBLIC: 7}.get).caller(signed(age)) is None
+
+
+def test_headers_that_are_missing_doubled_or_no_values_are_no_signature() -> None:
+    made = Guard({PUBLIC: 7}.get)
+    whole = signed()
+    spoilt: list[Headers] = [whole[:n] + whole[n + 1 :] for n in range(3)]
+    spoilt += [[*whole, each] for each in whole]
+    values = (b"", b"\xff", b"2026-01-01", b"9" * 5000, datetime.now(UTC).isoformat()[:-6].encode())
+    for n, value in itertools.product(range(3), values):
+        spoilt.append([*whole[:n], (whole[n][0], value), *whole[n + 1 :]])
+    assert [made.caller(headers) for headers in spoilt] == [None] * len(spoilt)
+    assert made.caller(whole) is not None
+
+
+def test_a_bounded_number_of_signatures_is_remembered_and_none_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "KEPT", 100)
+    used = Used()
+    taken = [n for n in range(1000) if used.take(n, 5000.0 + n, 5000.0 + n)]
+    assert taken == list(range(1000))
+    assert len(used.times) <= 100
+    assert not any(used.take(n, 5000.0 + n, 6000.0) for n in range(1000))
+
+
+def test_addresses_that_one_caller_commands_count_together() -> None:
+    assert neighbours("10.1.2.3") == neighbours("::ffff:10.1.2.3") != neighbours("10.1.2.4")
+    assert neighbours("2001:db8::1") == neighbours("2001:db8::ffff:1") != neighbours("2001:db9::1")
+    assert neighbours("fe80::1%eth0") == neighbours("fe80::2")
+
+
+def test_connections_beyond_the_limits_are_closed_and_others_take_their_place() -> None:
+    with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.limits = Limits(per_address=2, in_all=3)
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+
+        def call(address: str) -> socket.socket | None:
+            client.append(socket.create_connection(listener.getsockname(), 10, (address, 0)))
+            try:
+                return listener.accept()[0]
+            except BlockingIOError:
+                assert client[-1].recv(1) == b""
+                return None
+
+        client: list[socket.socket] = []
+        first, second = call("127.0.0.2"), call("127.0.0.2")
+        assert first is not None and second is not None
+        assert call("127.0.0.2") is None
+        third = call("127.0.0.3")
+        assert third is not None and call("127.0.0.4") is None
+        first.close()
+        first.close()  # counts once
+        again = call("127.0.0.2")
+        assert again is not None and call("127.0.0.5") is None
+        for each in (second, third, again, *client):
+            each.close()
+        assert listener.open.total() == 0 and listener.refused == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"host", b"127.0.0.1:8000")], 200),
+        ([(b"host", b"LOCALHOST:8000")], 200),
+        ([(b"host", b"[::1]:8000")], 200),
+        ([(b"host", b"127.0.0.1")], 421),
+        ([(b"host", b"evil.example:8000")], 421),
+        ([(b"host", b"127.0.0.1:8000"), (b"host", b"evil.example")], 421),
+        ([(b"host", b"127.0.0.1:8000"), (b"origin", b"https://evil.example")], 421),
+        ([], 421),
+    ],
+)
+def test_the_operators_port_answers_no_web_page(headers: Headers, status: int) -> None:
+    sent: list[Any] = []
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(LocalOnly(served, 8000)({"type": "http", "headers": headers}, receive, send))
+    assert sent[0]["status"] == status
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "registered.json"
+    entries = {1: Entry("anna", ""), 2: Entry("town", "target"), 3: Entry("", "")}
+    registered.write(path, entries)
+    monkeypatch.setenv(REGISTERED, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("offer", "said"),
+    [
+        ((1, "anna", "source"), ""),
+        ((1, "anna", "target"), ""),
+        ((2, "town", "target"), ""),
+        ((3, "carl", "source"), ""),  # registered without a name, which is nobody else's
+        ((1, "town", "target"), "as 'town', but its key is that of 'anna'"),
+        ((3, "anna", "source"), "as 'anna', but its key is that of 'a nameless site'"),
+        ((2, "town", "source"), "as a source, but its key is for a target only"),
+        ((9, "anna", "source"), "its key is not registered"),
+    ],
+)
+def test_a_site_is_who_its_key_says(file: Path, offer: tuple[int, str, str], said: str) -> None:
+    found = registered.objection(*offer)
+    assert said in found and bool(said) == bool(found)
+
+
+def test_without_keys_nothing_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REGISTERED, raising=False)
+    assert registered.objection(9, "anyone", "source") == ""
+
+
+def test_a_damaged_file_of_registered_sites_is_a_clear_error(file: Path) -> None:
+    file.write_text("{")
+    with pytest.raises(RunError, match=r"registered\.json.* cannot be read"):
+        registered.objection(1, "anna", "source")
+
+
+def test_a_site_under_another_name_is_not_taken_and_named_once(tmp_path: Path, file: Path) -> None:
+    grid = ScriptedGrid(make_domains(tmp_path))
+    ids = {node["name"]: number for number, node in grid.nodes.items()}
+    roles = {"town": "target"}
+    entries = {i: Entry(name, roles.get(name, "source")) for name, i in ids.items()}
+    entries[ids["anna"]] = Entry("zoe", "source")
+    entries[ids["bert"]] = Entry("bert", "target")
+    registered.write(file, entries)
+    journal = Journal()
+    config = RunConfig.parse(FAST | {"run.dir": str(tmp_path), "run.name": "r"})
+    sites = Sites(grid, config, journal)
+    for _ in range(3):
+        sites.look()
+        sites._again.clear()  # as if it was time to ask them again
+    assert sites.there() == {ids["carl"], ids["town"]}
+    said = [t["text"] for t in journal.troubles]
+    assert len(said) == 2, said
+
+
+def test_a_role_is_kept_with_the_key_and_shown(tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--dir", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    run("add", "clinic-a", "--role", "source")
+    run("add", "clinic-b")
+    public = tmp_path / "c.pub"
+    own = (tmp_path / "nodes" / "clinic-a.pub").read_text().split()[:2]
+    public.write_text(" ".join([*own, "me@home", "role=source\n"]))
+    run("add", "clinic-c", "--role", "target", "--public", str(public))
+    run("add", "clinic-d", "--public", str(public))
+    nodes = tmp_path / "nodes"
+    assert [keys.role(nodes / f"clinic-{n}.pub") for n in "abcd"] == ["source", "", "target", ""]
+    assert "me@home" not in (nodes / "clinic-d.pub").read_text()
+    keys.public_keys(tmp_path)  # still a key for every other program
+    listed = run("list").splitlines()
+    assert listed[0] == "clinic-a  source only  (the private key is still here)"
+    assert listed[2:] == ["clinic-c  target only", "clinic-d"]
+
+
+def test_the_data_folders_name_stays_at_a_site_that_has_a_key() -> None:
+    data = Path("/data/patients-of-dr-x")
+    assert _default_name(data, Path("/keys/clinic.a")) == "clinic.a"
+    assert _default_name(data, Path("/keys/clinic-a.key")) == "clinic-a"
+    assert _default_name(data, None) == "patients-of-dr-x"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(host, "CONNECTIONS", 20)
+    monkeypatch.setattr(host, "HANDSHAKE_MS", 1000)
+    yield
+
+
+def test_strangers_on_the_exchanges_port_are_few_and_gone_soon(few: None) -> None:
+    group = Group("pair", 4, 1, ("a", "b"))
+    with Host().open([group], join=10, wait=10, rejoin=10) as session:
+        port = session.invitations["a"].port
+        idle = [socket.create_connection((LOOPBACK, port), 30) for _ in range(60)]
+        for each in idle:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+            each.close()
