@@ -49,7 +49,6 @@ class Site:
         self.min_images = int(node.get("min-images", IMAGES_HIDE))
         self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
         self.noise = float(node.get("noise", 0))
-        self.test_noise = float(node.get("test-noise", 0))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         # Without a folder to keep the division in, it must be the same after a restart.
