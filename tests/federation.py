@@ -35,7 +35,7 @@ LIVE: dict[str, Any] = {
 }
 
 SITE = """
-import logging, os, sys
+import logging, os, sys, time
 from pathlib import Path
 from flwr.app import Message, RecordDict
 from clients.node import resident
@@ -49,6 +49,9 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 def app(message, context):
     if "boom" in message.content:
         raise ValueError("the sample patient-4711 is broken")
+    if (Path(state) / "nap").exists():
+        print("napping", flush=True)
+        time.sleep(600)
     return Message(RecordDict(dict(message.content)), reply_to=message)
 
 superlink, name, ca, key, state = sys.argv[1:]

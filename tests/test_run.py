@@ -26,6 +26,8 @@ from server.attendance import Sites
 from server.journal import Event, Journal
 from server.simulation import folders, simulate
 from server.training import Training
+from strategies.base import FedDA
+from strategies.sites import mail
 from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run, stop_after
 from tests.local_grid import RunConfig as Config
 
@@ -879,6 +881,57 @@ def test_an_answer_counts_for_the_site_that_was_asked_alone(
         sites = Sites(grid, Config.parse(FAST | runs), Journal())
         sites.look()
         assert sites.there() == set(grid.get_node_ids()) - {grid.anna}
+
+
+def test_the_exchange_hears_of_a_site_that_the_server_counts_as_gone(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(ScriptedGrid):
+        """A grid that lists carl, but whose server says that carl is gone once it is to train."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                trains = reply.metadata.message_type == "train"
+                gone = trains and reply.metadata.src_node_id == self.id_of("carl")
+                yield error(ErrorCode.NODE_UNAVAILABLE)(reply) if gone else reply
+
+    told: list[str] = []
+    monkeypatch.setattr(FedDA, "give_up", lambda self, name: told.append(name))
+    settings = {"method": "fedavg", "rounds": 1, "wait.train": 60.0}
+    run(domains, runs | settings, grid=Gone(domains))
+    assert told == ["carl"]
+
+
+def test_a_round_whose_exchange_ended_waits_for_no_reply(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that computes on, or hangs, is left behind; the round is asked for again."""
+    monkeypatch.setattr(mail, "AFTER_FAILURE", 0.05)
+    ended: list[Any] = []
+
+    class Hanging(ScriptedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            invited = [i for i, m in self._open.items() if "exchange" in m.content]
+            if invited and not ended:
+                sessions[-1]._meeting.end("for the test")
+                ended.append(sessions[-1])
+                for message_id in invited:  # these are never answered
+                    del self._open[message_id]
+            return super().pull_messages(message_ids)
+
+    sessions: list[Any] = []
+    convene = FedDA.convene
+
+    def noted(self: FedDA, *args: Any) -> None:
+        convene(self, *args)
+        sessions.append(self.session)
+
+    monkeypatch.setattr(FedDA, "convene", noted)
+    far = {"wait.train": 600.0, "wait.settle": 5.0, "wait.sites": 60.0}
+    results, _ = run(domains, runs | far | {"method": "fdann", "rounds": 1}, grid=Hanging(domains))
+    assert [session.ended for session in ended] == ["for the test"]
+    assert {e["what"] for e in results["events"]} >= {"exchange ended", "silent", "paused"}
+    assert results["final_accuracy"] is not None
 
 
 class Untestable(ScriptedGrid):

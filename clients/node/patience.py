@@ -38,8 +38,21 @@ def persist(call: Callable[[], T], tell: OnEvent, ends: float = float("inf")) ->
             return result
 
 
-def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: float) -> Fleet:
+def join(
+    connect: Callable[[], Fleet],
+    superlink: str,
+    tell: OnEvent,
+    patience: float,
+    again: bool = False,
+) -> Fleet:
     """Connect: wait for an answer without limit, but for a refused key only `patience` seconds.
+
+    Args:
+        connect: opens a session.
+        superlink: the server's address, for what is told.
+        tell: called with what keeps this site waiting.
+        patience: seconds to try a key that the server may only refuse for now.
+        again: whether the server has accepted this key before.
 
     Raises:
         KeyFileError: the server keeps refusing the key, or the signature made with it.
@@ -59,7 +72,7 @@ def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: 
             now = time.monotonic()
             refused_at = now if refused_at is None else refused_at
             if now - refused_at > (min(patience, UNKNOWN_KEY_S) if definite else patience):
-                raise KeyFileError(_refusal(superlink, definite, unknown)) from error
+                raise KeyFileError(_refusal(superlink, definite, unknown, again)) from error
             text = f"for {superlink}, which does not know this key (yet)"
             if not definite:
                 text = (
@@ -73,12 +86,17 @@ def join(connect: Callable[[], Fleet], superlink: str, tell: OnEvent, patience: 
         pause = min(2 * pause, longest)
 
 
-def _refusal(superlink: str, definite: bool, clock: bool) -> str:
-    """Why the server refuses a key, in one sentence; `clock`: a wrong clock has the same effect."""
+def _refusal(superlink: str, definite: bool, unknown: bool, again: bool) -> str:
+    """Why the server refuses a key, in one sentence."""
+    if definite and again:
+        return (
+            f"{superlink} does not accept this site's key any more: it was revoked, or is not "
+            "registered there now; ask the server's operator whether this site may take part again"
+        )
     reasons = ["it is not registered", "was revoked"]
     if not definite:
         reasons.append("another process uses it")
-    if clock:
+    if unknown:  # a wrong clock has the same effect
         reasons.append("this machine's clock is more than five minutes wrong")
     *first, last = reasons
     return (

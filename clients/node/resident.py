@@ -192,7 +192,7 @@ def serve(
     remembers = state is not None and key is not None
     id_file = state / "node-id" if state is not None and remembers else None
     unfinished = Unfinished(state / "unfinished" if state is not None and remembers else None)
-    known_as = _read_id(id_file)
+    known_as, again = _read_id(id_file), False
 
     def connect() -> Fleet:
         return Fleet(
@@ -207,9 +207,9 @@ def serve(
     with _signals(), Interrupt() as interrupt:
         try:
             while True:
-                connection = join(connect, superlink, tell, patience)
+                connection = join(connect, superlink, tell, patience, again)
                 try:
-                    known_as = connection.node_id
+                    known_as, again = connection.node_id, True
                     if id_file is not None:
                         id_file.write_text(str(connection.node_id))
                     tell("connected", f"to {superlink} as node {connection.node_id}")
