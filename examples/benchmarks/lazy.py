@@ -128,6 +128,7 @@ def measure(
     app, port, measured = live.stage(folder / "app"), free_port(), []
     live.say("starting a server, a collaborator and a target")
     least = ["--min-examples", str(min(row.examples for row in rows(delay)))]
+    least += ["--exchange-host", ANNOUNCED]  # another name than that of the server
     options = dict.fromkeys(sites, least)
     deployed = Deployment(folder / "server", sites, client_options=options)
     with deployed as deployment, Delay(port, delay):
