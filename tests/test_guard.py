@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedda.cli.client import _default_name
@@ -24,7 +25,7 @@ from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, registered
-from server.superlink.filter import LocalOnly
+from server.superlink.filter import FLEET, LocalOnly
 from server.superlink.guard import Guard, Used
 from server.superlink.listener import Limits, Listener, neighbours
 from server.superlink.registered import Entry
@@ -83,6 +84,15 @@ def test_a_bounded_number_of_signatures_is_remembered_and_none_counts_twice(
     assert taken == list(range(1000))
     assert len(used.times) <= 100
     assert not any(used.take(n, 5000.0 + n, 6000.0) for n in range(1000))
+
+
+def test_every_request_of_flwrs_fleet_api_says_from_which_site_it_comes() -> None:
+    """Else a signed request could be another site's."""
+    for name in FLEET:
+        request = PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"]
+        fields = {field.name for field in request.DESCRIPTOR.fields}
+        own = {"public_key"} if name in ("register-node", "activate-node") else {"node", "node_id"}
+        assert fields & own, name
 
 
 def test_addresses_that_one_caller_commands_count_together() -> None:

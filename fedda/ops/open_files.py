@@ -16,7 +16,7 @@ def connections(most: int) -> int:
         How many connections may be open, so that `SPARE` files are left for everything else.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = ENOUGH if hard == resource.RLIM_INFINITY else hard
+    limit = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return max(1, min(most, limit - SPARE))

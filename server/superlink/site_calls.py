@@ -161,7 +161,9 @@ class Answer:
         await self._send(event)
 
     async def release(self) -> None:
-        """Send the answer as it is now."""
+        """Send the answer as it is now, if there is one."""
+        if not self._start:
+            return
         headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
         headers.append((b"content-length", str(len(self.body)).encode()))
         await self._send({**self._start, "headers": headers})
