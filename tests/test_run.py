@@ -21,7 +21,7 @@ from fedda.ops import lock
 from fedda.results import terminal
 from fedda.results.read import missing_tests, summary
 from fedda.wire import Kind
-from server import attendance, checkpoint
+from server import attendance, checkpoint, timing
 from server.attendance import Sites
 from server.journal import Event, Journal
 from server.simulation import folders, simulate
@@ -881,6 +881,52 @@ def test_an_answer_counts_for_the_site_that_was_asked_alone(
         sites = Sites(grid, Config.parse(FAST | runs), Journal())
         sites.look()
         assert sites.there() == set(grid.get_node_ids()) - {grid.anna}
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run say at once and often for whom it waits."""
+    monkeypatch.setattr(timing, "SAY", (0.01, 0.01))
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_run_says_who_owes_it_a_reply(domains: list[Node], runs: dict[str, str]) -> None:
+    class Slow(ScriptedGrid):
+        """A grid on which carl's reply takes some looks."""
+
+        looks = 8
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids, self.looks = list(message_ids), self.looks - 1
+            late = self.id_of("carl")
+            asked = {i: self._open[i].metadata for i in ids if i in self._open}
+            slow = [
+                i for i, m in asked.items() if (m.dst_node_id, m.message_type) == (late, "train")
+            ]
+            return super().pull_messages([i for i in ids if i not in slow or self.looks < 0])
+
+    settings = {"method": "fedavg", "rounds": 1, "wait.train": 60.0}
+    _, events = run(domains, runs | settings, grid=Slow(domains))
+    said = [e for e in events if e["event"] == "waiting-for"]
+    assert said[-1]["sites"] == ["carl"]
+    assert said[-1]["seconds"] > 0
+    assert (said[-1]["round"], said[-1]["method"], said[-1]["seed"]) == (1, "fedavg", 0)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_run_that_pauses_says_who_is_missing(domains: list[Node], runs: dict[str, str]) -> None:
+    grid = ScriptedGrid(domains)
+
+    def leave(event: Event) -> None:
+        if event["event"] == "training":
+            grid.offline = {"carl", "bert"}
+        if event["event"] == "waiting-for":
+            grid.offline = set()
+
+    settings = {"method": "fedavg", "rounds": 1, "wait.min-sources": 3, "wait.sites": 60.0}
+    _, events = run(domains, runs | settings, leave, grid=grid)
+    said = next(e for e in events if e["event"] == "waiting-for")
+    assert said["sites"] == ["bert", "carl"]
 
 
 def test_the_exchange_hears_of_a_site_that_the_server_counts_as_gone(
