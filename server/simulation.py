@@ -1,10 +1,14 @@
 """Run over folders of this machine without a server: in this process, or on Ray."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, product
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -19,6 +23,7 @@ from fedda.errors import RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
 from fedda.halves import load
+from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig
 from fedda.wire import Role
 
@@ -136,7 +141,7 @@ def simulate(
     place = Path(config.run.dir).absolute() / config.run.name / SITES
     # One person has the data of all simulated sites, so a site needs no minimum and no secret of
     # its own.
-    mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True}
+    mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
     sites = [mine | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
@@ -189,13 +194,41 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
     def main(grid: Grid, context: Context) -> None:
         while len(list(grid.get_node_ids())) < nodes:  # the engine registers them after the start
             time.sleep(0.1)
+        fetch = grid.pull_messages
+
+        def fetch_unless_stopped(ids: Iterable[str]) -> Iterable[Message]:
+            if stopped.is_set():
+                raise RunError("The run was stopped.")
+            return fetch(ids)
+
+        grid.pull_messages = fetch_unless_stopped  # pyright: ignore
         results.update(run.execute(config, grid, journal, _slots))
 
     resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
+    with _noting_ctrl_c() as stopped:
+        run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
     if not results:
         raise RunError("The simulation ended without results; its own messages above say why.")
     return results
+
+
+@contextmanager
+def _noting_ctrl_c() -> Iterator[threading.Event]:
+    """Set an event at Ctrl-C: Flower ends a simulation once the thread of its run has ended."""
+    stopped, handler = threading.Event(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield stopped
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _identify() -> None:

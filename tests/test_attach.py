@@ -30,7 +30,6 @@ from tests.federation import (
     PATIENCE,
     Federation,
     Operator,
-    processes_with,
     wait_until,
 )
 from tests.local_grid import Node
@@ -255,15 +254,6 @@ def test_a_simulated_run_is_watched_and_ended_from_another_terminal(
         assert f"fedda run --resume {folder}" in stopped.text()
         assert run.popen.wait(PATIENCE) == 130
         assert watcher.popen.wait(PATIENCE) == 130, watcher.text()
-
-        run = command("again", "run", "--resume", folder)
-        run.wait_for("going on after round", PATIENCE)
-        watcher = command("mourner", "attach", folder)
-        watcher.wait_for("going on after round", PATIENCE)
-        run.popen.kill()
-        assert watcher.popen.wait(PATIENCE) == 1
-        assert f"(process {run.popen.pid}) has ended without a word" in watcher.text()
-        assert f"fedda run --resume {folder}" in watcher.text()
     finally:
         run.stop()
 
@@ -271,71 +261,45 @@ def test_a_simulated_run_is_watched_and_ended_from_another_terminal(
 # ---- real processes: a run on a server ---------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("attach")
-    with Federation(folder / "hub", acting=True) as made:
-        yield made
-    assert processes_with(str(folder)) == []
-
-
-@pytest.fixture
-def hub(federation: Federation) -> Iterator[Federation]:
-    """Give the federation, and restore its sites after each test."""
-    yield federation
-    federation.mend()
-
-
-def begun(hub: Federation, name: str) -> Operator:
-    """Start a run that waits in its second round until the site bert is told to go on."""
-    settings = LIVE | {"rounds": 2}
-    changes = (part for k, v in settings.items() for part in ("-c", f"{k}={v}"))
-    hub.act("bert", {"2": ["hold", 0]})
-    words = ["run", "fedavg", "--server", hub.home, "--dir", hub.runs, "--name", name]
-    operator = Operator(hub, [*words, *changes])
-    operator.wait_for("round 1/2", PATIENCE)
-    return operator
-
-
 @pytest.mark.slow
-def test_a_run_whose_operator_was_killed_is_watched_to_its_end(hub: Federation) -> None:
-    operator = begun(hub, "left")
-    operator.popen.kill()
-    again = Operator(hub, ["attach", "--dir", hub.runs])
-    again.wait_for("round 1/2", PATIENCE)
-    hub.act("bert", {})
-    assert again.popen.wait(PATIENCE) == 0, again.text()
-    assert "round 2/2" in again.text()
-    assert "picture: " in again.text()
-    assert (hub.runs / "left" / "results.json").is_file()
+def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(tmp_path: Path) -> None:
+    """In each of its three parts the run waits for another site, until that is told to go on."""
+    with Federation(tmp_path / "hub", acting=True) as hub:
+        folder = hub.runs / "r"
+        resume = ["run", "--resume", folder]
+        changes = (part for k, v in LIVE.items() for part in ("-c", f"{k}={v}"))
+        words = ["run", "fedavg", "--server", hub.home, "--dir", folder.parent, "--name", "r"]
+        hub.act("bert", {"2": ["hold", 0]})
+        operator = Operator(hub, [*words, *changes])
+        operator.wait_for("round 1/3", PATIENCE)
+        program = lock.holder(folder)
+        run = watching.Submission.read(folder)
+        assert program is not None and run is not None and not hub.status(run.run).ended
 
+        os.kill(program.pid, signal.SIGKILL)
+        assert operator.popen.wait(PATIENCE) == 1
+        assert f"the run (process {program.pid}) has ended without a word" in operator.text()
+        assert f"fedda run --resume {folder}" in operator.text()
+        assert hub.status(run.run).sub_status == "stopped"  # the server itself takes a minute
 
-@pytest.mark.slow
-def test_a_run_on_a_server_is_ended_and_can_be_resumed_at_once(hub: Federation) -> None:
-    operator = begun(hub, "ended")
-    stop = Operator(hub, ["stop", hub.runs / "ended"])
-    assert stop.popen.wait(PATIENCE) == 0, stop.text()
-    assert f"fedda run --resume {hub.runs / 'ended'}" in stop.text()
-    assert operator.popen.wait(PATIENCE) == 130, operator.text()
-    hub.act("bert", {})
-    again = Operator(hub, ["run", "--resume", hub.runs / "ended"])
-    assert again.popen.wait(PATIENCE) == 0, again.text()
-    assert "going on after round 1 of 2" in again.text()
+        hub.act("bert", {})
+        hub.act("carl", {"3": ["hold", 0]})
+        operator = Operator(hub, resume)
+        operator.wait_for("going on after round 1 of 3", PATIENCE)
+        hub.processes["carl"].wait_for("hold in round 3", PATIENCE)
+        stop = Operator(hub, ["stop", folder])
+        assert stop.popen.wait(PATIENCE) == 0, stop.text()
+        assert f"fedda run --resume {folder}" in stop.text()
+        assert operator.popen.wait(PATIENCE) == 130, operator.text()
 
-
-@pytest.mark.slow
-def test_a_servers_program_that_was_killed_is_noticed_and_its_run_ended(hub: Federation) -> None:
-    operator = begun(hub, "killed")
-    program = lock.holder(hub.runs / "killed")
-    assert program is not None
-    run = watching.Submission.read(hub.runs / "killed")
-    assert run is not None and not hub.status(run.run).ended
-    os.kill(program.pid, signal.SIGKILL)
-    assert operator.popen.wait(PATIENCE) == 1
-    text = operator.text()
-    assert f"error: The program that executed the run (process {program.pid})" in text
-    assert f"fedda run --resume {hub.runs / 'killed'}" in text
-    assert hub.status(run.run).sub_status == "stopped"  # not "failed", as a minute later
-    hub.act("bert", {})
-    again = Operator(hub, ["run", "--resume", hub.runs / "killed"])
-    assert again.popen.wait(PATIENCE) == 0, again.text()
+        hub.act("carl", {})
+        hub.act("anna", {"3": ["hold", 0]})
+        operator = Operator(hub, resume)
+        operator.wait_for("going on after round 2 of 3", PATIENCE)
+        operator.popen.kill()
+        watcher = Operator(hub, ["attach", "--dir", folder.parent])
+        watcher.wait_for("going on after round 2 of 3", PATIENCE)
+        hub.act("anna", {})
+        assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
+        assert "round 3/3" in watcher.text() and "picture: " in watcher.text()
+        assert (folder / "results.json").is_file()

@@ -137,7 +137,9 @@ def run(
 
     Results go to DIR/NAME: results.json, report.png and model.safetensors. Each training also has
     its own folder with its model.safetensors; a run with several targets has models only there.
-    Exit code 0 means that the run finished, 1 that it could not, 130 that it was interrupted.
+    Exit code 0 means that the run finished, 1 that it could not, 130 that it was stopped.
+
+    A run on a server goes on if this command is killed: fedda attach shows it, fedda stop ends it.
     """
     on_terminate()
     with clear_exit():

@@ -24,6 +24,7 @@ from fedda.results.read import RESULTS, begun
 JOURNAL, SUBMITTED = "journal.jsonl", "submitted.json"
 STOPPED = "stopped"
 TRIES = 10  # failed requests in a row, one per second, after which a run is given up
+LEAVE = 5.0  # seconds to wait until a process has ended, before it is asked in another way
 ENDS = 60.0  # seconds to wait until a run that was stopped has ended
 
 
@@ -80,7 +81,11 @@ class Going(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the run to end."""
+        """Ask the run to end.
+
+        Raises:
+            RunError: it cannot be asked from here.
+        """
         ...
 
 
@@ -118,8 +123,15 @@ class OnThisMachine:
                 f"The run in {self._folder} is executed on {self.process.host}; stop it there."
             )
         try:
-            if self.process.alive:
-                os.kill(self.process.pid, signal.SIGTERM)
+            # As Ctrl-C does; but a command in the background of a script ignores Ctrl-C.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                deadline = time.monotonic() + LEAVE
+                if self.process.alive:
+                    os.kill(self.process.pid, number)
+                while self.process.alive and time.monotonic() < deadline:
+                    time.sleep(0.1)
+        except ProcessLookupError:
+            pass  # it has just ended
         except PermissionError:
             raise RunError(
                 f"The run in {self._folder} belongs to another user (process {self.process.pid}); "

@@ -1,0 +1,115 @@
+"""What a site's machine dials, as the kernel sees it: the server, its exchange, and nothing else.
+
+`tests/test_end_to_end.py` watches what Python dials. Libraries in C dial without Python's
+knowledge, so here strace follows two sites, a source and the target, and all that they start.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedda.ops.federation import PROGRAM
+from fedda.ops.spawn import LOOPBACK, Process, free_port
+from tests.federation import Federation, processes_with
+
+TRACE = ["strace", "-D", "-f", "--seccomp-bpf", "-qq"]  # -D: signals reach the traced program
+TRACE += ["-e", "trace=connect,sendto,sendmsg,sendmmsg"]
+DIALLED = re.compile(
+    r"sin6?_port=htons\((?P<port>\d+)\).*?"
+    r'(?:inet_addr\("(?P<v4>[^"]+)"\)|inet_pton\(AF_INET6, "(?P<v6>[^"]+)")'
+)
+TRACED = ("bert", "town")
+SUMS = {
+    "method": "fdann",
+    "rounds": 1,
+    "train.batch-size": 16,
+    "exchange.p": 1,
+    "exchange.min-examples": 16,
+    "exchange.expose-features": True,
+}
+
+
+def traceable() -> bool:
+    """Whether strace is installed and may follow a process here."""
+    if shutil.which("strace") is None:
+        return False
+    return subprocess.run([*TRACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not traceable(), reason="strace is not installed or may not be used"),
+]
+
+
+def dialled(trace: Path) -> set[tuple[str, int]]:
+    """Return the addresses and ports that a traced program sent anything to.
+
+    An IPv4 address may also be written as one of IPv6.
+    """
+    found = set()
+    for line in trace.read_text(errors="replace").splitlines():
+        if match := DIALLED.search(line):
+            address = match["v4"] or match["v6"].removeprefix("::ffff:")
+            found.add((address, int(match["port"])))
+    return found
+
+
+class Traced(Federation):
+    """A federation in which strace follows some sites; the exchange has a port of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
+        super().__init__(directory, client_options=low)
+        self.exchange_port = free_port()
+
+    def trace(self, name: str) -> Path:
+        """The file to which strace writes what a site dials."""
+        return self.directory / f"{name}.trace"
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        if name == "superlink":
+            arguments = [*arguments, "--exchange-port", self.exchange_port]
+        if name not in TRACED:
+            return super()._start(name, arguments)
+        command = [*TRACE, "-o", self.trace(name), *PROGRAM, *arguments]
+        command += ["--parent-pid", os.getpid()]
+        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
+        self.processes[name] = process
+        return process
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("egress")
+    with Traced(folder / "hub") as made:
+        yield made
+    assert processes_with(str(folder)) == []
+
+
+def test_a_site_dials_the_server_and_its_exchange_only(hub: Traced) -> None:
+    results = hub.begin("sums", SUMS).finish()
+    assert results["events"] == []
+    for name in TRACED:
+        assert dialled(hub.trace(name)) == {(LOOPBACK, hub.port), (LOOPBACK, hub.exchange_port)}
+
+
+def test_the_trace_shows_other_machines_and_look_ups_of_names(tmp_path: Path) -> None:
+    """Otherwise the test before could not fail."""
+    reach = (
+        "import contextlib, socket\n"
+        "socket.socket().connect_ex(('127.0.0.2', 9))\n"
+        "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.3', 53))\n"
+        "socket.socket(socket.AF_INET6).connect_ex(('::1', 9))\n"
+    )
+    log = tmp_path / "trace"
+    command = ["bash", "-c", f'{sys.executable} -c "$0"', reach]  # a child of the traced program
+    subprocess.run([*TRACE, "-o", str(log), *command], check=True, timeout=60)
+    assert {("127.0.0.2", 9), ("127.0.0.3", 53), ("::1", 9)} <= dialled(log)
