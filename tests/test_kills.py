@@ -130,7 +130,9 @@ def survive(hub: Federation, method: str, name: str, kill: Kill) -> tuple[str, d
     begin = ["run", method, "--server", hub.home, "--dir", hub.runs, "--name", name]
     operator = Operator(hub, [*begin, "--baseline", "none", *changes])
     folder = hub.runs / name
-    wait_until(begun(folder, kill.round), PATIENCE, f"{name} has not begun: {operator.text()}")
+    there = begun(folder, kill.round)
+    wait_until(lambda: there() or not operator.alive, PATIENCE, f"{name} has not begun")
+    assert there(), operator.text()
     time.sleep(kill.after)
     over = ended(folder)
     kill.carry_out(hub, operator)
