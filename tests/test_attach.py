@@ -225,35 +225,55 @@ def test_more_than_all_labels_cannot_be_wrong(
 # ---- real processes: a simulated run -----------------------------------------------------------
 
 
+def command(folder: Path, name: str, *words: Any) -> Process:
+    """Start a command of fedda, with its output in a file of the folder."""
+    log = folder / f"{name}.log"
+    return Process(name, [*PROGRAM, *map(str, words)], log, {**os.environ})
+
+
+def simulated(domains: list[Node], folder: Path, *words: Any) -> Process:
+    """Start a simulated run that would take hours, and wait until its first round is over."""
+    root = Path(str(domains[0]["data"])).parent
+    line = ["fedavg", "--simulate", root, "--target", "town", "--dir", folder.parent]
+    line += ["--name", folder.name, "-c", "model.name=mlp", "-c", "model.sizes=8"]
+    run = command(folder.parent, "run", "run", *line, "--rounds", "100000", *words)
+    run.wait_for("round 1/", PATIENCE)
+    return run
+
+
 @pytest.mark.slow
 def test_a_simulated_run_is_watched_and_ended_from_another_terminal(
     domains: list[Node], tmp_path: Path
 ) -> None:
-    def command(name: str, *words: Any) -> Process:
-        log = tmp_path / f"{name}.log"
-        return Process(name, [*PROGRAM, *map(str, words)], log, {**os.environ})
-
-    root = Path(str(domains[0]["data"])).parent
-    folder = tmp_path / "runs" / "long"
-    words = ["fedavg", "--simulate", root, "--target", "town", "--dir", folder.parent]
-    words += ["--name", "long", "-c", "model.name=mlp", "-c", "model.sizes=8"]
-    run = command("run", "run", *words, "--rounds", "100000")
+    folder = tmp_path / "long"
+    run = simulated(domains, folder)
     try:
-        run.wait_for("round 1/", PATIENCE)
-        left = command("left", "attach", "--dir", folder.parent)
+        left = command(tmp_path, "left", "attach", "--dir", tmp_path)
         left.wait_for("round 1/", PATIENCE)
         left.popen.send_signal(signal.SIGINT)
         assert left.popen.wait(PATIENCE) == 130
         assert f"The run goes on. Watch it again: fedda attach {folder}" in left.text()
-        watcher = command("watcher", "attach", folder)
+        watcher = command(tmp_path, "watcher", "attach", folder)
         watcher.wait_for("round 1/", PATIENCE)
         assert run.alive
-        stopped = command("stop", "stop", folder)
+        stopped = command(tmp_path, "stop", "stop", folder)
         assert stopped.popen.wait(PATIENCE) == 0, stopped.text()
         assert lock.holder(folder) is None
         assert f"fedda run --resume {folder}" in stopped.text()
         assert run.popen.wait(PATIENCE) == 130
         assert watcher.popen.wait(PATIENCE) == 130, watcher.text()
+    finally:
+        run.stop()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_simulation_on_ray(domains: list[Node], tmp_path: Path) -> None:
+    """Flower would wait for the run's thread, and that for sites which Ray has ended already."""
+    run = simulated(domains, tmp_path / "long", "--engine", "ray")
+    try:
+        run.popen.send_signal(signal.SIGINT)
+        assert run.popen.wait(PATIENCE) == 130, run.text()
+        assert f"fedda run --resume {tmp_path / 'long'}" in run.text()
     finally:
         run.stop()
 

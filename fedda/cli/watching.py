@@ -24,7 +24,7 @@ from fedda.results.read import RESULTS, begun
 JOURNAL, SUBMITTED = "journal.jsonl", "submitted.json"
 STOPPED = "stopped"
 TRIES = 10  # failed requests in a row, one per second, after which a run is given up
-LEAVE = 5.0  # seconds to wait until a process has ended, before it is asked in another way
+LEAVE = 10.0  # seconds to wait until a process leaves a run, before it is asked in another way
 ENDS = 60.0  # seconds to wait until a run that was stopped has ended
 
 
@@ -126,9 +126,9 @@ class OnThisMachine:
             # As Ctrl-C does; but a command in the background of a script ignores Ctrl-C.
             for number in (signal.SIGINT, signal.SIGTERM):
                 deadline = time.monotonic() + LEAVE
-                if self.process.alive:
+                if holder(self._folder) == self.process:
                     os.kill(self.process.pid, number)
-                while self.process.alive and time.monotonic() < deadline:
+                while holder(self._folder) == self.process and time.monotonic() < deadline:
                     time.sleep(0.1)
         except ProcessLookupError:
             pass  # it has just ended
