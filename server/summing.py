@@ -30,6 +30,5 @@ def host(grid: Grid, config: ExchangeConfig, notice: Notice) -> "Host | LocalHos
     from fedda.exchange import Host
 
     bind, _, port = os.environ.get(EXCHANGE_AT, f"{LOOPBACK}:0").rpartition(":")
-    # Sites dial no host that they do not know. They reach the SuperLink, so they use its name.
-    known = config.host or config.bind
-    return Host(config.bind or bind, config.port or int(port), notice, announce=known)
+    # Sites dial no host that only a server named; they know the SuperLink's, which is the default.
+    return Host(config.bind or bind, config.port or int(port), notice, announce=config.host)

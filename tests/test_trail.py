@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
 from typer.testing import CliRunner
 
+from clients.node.resident import Resident
 from clients.policy import compared
 from clients.policy.trail import Trail
 from fedda import records
@@ -149,8 +152,20 @@ def content(data: bytes = b"1234", number: float = 1.0, name: str = "model") -> 
     )
 
 
-def message(held: RecordDict) -> Message:
-    return Message(held, 1, "train", ttl=60)
+def message(held: RecordDict, kind: str = "train", age: float = 0.0) -> Message:
+    """A message as it comes from a server, sent some seconds ago."""
+    metadata = Metadata(
+        run_id=3,
+        message_id="m",
+        src_node_id=1,
+        dst_node_id=7,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time() - age,
+        ttl=60,
+        message_type=kind,
+    )
+    return Message(content=held, metadata=metadata)  # pyright: ignore
 
 
 def test_the_hash_depends_on_everything_and_on_no_order() -> None:
@@ -220,6 +235,18 @@ def test_a_site_that_cannot_write_its_log_answers_nothing(
     log.unlink()
     log.mkdir()
     assert Code(bench.call(request).error.code) is Code.INTERNAL
+
+
+@pytest.mark.parametrize(("kind", "code"), [("train", Code.EXPIRED), ("get_parameters", Code.WIRE)])
+def test_what_the_node_refuses_by_itself_is_noted(kind: str, code: Code, tmp_path: Path) -> None:
+    asked = message(content(), kind, age=3600)
+    trail = Trail(tmp_path)
+    node = Resident(lambda *_: asked, {}, lambda *_: None, trail.answered)
+    reply = node.answer(asked, lambda: asked, 7)
+    assert Code(reply.error.code) is code
+    (refused,) = chain.check(tmp_path / "audit.jsonl").entries
+    assert (refused["event"], refused["code"]) == ("refused", code.name)
+    assert refused["sha256"] == records.digest(reply)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
