@@ -22,7 +22,7 @@ settings.load_profile("fedda")
 LONGEST = ("failures", "benchmarks", "exchange_live", "compare", "demo", "deploy", "end_to_end")
 LONGEST += ("resident", "plugins", "targets", "attach", "egress")
 # The tests of each of these share a federation or a wheel, which is made once per worker.
-SHARING = ("failures", "exchange_live", "end_to_end", "packaging")
+SHARING = ("failures", "exchange_live", "end_to_end", "kills", "packaging")
 
 
 class Together(LoadScopeScheduling):

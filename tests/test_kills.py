@@ -45,7 +45,7 @@ FAR = {"wait.train": 3600.0, "wait.evaluate": 3600.0, "wait.settle": 30.0, "wait
 SETTINGS: dict[str, dict[str, Any]] = {"kd3a": FAR, "dils": FAR | PAIR}
 VICTIMS = {
     "kd3a": ("source", "target", "serverapp", "superlink", "operator"),
-    "dils": ("source", "superlink", "operator", "target", "serverapp"),
+    "dils": ("superlink", "source", "operator", "target", "serverapp"),
 }
 LATEST = 4.0  # seconds after the beginning of a round
 

@@ -9,16 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
 from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask
+from clients.node.fleet import Fleet
 from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
@@ -472,6 +475,20 @@ def test_a_failed_call_has_one_meaning(
 
     with pytest.raises(meaning, match=text):
         ask(call, None)
+
+
+def test_a_server_that_refuses_to_hand_out_work_is_asked_again_later() -> None:
+    """No run is concerned yet, and the session is not lost."""
+
+    def refuse(request: object) -> None:
+        sent = httpx.Request("POST", "https://hub")
+        raise httpx.HTTPStatusError("x", request=sent, response=httpx.Response(403))
+
+    node = Fleet.__new__(Fleet)
+    node._lost, node._node = None, Node(node_id=NODE)
+    node._client = SimpleNamespace(PullMessages=refuse)  # type: ignore[assignment]
+    with pytest.raises(Unreachable, match="403"):
+        node.receive()
 
 
 @pytest.mark.slow
