@@ -232,7 +232,7 @@ def test_a_reply_counts_as_that_of_the_node_that_was_asked(grid: HttpGrid, store
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_grid, "VISIT", 0.01)
+    monkeypatch.setattr(lean_grid, "IDLE", 0.01)
     monkeypatch.setattr(lean_grid, "BACK", (0.0, 0.0))
     monkeypatch.setattr(lean_grid, "RETRY", (0.001, 0.002))
 
@@ -254,6 +254,24 @@ def test_a_reply_whose_pieces_are_late_delays_no_other_and_is_complete_in_the_en
     (reply,) = grid.pull_messages(["q"])
     found, sent = (records.read(m.content)[0]["model"].buffer for m in (reply, late))
     assert found == sent
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(("idle", "stay"), [(0.01, 600.0), (600.0, 0.01)])
+def test_a_reply_whose_pieces_come_slowly_holds_no_other_for_long(
+    grid: HttpGrid, store: Store, monkeypatch: pytest.MonkeyPatch, idle: float, stay: float
+) -> None:
+    monkeypatch.setattr(lean_grid, "IDLE", idle)
+    monkeypatch.setattr(lean_grid, "STAY", stay)
+    slow, other = sample_message(3_000_000), sample_message(10, 4, "p")
+    grid.push_messages([slow, other])
+    grid._asked["p"] = lean_grid.Asked(4, time.monotonic() + 600)  # type: ignore[attr-defined]
+    store.away = Counter(dict.fromkeys(names(get_object_tree(slow)), 20))
+    store.inbox = [slow, other]
+    came: list[int] = []
+    while len(came) < 2:
+        came += [reply.metadata.src_node_id for reply in grid.pull_messages(["q", "p"])]
+    assert came == [4, 3]
 
 
 @pytest.mark.usefixtures("hasty")

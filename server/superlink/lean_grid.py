@@ -61,7 +61,9 @@ KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; 
 # A site pushes a reply's pieces one after the other, as fast as it can. If none comes for so many
 # seconds, it has died or means harm.
 QUIET = 30.0
-VISIT = 1.0  # seconds that one look at a reply may spend waiting for its pieces
+# A look at a reply whose pieces are still coming ends after so many seconds without a new one, or
+# after so many since it first had to wait.
+IDLE, STAY = 1.0, 15.0
 BACK = (0.25, 10.0)  # seconds until the next look, at first and at most, while others are awaited
 RETRY = (0.01, 0.5)  # seconds between two attempts to get a piece, at first and at most
 MOST = 2  # how many times as large as the largest request's arrays those of a reply may be
@@ -238,11 +240,11 @@ class LeanGrid(HttpGrid):
     def _pieces(self, arrival: Arrival) -> Fetch:
         """A function that fetches one piece of a reply, for one look at it; several threads use it.
 
-        It raises `Aside` once the look has waited `VISIT` seconds, and ObjectPullError when the
+        It raises `Aside` once the look has waited for long enough, and ObjectPullError when the
         request has expired or no further piece came for `QUIET` seconds.
         """
         one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
-        lock, until = threading.Lock(), [float("inf")]
+        lock, began, waits = threading.Lock(), time.monotonic(), [float("inf")]
 
         def pull(name: str) -> bytes:
             pause, longest = RETRY
@@ -254,8 +256,8 @@ class LeanGrid(HttpGrid):
                     if now > min(arrival.ends, arrival.since + QUIET):
                         raise ObjectPullError(name, "its pieces stopped coming") from None
                     with lock:
-                        until[0] = min(until[0], now + VISIT)
-                    if now >= until[0]:
+                        waits[0] = min(waits[0], now)
+                    if now - max(began, arrival.since) > IDLE or now - waits[0] > STAY:
                         raise Aside from None
                     time.sleep(pause)
                     pause = min(2 * pause, longest)
