@@ -20,7 +20,7 @@ from typing import Any, Literal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
-from fedda.wire import Manifest, Packed
+from fedda.wire import Manifest, Packed, shown
 
 Table = Literal["task", "step", "exchange", "metrics", "offer"]
 Numbers = dict[str, Any]
@@ -50,7 +50,9 @@ def read(content: RecordDict) -> tuple[dict[str, Packed], dict[str, Numbers]]:
     tables: dict[str, Numbers] = {}
     for name, record in content.items():
         if name not in RECORDS:
-            raise WireError(f"The message holds a record '{name}', which is not in the contract.")
+            raise WireError(
+                f"The message holds a record '{shown(name)}', which is not in the contract."
+            )
         needed = {"arrays": ArrayRecord, "metrics": MetricRecord}.get(name, ConfigRecord)
         if not isinstance(record, needed):
             raise WireError(f"The message's record '{name}' is not a {needed.__name__}.")
@@ -72,11 +74,15 @@ def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, 
     """Flower arrays with their layouts' texts -> packed arrays, without copying."""
     if set(arrays) != set(manifests):
         unmatched = sorted(set(arrays) ^ set(manifests))
-        raise WireError(f"Arrays and manifests do not match at {', '.join(unmatched[:3])}.")
+        raise WireError(
+            f"Arrays and manifests do not match at {', '.join(map(shown, unmatched[:3]))}."
+        )
     packed = {}
     for name, array in arrays.items():
         if array.stype != STYPE:
-            raise WireError(f"Array '{name}' is serialised as '{array.stype}', not as {STYPE}.")
+            raise WireError(
+                f"Array '{shown(name)}' is serialised as '{shown(array.stype)}', not as {STYPE}."
+            )
         packed[name] = Packed(Manifest.parse(str(manifests[name])), array.data)
     return packed
 

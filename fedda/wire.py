@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedda.config import is_site_name
 from fedda.errors import NotFiniteError, WireError
 
 Role = Literal["source", "target"]
@@ -30,6 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 
 ALIGN = 8  # bytes; entries start at multiples of it, so that numpy can read them in place
 MAX_ENTRIES = 100_000
+MAX_TEXT = 100 * MAX_ENTRIES  # characters of a manifest
 MAX_SIZE = 2**40  # values in one entry; a 0 in its shape counts as 1, so numpy accepts the shape
 PIECE = 2**18  # values processed at a time, so that no temporary is as large as a model
 DTYPES = {"float16", "float32", "float64", "int64", "int32", "uint8", "bool"}
@@ -94,6 +96,8 @@ class Manifest:
             WireError: the text is not a manifest.
         """
         try:
+            if len(text) > MAX_TEXT:
+                raise ValueError
             kind, floats, entries = json.loads(text)
             if len(entries) > MAX_ENTRIES or floats not in DTYPES or floats[:5] != "float":
                 raise ValueError
@@ -206,7 +210,7 @@ class Rule:
         arrays: Mapping[str, Packed],
         numbers: Mapping[str, Any],
         *,
-        model: Manifest | None,
+        model: Manifest,
         sites: int,
         where: str,
         layouts: Mapping[str, Manifest] | None = None,
@@ -228,36 +232,48 @@ class Rule:
         """
         layouts, listed = layouts or {}, {**self.arrays, **self.optional}
         for name, packed in arrays.items():
-            kind = next((k for p, k in listed.items() if fnmatchcase(name, p)), None)
+            kind = next((k for p, k in listed.items() if _fits(name, p)), None)
             if kind is None:
-                raise WireError(f"{where}: the contract has no array '{name}'.")
+                raise WireError(f"{where}: the contract has no array '{shown(name)}'.")
             if packed.manifest.kind != kind:
                 raise WireError(
                     f"{where}: '{name}' is of kind {packed.manifest.kind}, the contract has {kind}."
                 )
-            layout = layouts.get(name.split("/")[0])
-            if layout is not None:
-                _same_entries(packed.manifest, layout, f"{where}: '{name}'")
-            elif kind is Kind.MODEL and model is not None:
-                _same_entries(packed.manifest, model, f"{where}: '{name}'")
+            layout = layouts.get(name.split("/")[0], model if kind is Kind.MODEL else None)
+            if layout is None:
+                raise WireError(f"{where}: the contract has no layout for '{name}'.")
+            _same_entries(packed.manifest, layout, f"{where}: '{name}'")
         for name, value in numbers.items():
-            if not any(fnmatchcase(name, p) for p in self.numbers):
-                raise WireError(f"{where}: the contract has no number '{name}'.")
+            if not any(_fits(name, p) for p in self.numbers):
+                raise WireError(f"{where}: the contract has no number '{shown(name)}'.")
             if type(value) not in (int, float):
                 raise WireError(f"{where}: '{name}' must be a single number.")
         for pattern in (*listed, *self.numbers):
-            matches = sum(fnmatchcase(n, pattern) for n in (*arrays, *numbers))
+            matches = sum(_fits(n, pattern) for n in (*arrays, *numbers))
             if "*" in pattern and matches > sites:
                 raise WireError(
                     f"{where}: {matches} times '{pattern}', but the run has {sites} sites."
                 )
 
 
+def shown(name: str) -> str:
+    """A name from outside as it may stand in a message: not long, and in one line."""
+    return "".join(c if c.isprintable() else "?" for c in name[:80])
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name is a rule's, which may have the name of a site in place of `*`."""
+    before, star, _ = pattern.partition("*")
+    if not star:
+        return name == pattern
+    return name.startswith(before) and is_site_name(name.removeprefix(before))
+
+
 def _same_entries(given: Manifest, needed: Manifest, where: str) -> None:
     if given.entries == needed.entries:
         return
     have, want = set(given.entries), set(needed.entries)
-    odd = sorted(e.name for e in have ^ want)
+    odd = sorted(shown(e.name) for e in have ^ want)
     what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
     raise WireError(f"{where} is not this run's {needed.kind}: it {what}.")
 

@@ -25,7 +25,7 @@ from fedda.files import replacing
 from fedda.wire import Arrays, Manifest, Packed, pack
 
 UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
-UNREADABLE += (WireError,)
+UNREADABLE += (WireError, RecursionError)
 UNTESTED = "untested"  # in the entry of a round of which no test came back
 ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
 

@@ -184,11 +184,15 @@ LAYOUT = pack(MODEL, Kind.MODEL).manifest
 RULE = Rule(
     {"model": Kind.MODEL, "teacher/*": Kind.MODEL, "atoms": Kind.ATOMS},
     frozenset({"loss", "focus/*"}),
+    {"codes": Kind.ATOMS},  # without a layout
 )
+ATOMS = {"x": np.zeros((7, 5), np.float32)}
+LAYOUTS = {"atoms": pack(ATOMS, Kind.ATOMS).manifest}
 
 
 def check(arrays: dict[str, Packed] | None = None, numbers: dict[str, Any] | None = None) -> None:
-    RULE.check(arrays or {}, numbers or {}, model=LAYOUT, sites=3, where="anna (source)")
+    where = "anna (source)"
+    RULE.check(arrays or {}, numbers or {}, model=LAYOUT, sites=3, where=where, layouts=LAYOUTS)
 
 
 def test_what_the_rule_lists_passes() -> None:
@@ -198,7 +202,19 @@ def test_what_the_rule_lists_passes() -> None:
         {"loss": 0.5, **{f"focus/{i}": i for i in range(3)}},
     )
     check({"model": pack(MODEL, Kind.MODEL, "float16")})
-    check({"atoms": pack({"x": np.zeros((7, 5), np.float32)}, Kind.ATOMS)})
+    check({"atoms": pack(ATOMS, Kind.ATOMS)})
+
+
+def test_an_array_without_a_layout_is_refused() -> None:
+    with pytest.raises(WireError, match="no layout for 'codes'"):
+        check({"codes": pack(ATOMS, Kind.ATOMS)})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".", "x" * 65, "a\nb"])
+def test_only_the_name_of_a_site_stands_for_a_star(name: str) -> None:
+    with pytest.raises(WireError, match="no number 'focus/") as caught:
+        check(numbers={f"focus/{name}": 0.5})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,6 @@ def train(message: Message, site: Site) -> Message:
     request = _read(message, site, {"task", "step", "exchange"})
     if request.is_test:
         raise WireError("A training request asks for a test.")
-    for name, packed in request.arrays.items():
-        packed.check_finite(f"'{name}' of the server")
     if request.exchange is not None:
         sizes = {g.name: g.size for g in request.exchange.invitation.groups}
         request.contract.check_groups(sizes, _layouts(request, site))
@@ -125,6 +123,8 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
         )
     site.gate.admit(request)
     _check(request.contract.enters, arrays, request.numbers, request, site, "received")
+    for name, packed in arrays.items():
+        packed.check_finite(f"'{name}' of the server")
     return request
 
 

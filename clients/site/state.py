@@ -109,7 +109,7 @@ def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedda"])
             return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError):
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError):
         logger.warning("the state in %s cannot be read", path)
         return None
 

@@ -10,6 +10,9 @@ Sparse vectors are made dense, which takes N * d * 4 bytes. Arrays are read one 
 when asked for: a target's labels stay in the file.
 """
 
+import math
+import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -27,7 +30,13 @@ from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
 _MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_MOST_ZEROS = 500  # bytes from one compressed byte; only an array of nothing but zeros has more
+_MOST_SPARSE = 100_000  # entries of sparse vectors for each one that is not zero
+_SMALL = 1 << 24  # bytes of an array that may hold nothing but zeros
+# What damaged files raise in zipfile and numpy; SystemError is for text that is no Unicode.
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, SystemError)
+_UNREADABLE += (NotImplementedError, RuntimeError, RecursionError, SyntaxError)
+_UNREADABLE += (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 
 
 class Npz:
@@ -125,7 +134,8 @@ class Npz:
         if "classes" not in self.keys:
             return tuple(map(str, range(highest + 1)))
         shape, dtype = self._header("classes")
-        names = [str(name) for name in self._array("classes")] if len(shape) == 1 else []
+        with self._reading("classes"):
+            names = [str(name) for name in self._array("classes")] if len(shape) == 1 else []
         if dtype.kind != "U" or len(set(names)) != len(names) or not names:
             raise DataError(
                 f"classes in {self.path} is {dtype} {shape}: one string per class is needed, "
@@ -157,12 +167,34 @@ class Npz:
                 shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
             else:
                 shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+            member, head = self._file.zip.getinfo(f"{key}.npy"), stream.tell()
         if dtype.hasobject:
             raise DataError(
                 f"{key} in {self.path} holds Python objects, which are never read because "
                 f"unpickling can run any code: save plain numbers or strings"
             )
+        size = math.prod(shape) * dtype.itemsize
+        if size + head != member.file_size:
+            raise DataError(
+                f"{key} in {self.path} claims {size} bytes of values and holds "
+                f"{member.file_size - head}: the file is damaged; write it again with "
+                f"numpy.savez_compressed"
+            )
+        if size > max(_SMALL, _MOST_ZEROS * member.compress_size):
+            raise DataError(
+                f"{key} in {self.path} grows from {member.compress_size} to {size} bytes, which "
+                f"only zeros can: give real data, or write the file with numpy.savez"
+            )
+        self._check_room(key, size)
         return shape, dtype
+
+    def _check_room(self, key: str, size: int) -> None:
+        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if size > has:
+            raise DataError(
+                f"{key} in {self.path} needs {size / 2**30:.0f} GiB and this machine has "
+                f"{has / 2**30:.0f}: keep fewer examples or columns"
+            )
 
     def _array(self, key: str) -> np.ndarray:
         with self._reading(key):
@@ -211,10 +243,10 @@ class Npz:
                 f"the CSR pieces of {x} in {self.path} do not fit together: {wrong}; write the "
                 f"attributes data, indices, indptr and shape of one scipy.sparse.csr_matrix"
             )
-        try:
-            return sparse.densify(data, indices, indptr, n, d)
-        except MemoryError as error:
+        if 4 * n * d > _SMALL and n * d > _MOST_SPARSE * len(data):
             raise DataError(
-                f"{x} in {self.path} is {n} x {d} and needs {n * d * 4 / 2**30:.0f} GiB when made "
-                f"dense: keep fewer columns"
-            ) from error
+                f"{x} in {self.path} is {n} x {d} with {len(data)} values, so nearly all of it is "
+                f"zeros: {x}_shape is wrong, or keep only columns that are used"
+            )
+        self._check_room(x, 4 * n * d)
+        return sparse.densify(data, indices, indptr, n, d)

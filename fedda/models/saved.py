@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fedda
 from fedda import plugins
-from fedda.config import ModelConfig
+from fedda.config import NETWORKS, ModelConfig
 from fedda.errors import ModelError
 from fedda.files import replacing
 
@@ -82,6 +82,7 @@ def load(path: str | Path) -> tuple[Model, Meta]:
         )
     with _damaged(path):
         try:
+            _check_size(meta, tensors)
             model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
         except ModelError as error:
             raise ModelError(f"'{path}' cannot be loaded. {error}") from error
@@ -115,6 +116,17 @@ def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
         )
     with _damaged(path):
         return _meta(about), tensors
+
+
+def _check_size(meta: Meta, tensors: dict[str, Tensor]) -> None:
+    """Refuse a description of a larger model than the file holds, before any of it is built."""
+    if meta.config.name not in NETWORKS:
+        return  # another package's network, which may build nothing without values
+    own = meta.extension is not None and meta.extension.method in plugins.own_methods()
+    extension = meta.extension if own else None
+    outline = blank(meta.config, meta.shape, len(meta.classes), extension, "meta").state_dict()
+    if sum(t.numel() for t in outline.values()) > sum(t.numel() for t in tensors.values()):
+        raise ValueError("it describes a larger model than it holds")
 
 
 @contextmanager

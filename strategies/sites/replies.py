@@ -136,6 +136,7 @@ def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
     for name, values in arrays.items():
         if values.dtype.kind == "f" and "running_" not in name:
             for part, other in pieces(values, values if minus is None else minus[name]):
-                moved = part if minus is None else part - other
-                total += float(np.vdot(moved, moved))
+                with np.errstate(over="ignore"):  # an infinite norm is beyond every bound
+                    moved = part if minus is None else part - other
+                    total += float(np.vdot(moved, moved))
     return math.sqrt(total)

@@ -1,0 +1,96 @@
+"""What may cross, read from the table that `fedda methods --wire` prints, and from nothing else.
+
+The checks of the code under test are not used here, so that the two can be compared.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from typer.testing import CliRunner
+
+from fedda import cli
+from fedda.wire import Packed
+
+KINDS = {"model", "atoms", "gradient"}
+SITE = r"[^./][^/]{0,63}"  # what `*` stands for: the name of a site, which is printable, too
+
+Layout = list[tuple[str, str, tuple[int, ...]]]
+
+
+@dataclass
+class Cell:
+    """One cell of the table: arrays by name with their kind, and numbers."""
+
+    arrays: dict[str, str] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, text: str) -> "Cell":
+        cell = cls()
+        for part in text.split("; "):
+            if part == "nothing" or part.startswith("sums of gradients"):
+                continue
+            items = re.findall(r"`([^`]+)`(?: \((\w+)\))?", part)
+            if all(kind or name in KINDS for name, kind in items):
+                cell.arrays |= {name: kind or name for name, kind in items}
+            else:
+                cell.numbers |= {name for names, _ in items for name in names.split(", ")}
+        return cell
+
+    def allows(
+        self,
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, Any],
+        layouts: Mapping[str, Layout],
+        sites: int,
+    ) -> bool:
+        """Whether so much may cross; `layouts` has that of each array by its name before a `/`."""
+        seen: Counter[str] = Counter()
+        for name, packed in arrays.items():
+            pattern = next((p for p in self.arrays if fits(name, p)), None)
+            if pattern is None or str(packed.manifest.kind) != self.arrays[pattern]:
+                return False
+            found = [(e.name, e.dtype, e.shape) for e in packed.manifest.entries]
+            if found != layouts[name.split("/")[0]]:
+                return False
+            seen[pattern] += 1
+        for name, value in numbers.items():
+            pattern = next((p for p in self.numbers if fits(name, p)), None)
+            if pattern is None or type(value) not in (int, float):
+                return False
+            seen[pattern] += 1
+        return all(count <= sites for pattern, count in seen.items() if "*" in pattern)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name is the pattern's, with the name of a site for `*`."""
+    found = re.fullmatch(re.escape(pattern).replace(r"\*", SITE), name)
+    return found is not None and name.isprintable()
+
+
+@cache
+def table() -> dict[tuple[str, str, str], tuple[Cell, Cell]]:
+    """What enters and leaves, by method, part and phase or hop as the table has them."""
+    printed = CliRunner().invoke(cli.app, ["methods", "--wire"])
+    assert printed.exit_code == 0, printed.output
+    rows = [line.strip("| ").split(" | ") for line in printed.output.splitlines()]
+    found = {}
+    for methods, parts, when, enters, leaves in (row for row in rows if len(row) == 5):
+        if methods in ("method", "---"):
+            continue
+        for method in methods.split(", "):
+            for part in parts.split(", "):
+                found[method, part, when] = (Cell.read(enters), Cell.read(leaves))
+    return found
+
+
+def cells(method: str, part: str, phase: str, hop: str) -> tuple[Cell, Cell]:
+    """What enters and leaves in one kind of request, of whose names the table may have fewer."""
+    for when in (hop, f"{phase}: {hop}", phase):
+        if (found := table().get((method, part, when))) is not None:
+            return found
+    raise AssertionError((method, part, phase, hop))

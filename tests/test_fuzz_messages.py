@@ -1,0 +1,365 @@
+"""Malformed messages to a site, to the server and to the exchange: each is refused, none does harm.
+
+Everything is drawn from seeded generators. Malformed files are in test_fuzz.py.
+"""
+
+import json
+import queue
+import threading
+from collections import Counter
+from random import Random
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedda import exchange, records
+from fedda.errors import Code, ExchangeError
+from fedda.exchange import Group, Host, Invitation, frames, tls
+from fedda.exchange.connections import Connections
+from fedda.exchange.exchange_pb2 import Hello, Position, Up
+from fedda.exchange.meeting import Meeting
+from tests.fuzzing import mutated, odd, peak
+from tests.listed import cells, fits
+from tests.local_grid import Bench, Node
+
+ROOM = 200  # megabytes that a whole test may take
+
+# ---- the exchange --------------------------------------------------------------------------------
+
+SIZE, SYNCS = 6, 3
+SECRET = 1234.5
+GROUPS = [Group("pair", SIZE, SYNCS, ("a", "b")), Group("others", SIZE, SYNCS, ("b",))]
+HELLO = Up(hello=Hello()).SerializeToString()
+
+
+def test_any_frame_is_read_or_refused_in_one_sentence() -> None:
+    draw, seen = Random("frames"), Counter[str]()
+    values = np.full(SIZE, SECRET, np.float32)
+    samples = [frames.gradient("pair", 1, 256, values), frames.total("pair", 1, values), HELLO]
+    samples += [frames.ended("over"), frames.LEAVE]
+    with peak(50):
+        for _ in range(3000):
+            data = mutated(draw, draw.choice(samples))
+            for read in (frames.up, frames.down):
+                try:
+                    _, found = read(data)
+                    assert found.nbytes <= len(data)
+                    seen["read"] += 1
+                except ExchangeError as error:
+                    assert str(error) == "A frame of the exchange cannot be read."
+                    seen["refused"] += 1
+    assert min(seen.values()) > 500, seen
+
+
+def frame(draw: Random) -> bytes:
+    """Any frame of a site, often nearly what is due."""
+    values = np.full(draw.choice([SIZE, SIZE, SIZE, 0, SIZE + 1, 5000]), SECRET, np.float32)
+    if values.size and draw.random() < 0.2:
+        values[draw.randrange(values.size)] = draw.choice([np.nan, np.inf, -np.inf])
+    group = draw.choice(["pair"] * 4 + ["others", "none", "x" * 300, "a\nb", ""])
+    index = draw.choice([0, 0, 0, 1, 2, SYNCS, 2**40, 2**64 - 1])
+    examples = draw.choice([256, 256, 0, 1, 2**64 - 1])
+    received = [Position(group=group, count=draw.choice([0, 1, 5, 2**63]))]
+    kinds = [frames.gradient(group, index, examples, values)] * 4
+    kinds += [HELLO, HELLO, frames.LEAVE, b"", frames.ended("over")]
+    kinds += [Up(hello=Hello(received=received)).SerializeToString()]
+    data = draw.choice(kinds)
+    return mutated(draw, data) if draw.random() < 0.3 else data
+
+
+def test_any_sequence_of_frames_ends_a_session_in_one_sentence_or_not_at_all() -> None:
+    draw, seen = Random("sessions"), Counter[str]()
+    with peak(ROOM):
+        for _ in range(400):
+            texts: list[str] = []
+            meeting = Meeting(
+                GROUPS, join=60, wait=60, rejoin=0, notice=lambda *n, t=texts: t.append(n[2])
+            )
+            served = Connections(meeting, {"a": 0, "b": 0}, {"a": 0, "b": 0})
+            first = [HELLO] if draw.random() < 0.8 else []
+            given = first + [frame(draw) for _ in range(draw.randint(1, 6))]
+            site = draw.choice(["a", "a", "b", None])
+            sent = list(served.serve(site, iter(given)))
+            served.close()
+            assert "failed at the server" not in meeting.ended, meeting.ended
+            for text in [*texts, meeting.ended]:
+                assert "\n" not in text and str(SECRET) not in text and len(text) < 400, text
+            for data in sent:
+                frames.down(data)
+            seen["ended" if meeting.ended else "open"] += 1
+    assert seen["ended"] > 200, seen
+
+
+class Stranger:
+    """A connection to the exchange that can send any bytes with any ticket."""
+
+    def __init__(self, invitation: Invitation, ticket: str) -> None:
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        credentials = grpc.ssl_channel_credentials(invitation.certificate.encode())
+        options = [("grpc.ssl_target_name_override", tls.NAME)]
+        address = f"127.0.0.1:{invitation.port}"
+        self._channel = grpc.secure_channel(address, credentials, options)
+        self._call = self._channel.stream_stream(tls.PATH)(
+            iter(self._out.get, None), metadata=((tls.TICKET, ticket),), timeout=30
+        )
+
+    def say(self, *given: bytes) -> list[bytes]:
+        """Send frames, end the stream -> all answers."""
+        for data in (*given, None):
+            self._out.put(data)
+        try:
+            return list(self._call)
+        except grpc.RpcError:
+            return []
+        finally:
+            self._channel.close()
+
+
+@pytest.mark.slow
+def test_strangers_at_the_port_change_no_sum() -> None:
+    draw, notices = Random("strangers"), []
+    pair = Group("pair", SIZE, SYNCS, ("a", "b"))
+    host = Host(notice=lambda *n: notices.append(n))
+    tickets = ["f" * 64, "", "x" * 4000, "0" * 63]
+    giant = frames.gradient("pair", 0, 256, np.zeros(2**20, np.float32))
+    with peak(ROOM), host.open([pair], join=60, wait=60, rejoin=30) as session:
+        invitations = session.invitations
+        totals: dict[str, list[bytes]] = {"a": [], "b": []}
+
+        def train(site: str) -> None:
+            with exchange.connect(invitations[site]) as stream:
+                for index in range(SYNCS):
+                    values = np.full(SIZE, index + ord(site), np.float32)
+                    totals[site].append(stream.swap("pair", values, 256).tobytes())
+                    turn.wait(60)
+
+        turn = threading.Barrier(3)
+        sites = [threading.Thread(target=train, args=(site,)) for site in "ab"]
+        for each in sites:
+            each.start()
+        for _ in range(SYNCS):
+            for ticket in tickets:
+                stranger = Stranger(invitations["a"], ticket)
+                said = [giant] if draw.random() < 0.2 else [HELLO, frame(draw), frame(draw)]
+                for data in stranger.say(*said):
+                    assert "does not know" in frames.down(data)[0].ended.reason
+            turn.wait(60)
+        for each in sites:
+            each.join(60)
+        assert not session.ended
+    wanted = [np.full(SIZE, 2 * i + ord("a") + ord("b"), np.float32).tobytes() for i in range(3)]
+    assert totals == {"a": wanted, "b": wanted}
+    assert {site for what, site, _ in notices if what == "refused"} <= {""}
+    for text in (n[2] for n in notices):
+        assert "\n" not in text and len(text) < 400
+
+
+@pytest.mark.slow
+def test_a_site_with_a_valid_ticket_cannot_do_more_than_end_the_session() -> None:
+    draw = Random("insiders")
+    pair = Group("pair", SIZE, SYNCS, ("a", "b"))
+    with peak(ROOM):
+        for _ in range(25):
+            with Host().open([pair], join=60, wait=60, rejoin=0) as session:
+                asked = session.invitations["a"]
+                given = [HELLO] + [frame(draw) for _ in range(4)]
+                for data in Stranger(asked, asked.ticket).say(*given):
+                    head, values = frames.down(data)
+                    assert head.WhichOneof("kind") in ("welcome", "ended")
+                    assert not values.size
+                    assert str(SECRET) not in head.ended.reason
+                    assert "failed at the server" not in head.ended.reason
+
+
+# ---- requests to a site --------------------------------------------------------------------------
+
+METHODS = ("fedavg", "kd3a", "dils", "feddadil", "fdan")
+WORK = {"rounds-per-epoch", "epochs", "samples", "batch-size", "fixed-points", "distil", "atoms"}
+
+
+def requests(bench: Bench) -> list[tuple[Message, set[str]]]:
+    """Requests of a round and of its test -> each with the patterns of what may come back."""
+    bench.round()
+    asked = [m for m in bench.grid.requests if "step" in m.content]
+    found, seen = [], set()
+    for message in [*asked, bench.strategy.test_request()]:
+        step = message.content["step"]
+        key = (step["part"], step["hop"])
+        if key not in seen:
+            seen.add(key)
+            cell = cells(bench.task.method, str(step["part"]), str(step["phase"]), str(step["hop"]))
+            found.append((message, {*cell[1].arrays, *cell[1].numbers}))
+    return found
+
+
+def manifest(draw: Random, text: str) -> str:
+    """Another layout of an array."""
+    try:
+        kind, floats, entries = json.loads(text)
+    except ValueError:
+        return text  # changed already
+    place = draw.randrange(len(entries)) if entries else 0
+    match draw.randrange(7):
+        case 0:
+            kind = draw.choice(["atoms", "gradient", "features", 3, None])
+        case 1:
+            floats = draw.choice(["float16", "float64", "object", "int64", "f4", None])
+        case 2 if entries:
+            entries[place][1] = draw.choice(["object", "float64", "<U9", "complex64", "V8", 1])
+        case 3 if entries:
+            shapes = [[10**10], [2**62, 2**62], [-1], [0], [1.5], "3", [True], [1] * 70]
+            entries[place][2] = draw.choice(shapes)
+        case 4 if entries:
+            entries[place][0] = draw.choice(["", "y", "../w", "a" * 5000, 5, None, entries[0][0]])
+        case 5:
+            entries = entries * draw.choice([0, 2, 20_000])
+        case _:
+            return mutated(draw, text.encode()).decode(errors="replace")
+    return json.dumps([kind, floats, entries])
+
+
+def array(draw: Random, given: Array) -> Array:
+    """Another array of Flower's: less or more bytes, a claim of 10 GB, or values not finite."""
+    match draw.randrange(6):
+        case 0:
+            return Array(given.dtype, given.shape, given.stype, given.data[: len(given.data) // 2])
+        case 1:
+            return Array(given.dtype, given.shape, given.stype, given.data + b"\0" * 8)
+        case 2:
+            return Array("float32", (10**10,), draw.choice([given.stype, "numpy.ndarray"]), b"")
+        case 3:
+            return Array("object", (1,), "numpy.ndarray", b"\x80\x04cos\nsystem\n.")
+        case 4:
+            return Array(given.dtype, given.shape, given.stype, b"\xff" * len(given.data))
+        case _:
+            data = mutated(draw, given.data[:512]) + given.data[512:]
+            return Array(given.dtype, given.shape, given.stype, data)
+
+
+def table(draw: Random, entries: dict[str, Any]) -> dict[str, Any]:
+    """Another table: an entry more, less or of another value."""
+    key, value = draw.choice(list(entries)), odd(draw)
+    match draw.randrange(5):
+        case 0:
+            return {k: v for k, v in entries.items() if k != key}
+        case 1:
+            more = draw.choice(["x", "options.x.y.z", "run.dir", "step.step", "a.b", "", "."])
+            return entries | {more: value}
+        case 2:
+            numbers = (10**9, -1, 0, 2**62, 10**6)
+            whole = [
+                k for k, v in entries.items() if type(v) is int and k.split(".")[-1] not in WORK
+            ]
+            return entries | {draw.choice(whole): draw.choice(numbers)} if whole else entries
+        case 3 if "class-names" in entries:
+            big = "\n".join(map(str, range(draw.choice([10**5, 10**6]))))
+            sizes = {"class-names": big, "shape": "3,9999,9999", "model.sizes": "60000,60000"}
+            return entries | dict([draw.choice([*sizes.items()])])
+        case _:
+            return entries | ({key: value} if key.split(".")[-1] not in WORK else {})
+
+
+def altered(draw: Random, honest: Message) -> Message:
+    """Change a request in one or two places."""
+    content: dict[str, Any] = dict(honest.content.items())
+    kind = honest.metadata.message_type
+    for _ in range(draw.choice((1, 1, 2))):
+        tables = [n for n in content if n not in ("arrays", "manifests")]
+        name = draw.choice(tables) if tables else "task"
+        held = draw.choice([*content["arrays"]]) if content.get("arrays") else ""
+        match draw.randrange(9):
+            case 0:
+                content.pop(draw.choice([*content, name]), None)
+            case 1:
+                more = draw.choice(["x", "metrics", "offer", "fitins", "a\nb", "exchange"])
+                content[more] = draw.choice([ConfigRecord({"x": 1}), MetricRecord({"x": 1.0})])
+            case 2 if held:
+                text = manifest(draw, str(content.get("manifests", {}).get(held, "")))
+                content["manifests"] = ConfigRecord(
+                    dict(content.get("manifests", {})) | {held: text}
+                )
+            case 3 if held:
+                more = array(draw, content["arrays"][held])
+                content["arrays"] = ArrayRecord(dict(content["arrays"]) | {held: more})
+            case 4 if held:
+                other = draw.choice(["features", "teacher/x/y", "model\n", "", "discriminator/x"])
+                for record, made in (("arrays", ArrayRecord), ("manifests", ConfigRecord)):
+                    if held in content.get(record, {}):
+                        given = dict(content[record])
+                        content[record] = made(given | {other: given[held]})  # type: ignore
+            case 5:
+                kind = draw.choice(["train", "evaluate", "query", kind])
+            case _ if name in content and len(content[name]):
+                content[name] = ConfigRecord(table(draw, dict(content[name])))
+    return Message(RecordDict(content), honest.metadata.dst_node_id, kind, ttl=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_site_answers_any_request_with_a_code_or_with_what_is_listed(
+    domains: list[Node], fresh_sites: None, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", logger="fedda.site")
+    bench, draw = Bench(domains, method), Random(method)
+    honest, seen = requests(bench), Counter[str]()
+    offer = {"role", "name", "examples", "tested", "classes", "shape", "version"}
+    with peak(ROOM):
+        for _ in range(250):
+            request, listed = draw.choice(honest)
+            sent = altered(draw, request)
+            reply = bench.grid.call(sent)
+            if reply.has_error():
+                code = Code(reply.error.code)
+                assert code is not Code.INTERNAL, (sent.metadata.message_type, sent.content)
+                assert reply.error.reason == code.public and not reply.has_content()
+                seen["refused"] += 1
+                continue
+            arrays, tables = records.read(reply.content)
+            names = {*arrays, *tables.get("metrics", {})}
+            assert all(any(fits(name, p) for p in listed) for name in names), names
+            assert set(tables.get("offer", {})) <= offer
+            seen["answered"] += 1
+    assert seen["refused"] > 120 and seen["answered"] > 5, seen
+
+
+# ---- replies to the server -----------------------------------------------------------------------
+
+
+SILENT = "no reply in time; left out of this round"
+
+
+def forged(draw: Random, request: Message, reply: Message) -> Message:
+    """Change a reply in one place, as a site with another program could."""
+    other = altered(draw, Message(reply.content, reply_to=request))
+    return Message(other.content, reply_to=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "feddadil"])
+def test_the_server_refuses_any_forged_reply_in_one_sentence(
+    domains: list[Node], fresh_sites: None, method: str
+) -> None:
+    bench, draw, seen = Bench(domains, method), Random(f"replies {method}"), Counter[str]()
+    request = bench.begin()[0]
+    honest = bench.call(request)
+    with peak(ROOM):
+        for _ in range(500):
+            bench.begin()
+            (request, *_) = bench.opened
+            sent = forged(draw, request, honest)
+            before = len(bench.notices)
+            taken = bench.accept(sent)
+            texts = [text for _, _, text in bench.notices[before:]]
+            texts = [text for text in texts if text != SILENT]  # about the other sites
+            assert len(taken) + len(texts) == 1, (taken, texts)
+            for text in texts:
+                assert "\n" not in text and len(text) < 600, text
+            for each in taken:
+                assert set(each.arrays) == set(records.read(honest.content)[0])
+                for packed in each.arrays.values():
+                    packed.check_finite("it")
+            seen["taken" if taken else "refused"] += 1
+    assert seen["refused"] > 250 and seen["taken"] > 5, seen
