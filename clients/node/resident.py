@@ -25,6 +25,7 @@ from fedda.ops import keys
 
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Connection, Fleet
+from .interrupt import Interrupt
 from .patience import OnEvent, join, persist
 from .unfinished import Unfinished
 
@@ -44,10 +45,6 @@ OnRefusal = Callable[[Message, Message], None]
 
 class Stopped(BaseException):
     """A signal asked this process to end. No `except Exception` may take it for a failure."""
-
-
-class Pointless(BaseException):
-    """The session is lost, so nobody waits for what is being computed; raised in mid-work."""
 
 
 class Resident:
@@ -247,47 +244,6 @@ def excuse(
         except (RunOver, Unreachable):
             pass  # the run has ended, the request has expired, or it was answered after all
     unfinished.end()
-
-
-class Interrupt:
-    """Lets another thread end what the main thread computes, as a signal would.
-
-    Within its `with` block `ask` raises Pointless in the main thread, if it is inside `working`.
-    """
-
-    def __init__(self) -> None:
-        self._working = False
-        self._main = threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> "Interrupt":
-        if self._main:
-            self._before = signal.signal(signal.SIGUSR1, self._raise)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._main:
-            signal.signal(signal.SIGUSR1, self._before)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Turn Pointless, raised in the `with` block, into SessionLost."""
-        try:
-            self._working = True
-            yield
-        except Pointless as error:
-            raise SessionLost from error
-        finally:
-            self._working = False
-
-    def ask(self) -> None:
-        """End the work that the main thread is in; called from another thread."""
-        if self._main and self._working:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    def _raise(self, number: int, frame: types.FrameType | None) -> None:
-        if self._working:
-            self._working = False
-            raise Pointless
 
 
 def work(
