@@ -5,4 +5,6 @@ fleet      the server's Fleet API, as a node uses it
 bridge     from a Flower message to a method's client, and back
 failures   what can go wrong between a node and its server
 patience   trying again, with growing pauses
+unfinished the request that is being worked on, in a file
+interrupt  ending work that nobody waits for any more
 """
