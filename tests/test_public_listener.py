@@ -70,9 +70,10 @@ class Hub(Echo):
             return next(site.node_id for site in control.sites() if site.name == name)
 
     def works(self) -> bool:
-        """Whether the server answers a stranger's question for its health."""
-        status, _ = Line(self).ask("/health", b"", {}, "GET")
-        return status == 200
+        """Whether the server answers a stranger's question for its health, and then hangs up."""
+        line = Line(self)
+        status, _ = line.ask("/health", b"", {}, "GET")
+        return status == 200 and line.closed
 
 
 class Line:
@@ -104,6 +105,10 @@ class Line:
         if self._open.sock is None:  # closed by the server's wish
             self._open = None
         return answer.status, content
+
+    @property
+    def closed(self) -> bool:
+        return self._open is None
 
     def close(self) -> None:
         if self._open is not None:

@@ -50,8 +50,8 @@ class SiteCalls:
         self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope["path"].startswith(FLEET_PREFIX):
-            await self.app(scope, receive, send)
+        if not scope["path"].startswith(FLEET_PREFIX):  # /health, which strangers may ask, too
+            await self.app(scope, receive, _once(send))
             return
         try:
             await self._serve(scope, receive, send)
@@ -181,6 +181,17 @@ async def _read(receive: Receive) -> bytes | None:
         pieces.append(event.get("body", b""))
         more = event.get("more_body", False)
     return b"".join(pieces)
+
+
+def _once(send: Send) -> Send:
+    """Return what sends an answer and then ends the connection."""
+
+    async def last(event: Event) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event["headers"], (b"connection", b"close")]}
+        await send(event)
+
+    return last
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
