@@ -5,7 +5,8 @@
 FILE is read at every request. It is JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}}:
 what to do in round 2, and facts to offer instead of the true ones. "join": "hold" keeps the site
 from joining. "early": true makes it confirm its work before it has it. "gone": true makes it
-answer questions as the server does for a node that is gone. A reply is changed after the site's own
+answer questions as the server does for a node that is gone. "loss": 0.3 loses so many of its
+requests to the server, or their answers. A reply is changed after the site's own
 checks, as a site with another program could; in a round of "half" its pieces never follow.
 
 It asks for work less often than a real site: the more often sites ask, the more of its time a
@@ -16,8 +17,10 @@ import json
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import httpx
 from flwr.app import Error, Message
 from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
@@ -77,6 +80,23 @@ class Hostile(Fleet):
 
     half = False  # whether the next reply is only announced
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._draw = Random(0)
+        self._honest = self._client._client.send
+        self._client._client.send = self._lossy  # type: ignore[method-assign]
+
+    def _lossy(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Make a request, which is lost now and then: on its way, or its answer is."""
+        lost = self._draw.random() < (act("loss") or 0.0)
+        if not lost or self._draw.random() < 0.5:
+            answer = self._honest(request, **options)
+            if not lost:
+                return answer
+            answer.close()
+        print("acting: loss", flush=True)
+        raise httpx.ReadError("lost", request=request)
+
     def fetch(self, head: Message, tree: ObjectTree) -> Message:
         if act("early") and head.metadata.message_type == "train":
             print("acting: confirm early", flush=True)
@@ -87,7 +107,7 @@ class Hostile(Fleet):
             ask(self._client.ConfirmMessageReceived, request)
         return super().fetch(head, tree)
 
-    def send(self, reply: Message, seconds: float) -> None:
+    def send(self, reply: Message) -> None:
         if act("gone") and reply.metadata.message_type == "query":
             print("acting: gone", flush=True)
             gone = Error(ErrorCode.NODE_UNAVAILABLE)
@@ -97,7 +117,7 @@ class Hostile(Fleet):
         if half:
             stored = PushObjectResponse(stored=True)
             self._client.PushObject = lambda request: stored  # type: ignore[method-assign]
-        super().send(reply, seconds)
+        super().send(reply)
         self._client.PushObject = real  # type: ignore[method-assign]
 
 

@@ -79,7 +79,7 @@ class FakeConnection:
             raise self.fetch_failure
         return head
 
-    def send(self, reply: Message, seconds: float) -> None:
+    def send(self, reply: Message) -> None:
         if self.send_failures:
             failure, *self.send_failures = self.send_failures
             raise failure

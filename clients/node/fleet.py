@@ -65,7 +65,7 @@ class Connection(Protocol):
 
     def fetch(self, head: Message, tree: ObjectTree) -> Message: ...
 
-    def send(self, reply: Message, seconds: float) -> None: ...
+    def send(self, reply: Message) -> None: ...
 
 
 class Fleet:
@@ -115,6 +115,7 @@ class Fleet:
             ) from error
         # flwr's client would go wherever an answer sends it: to any machine near this site.
         self._client._client.follow_redirects = False
+        self._client._client.headers["user-agent"] = "fedda"  # without the version of its library
         self._lost: Exception | None = None
         self._ended = threading.Event()
         try:
@@ -173,8 +174,8 @@ class Fleet:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
-    def send(self, reply: Message, seconds: float) -> None:
-        """Push a reply and the seconds that it took; pushing the same reply twice is harmless."""
+    def send(self, reply: Message) -> None:
+        """Push a reply; pushing the same reply twice is harmless."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
@@ -185,7 +186,6 @@ class Fleet:
                     node=self._node,
                     messages_list=[message_to_proto(head)],
                     message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
                 ),
             )
             push = make_push_object_fn_protobuf(

@@ -239,7 +239,7 @@ def excuse(
         if on_refusal is not None:
             on_refusal(head, reply)
         try:
-            persist(lambda: connection.send(reply, 0.0), tell, ends)
+            persist(lambda: connection.send(reply), tell, ends)
             tell("failed", f"{meta.message_type} for run {meta.run_id}: {Code.RESTARTED.public}")
         except (RunOver, Unreachable):
             pass  # the run has ended, the request has expired, or it was answered after all
@@ -304,13 +304,13 @@ def _exchange(resident: Resident, connection: Connection, head: Message, tree: O
         )
         seconds = time.monotonic() - began
         try:
-            persist(lambda: connection.send(reply, seconds), resident.tell, ends)
+            persist(lambda: connection.send(reply), resident.tell, ends)
         except CONNECTION_ERRORS:
             raise
         except Exception:
             log.exception("the reply to %s cannot be sent", meta.message_type)
             error = failure(Code.INTERNAL, head)
-            persist(lambda: connection.send(error, seconds), resident.tell, ends)
+            persist(lambda: connection.send(error), resident.tell, ends)
         resident.tell("done", f"{meta.message_type} for run {meta.run_id} in {seconds:.2f} s")
     except (RunOver, Unreachable):
         resident.tell("dropped", f"{meta.message_type}: run {meta.run_id} no longer waits for it")

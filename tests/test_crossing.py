@@ -1,0 +1,422 @@
+"""All that crosses in real runs, over TLS with node keys: compared with a list, and searched.
+
+A recorder at the server keeps every request of the sites with its answer, and every frame of the
+exchange (tests/recorder.py). The allow-list is in this file; the rest is in tests/listed.py.
+"""
+
+import json
+import sys
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import heartbeat_pb2
+from flwr.proto import message_pb2 as proto
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from google.protobuf.message import Message as Protobuf
+from safetensors.numpy import load_file
+
+from fedda.exchange import frames
+from fedda.ops.spawn import Process
+from fedda.wire import Manifest
+from tests import canaries, recorder
+from tests.federation import Federation, processes_with
+from tests.listed import Cell, cells, fits
+
+pytestmark = pytest.mark.slow
+
+SITES = ("anna", "bert", "carl", "town")
+SUMS = {"exchange.p": 1, "exchange.min-examples": 16, "exchange.expose-features": True}
+ALL = {"rounds": 2, "wait.min-sources": 3, "wait.settle": 60.0}
+DICTIONARY = {"feddadil.encoder-share": 0.5, "feddadil.samples": 32, "feddadil.batch-size": 16}
+RUNS: dict[str, dict[str, Any]] = {
+    "kd3a": ALL | {"method": "kd3a"},
+    "fdann": ALL | {"method": "fdann", "train.batch-size": 16} | SUMS,
+    "feddadil": ALL | {"method": "feddadil"} | DICTIONARY,
+}
+
+
+class Recorded(Federation):
+    """A federation whose server records what crosses; the sites' data hold canaries only."""
+
+    def __init__(self, directory: Path) -> None:
+        low = {name: ["--min-examples", "1"] for name in SITES}
+        super().__init__(directory, client_options=low, database=directory / "state.db")
+        self.record = directory / "record"
+        self.record.mkdir()
+        with (self.app / "server" / "app.py").open("a") as file:
+            file.write("\nfrom pathlib import Path as _Path\nfrom tests import recorder\n")
+            file.write(f"recorder.record_frames(_Path({str(self.record)!r}))\n")
+        self.planted: set[bytes] = set()
+        self.known = Random("the name of a class").randbytes(16)  # a source's offer has it
+        for name in SITES:
+            self._plant(name)
+
+    def places(self) -> Iterator[bytes]:
+        """All that crossed, and all that the server keeps."""
+        for entry in recorder.requests(self.record):
+            yield entry["body"] + entry["answer"]
+            yield json.dumps([entry["path"], entry["headers"], entry["answered"]]).encode()
+        for _, _, data in recorder.frames(self.record):
+            yield data
+        at_the_server = [self.logs / "superlink.log", self.traffic]
+        at_the_server += [*self.directory.glob("state.db*"), *self.runs.rglob("*")]
+        for path in at_the_server:
+            if path.is_file():
+                yield path.read_bytes()
+
+    def _plant(self, name: str) -> None:
+        draw = Random(f"canaries of {name}")
+        role, path = self.sites[name]
+        with np.load(path) as file:
+            arrays = {key: file[key] for key in file.files}
+
+        def planted(count: int) -> list[bytes]:
+            made = [draw.randbytes(16) for _ in range(count)]
+            self.planted |= {*made}
+            return made
+
+        for x in ("x_train", "x_test"):
+            pixels = b"".join(planted(arrays[x].size // 16))
+            arrays[x] = np.frombuffer(pixels, np.uint8).reshape(arrays[x].shape)
+        classes = ["c0", "c1", "c2", self.known.hex()]
+        arrays["classes"] = np.array(classes)
+        if role == "target":  # what a source says of its labels, a target never does
+            labels = b"".join(planted(len(arrays["x_train"])))
+            arrays["y_train"] = np.frombuffer(labels, np.int64).reshape(-1, 2)
+        arrays["notes"] = np.array([text.hex() for text in planted(20)])
+        (secret,) = planted(1)
+        moved = path.with_name(f"{secret.hex()}.npz")
+        np.savez(moved, **arrays)
+        path.unlink()
+        self.sites[name] = (role, moved)
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        if name != "superlink":
+            return super()._start(name, arguments)
+        command = [sys.executable, "-m", "tests.recorder", self.record, *arguments]
+        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
+        self.processes[name] = process
+        return process
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    folder = tmp_path_factory.mktemp("crossing")
+    with Recorded(folder / "hub") as made:
+        for name, settings in RUNS.items():
+            results = made.begin(name, settings).finish()
+            assert results["events"] == []
+        yield made
+    assert processes_with(str(folder)) == []
+
+
+# ---- what crosses, field by field ----------------------------------------------------------------
+
+NODE = {"node", "node.node_id"}
+TREE = {"message_object_trees", "message_object_trees.object_id", "message_object_trees.children"}
+TREE |= {f"message_object_trees{'.children' * depth}.object_id" for depth in range(1, 5)}
+TREE |= {f"message_object_trees{'.children' * depth}" for depth in range(1, 5)}
+META = ("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id")
+META += ("ttl", "message_type", "created_at", "src_task_id", "dst_task_id")
+HEAD = {
+    "messages_list",
+    "messages_list.metadata",
+    "messages_list.content",
+    *(f"messages_list.metadata.{m}" for m in META),
+}
+PIECE = NODE | {"run_id", "object_id"}
+# By path: the types of request and answer, and the fields that each may have.
+FLEET: dict[str, tuple[type[Protobuf], set[str], type[Protobuf], set[str]]] = {
+    "activate-node": (
+        fleet.ActivateNodeRequest,
+        {"public_key", "heartbeat_interval"},
+        fleet.ActivateNodeResponse,
+        {"node_id"},
+    ),
+    "deactivate-node": (
+        fleet.DeactivateNodeRequest,
+        {"node_id"},
+        fleet.DeactivateNodeResponse,
+        set(),
+    ),
+    "send-node-heartbeat": (
+        heartbeat_pb2.SendNodeHeartbeatRequest,
+        NODE | {"heartbeat_interval"},
+        heartbeat_pb2.SendNodeHeartbeatResponse,
+        {"success"},
+    ),
+    "pull-messages": (
+        fleet.PullMessagesRequest,
+        NODE,
+        fleet.PullMessagesResponse,
+        HEAD | TREE,
+    ),
+    "push-messages": (
+        fleet.PushMessagesRequest,
+        NODE | HEAD | TREE,
+        fleet.PushMessagesResponse,
+        {"results", "results.key", "results.value", "objects_to_push", "session_id"}
+        | {"reconnect", "reconnect.reconnect"},
+    ),
+    "push-object": (
+        proto.PushObjectRequest,
+        PIECE | {"object_content", "session_id"},
+        proto.PushObjectResponse,
+        {"stored"},
+    ),
+    "pull-object": (
+        proto.PullObjectRequest,
+        PIECE,
+        proto.PullObjectResponse,
+        {"object_found", "object_available", "object_content"},
+    ),
+    "confirm-message-received": (
+        proto.ConfirmMessageReceivedRequest,
+        NODE | {"run_id", "message_object_id"},
+        proto.ConfirmMessageReceivedResponse,
+        set(),
+    ),
+}
+HEADERS = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type"}
+HEADERS |= {"content-length", "flwr-public-key", "flwr-signature", "flwr-timestamp"}
+HEADERS |= {"flwr-component-name", "flwr-package-name", "flwr-package-version"}
+ANSWERED = {"date", "content-type", "content-length", "connection"}
+
+
+def fields(message: Protobuf, prefix: str = "") -> set[str]:
+    """The names of all fields that are set, with those of the messages inside."""
+    names = set()
+    for field, value in message.ListFields():
+        name = prefix + field.name
+        names.add(name)
+        entries = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if field.message_type is not None and not entries:
+            for each in value if isinstance(value, Sequence) or hasattr(value, "add") else [value]:
+                names |= fields(each, f"{name}.")
+    return names
+
+
+def parsed(kind: type[Protobuf], data: bytes) -> Protobuf:
+    """Read a message that has no field which its type does not know."""
+    message = kind.FromString(data)
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    assert message.ByteSize() == size == len(data)
+    return message
+
+
+def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -> None:
+    seen = set()
+    for entry in recorder.requests(hub.record):
+        name = entry["path"].removeprefix("/v1/fleet/")
+        assert name in FLEET, name
+        asked, may_ask, answered, may_answer = FLEET[name]
+        seen.add(name)
+        assert set(entry["headers"]) <= HEADERS, set(entry["headers"]) - HEADERS
+        assert set(entry["answered"]) <= ANSWERED, set(entry["answered"]) - ANSWERED
+        assert entry["headers"]["user-agent"] == "fedda"
+        more = fields(parsed(asked, entry["body"])) - may_ask
+        assert not more, (name, more)
+        if entry["answered"]["content-type"] != "text/plain":  # a sentence why it is refused
+            more = fields(parsed(answered, entry["answer"])) - may_answer
+            assert not more, (name, more)
+    assert seen >= set(FLEET) - {"deactivate-node"}
+
+
+# ---- what the messages hold ----------------------------------------------------------------------
+
+HEADING = {"round", "phase", "hop", "part"}
+TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
+OFFER = {"role": str, "name": str, "version": str, "examples": int, "tested": int}
+OFFER |= {"classes": list, "shape": list}
+SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise"}
+SUM |= {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
+# Of all arrays in these runs: an MLP for images of 8 x 8 and 4 classes, a discriminator with its
+# optimizer, and three atoms of 32 points.
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "model": {
+        "encoder.1.weight": (64, 64),
+        "encoder.1.bias": (64,),
+        **{f"encoder.2.{n}": (64,) for n in ("weight", "bias", "running_mean", "running_var")},
+        "encoder.2.num_batches_tracked": (),
+        "head.weight": (4, 64),
+        "head.bias": (4,),
+    },
+    "discriminator": {
+        "layers.0.weight": (100, 64),
+        "layers.0.bias": (100,),
+        "layers.2.weight": (1, 100),
+        "layers.2.bias": (1,),
+        **dict.fromkeys(("sync", "exp_avg", "exp_avg_sq"), (6601,)),
+        "step": (1,),
+    },
+    "atoms": {"z": (3, 32, 64), "y": (3, 32, 4)},
+}
+SCALARS = (int, float, str, bool)
+
+
+def messages(hub: Recorded) -> Iterator[tuple[str, str, Message]]:
+    """All messages, made again from their pieces -> to or from a site, its id, the message."""
+    heads: dict[str, tuple[str, proto.ObjectTree]] = {}
+    pieces: dict[str, bytes] = {}
+    for entry in recorder.requests(hub.record):
+        match entry["path"].removeprefix("/v1/fleet/"):
+            case "push-messages":
+                request = fleet.PushMessagesRequest.FromString(entry["body"])
+                heads |= {t.object_id: ("from", t) for t in request.message_object_trees}
+            case "pull-messages":
+                answer = fleet.PullMessagesResponse.FromString(entry["answer"])
+                heads |= {t.object_id: ("to", t) for t in answer.message_object_trees}
+            case "push-object":
+                piece = proto.PushObjectRequest.FromString(entry["body"])
+                pieces[piece.object_id] = piece.object_content
+            case "pull-object":
+                asked = proto.PullObjectRequest.FromString(entry["body"])
+                found = proto.PullObjectResponse.FromString(entry["answer"])
+                if found.object_available:
+                    pieces[asked.object_id] = found.object_content
+    used = set()
+    for name, (way, tree) in heads.items():
+        used |= {piece.object_id for piece in iterate_object_tree(tree)}
+        message = inflate_object_from_contents(name, dict(pieces))
+        assert isinstance(message, Message)
+        yield way, name, message
+    assert set(pieces) <= used, "pieces crossed that belong to no message"
+
+
+def check_arrays(content: Any, cell: Cell) -> None:
+    """Compare the arrays of a message, with their layouts, with the list."""
+    arrays, manifests = content.get("arrays", {}), content.get("manifests", {})
+    assert set(arrays) == set(manifests)
+    for name, array in arrays.items():
+        (kind,) = [k for p, k in cell.arrays.items() if fits(name, p)]
+        layout = Manifest.parse(str(manifests[name]))
+        assert (str(layout.kind), layout.floats) == (kind, "float32")
+        assert (array.dtype, array.stype) == ("uint8", "fedda.packed")
+        assert array.shape == (len(array.data),) == (layout.nbytes,)
+        root = name.split("/")[0].replace("teacher", "model")
+        assert {e.name: e.shape for e in layout.entries} == SHAPES[root]
+        counts = {e.name for e in layout.entries if e.dtype == "int64"}
+        assert {e.dtype for e in layout.entries} <= {"float32", "int64"}
+        assert counts <= {"encoder.2.num_batches_tracked"}
+
+
+def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
+    requests: dict[str, Cell] = {}
+    counted = {"query": 0, "train": 0, "evaluate": 0}
+    replies = []
+    for way, name, message in messages(hub):
+        assert not message.has_error()
+        kind = message.metadata.message_type
+        counted[kind] += 1
+        assert message.metadata.group_id in ("", "roster", "1", "2")
+        content = message.content
+        for table, record in content.items():
+            if isinstance(record, ConfigRecord | MetricRecord) and table != "offer":
+                assert all(isinstance(v, SCALARS) for v in record.values())
+        if way == "from":
+            replies.append(message)
+        elif kind == "query":
+            assert not content
+        else:
+            task, step = content["task"], content["step"]
+            assert set(content) - {"exchange"} <= {"arrays", "manifests", "task", "step"}
+            sections = ("model.", "train.", "wire.", "options.")
+            assert all(k in TASK or k.startswith(sections) for k in task)
+            heading = [str(step[k]) for k in ("part", "phase", "hop")]
+            enters, leaves = cells(str(task["method"]), *heading)
+            numbers = set(step) - HEADING
+            assert all(any(fits(n, p) for p in enters.numbers) for n in numbers), numbers
+            assert set(content.get("exchange", {})) in (set(), SUM)
+            check_arrays(content, enters)
+            requests[name] = leaves
+    for reply in replies:
+        content = reply.content
+        if reply.metadata.message_type == "query":
+            assert set(content) == {"offer"}
+            offer = dict(content["offer"])
+            assert {name: type(value) for name, value in offer.items()} == OFFER
+            assert all(type(n) is int for n in offer["shape"])
+            # What a source says of its labels, a target never does.
+            assert len(offer["classes"]) == (0 if offer["role"] == "target" else 4)
+            continue
+        leaves = requests[reply.metadata.reply_to_message_id]
+        assert set(content) <= {"arrays", "manifests", "metrics"}
+        numbers = content["metrics"]
+        assert all(any(fits(n, p) for p in leaves.numbers) for n in numbers), dict(numbers)
+        assert all(type(v) in (int, float) for v in numbers.values())
+        check_arrays(content, leaves)
+    assert min(counted.values()) >= 8, counted
+
+
+def test_every_frame_of_the_exchange_is_on_the_list(hub: Recorded) -> None:
+    seen = {"to": set(), "from": set()}
+    size = 0
+    for way, site, data in recorder.frames(hub.record):
+        assert site in SITES
+        head, values = (frames.up if way == "from" else frames.down)(data)
+        kind = head.WhichOneof("kind")
+        seen[way].add(kind)
+        if kind in ("gradient", "sum"):
+            about = getattr(head, kind)
+            assert about.group == "gradient"
+            size = size or values.size
+            assert values.size == size
+        else:
+            assert not values.size
+        assert len(data) - values.nbytes < 100
+    assert seen["from"] <= {"hello", "gradient", "leave"} and seen["to"] <= {"welcome", "sum"}
+
+
+# ---- what was planted ----------------------------------------------------------------------------
+
+
+def test_no_planted_value_is_in_what_crossed_or_at_the_server(hub: Recorded) -> None:
+    assert len(hub.planted) > 1000
+    assert canaries.found(hub.planted, hub.places()) == set()
+
+
+def test_the_search_finds_what_crossed_on_purpose(hub: Recorded) -> None:
+    """The name of a source's class is in its offer; otherwise the test before could not fail."""
+    assert canaries.found([hub.known], hub.places()) == {hub.known}
+
+
+def test_the_dictionary_s_coordinates_stay_at_the_sites(hub: Recorded) -> None:
+    kept = [*(hub.directory / "state").rglob("feddadil.*.safetensors")]
+    tensors = [t for path in kept for t in load_file(path).values() if t.dtype == np.float32]
+    coordinates = {t.tobytes() for t in tensors if t.ndim == 1 and t.size == 3}
+    assert coordinates
+    assert canaries.search(coordinates, b"\n".join(hub.places())) == set()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x,
+        lambda x: np.frombuffer(x, np.uint8).astype(np.float16).tobytes(),
+        lambda x: (np.frombuffer(x, np.uint8) / 255).astype(np.float32).tobytes(),
+        lambda x: (np.frombuffer(x, np.uint8) / 255).tobytes(),
+        lambda x: x.hex().encode(),
+        lambda x: b64encode(b"abc" + x + b"de"),
+        lambda x: b64encode(b"ab" + x),
+        lambda x: b64encode(b"a" + x),
+        lambda x: zlib.compress(b"abc" + x),
+        lambda x: zlib.compress(b"abc" + x.hex().encode(), wbits=31),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_search_finds_every_form(form: Any, before: int) -> None:
+    draw = Random(before)
+    sought = [draw.randbytes(16) for _ in range(20)]
+    place = draw.randbytes(1000 + before) + form(sought[7]) + draw.randbytes(50)
+    assert canaries.found(sought, [place]) == {sought[7]}
+    assert canaries.found(sought, [draw.randbytes(2000)]) == set()
