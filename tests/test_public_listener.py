@@ -399,7 +399,8 @@ def asked(hub: Hub) -> Iterator[tuple[Site, Any, int]]:
     message, _ = site.pull()
     yield site, message, run
     with hub.control() as control:
-        control.stop_run(run)
+        if not control.run_state(run).ended:
+            control.stop_run(run)
     site.leave()
 
 
@@ -447,6 +448,34 @@ def test_a_site_can_only_answer_what_it_was_asked(
     assert site.push(honest, [b"an answer"])[0] == 200
     assert site.push(honest, [b"an answer"])[0] == 200  # again, as if its answer had been lost
     assert site.push(honest, [b"another answer"])[0] == 403
+
+
+def test_a_site_that_was_restarted_is_handed_its_open_request_again(
+    asked: tuple[Site, proto.Message, int],
+) -> None:
+    """Its process may have been killed before it knew what the server had handed out."""
+    site, message, _ = asked
+    pull = fleet_pb2.PullMessagesRequest(node=site.node)
+    assert site.ask("pull-messages", pull) == (200, b"")
+    site.activate()
+    again, tree = site.pull()
+    assert again == message and tree.object_id == message.metadata.message_id
+    assert site.ask("pull-messages", pull) == (200, b"")  # once for each start
+    assert site.push(site.reply_to(message), [b"an answer"])[0] == 200
+    site.activate()
+    assert site.ask("pull-messages", pull) == (200, b"")  # it is answered
+
+
+def test_a_run_goes_on_if_a_site_is_killed_when_it_has_just_been_handed_a_request(
+    hub: Hub, asked: tuple[Site, proto.Message, int]
+) -> None:
+    site, _, run = asked
+    site.leave()
+    process = hub.start_site(site.name)  # the next process of the site, which finds no note
+    try:
+        assert hub.wait(run, PATIENCE).succeeded
+    finally:
+        process.stop()
 
 
 def test_a_site_cannot_fill_the_server(hub: Hub, asked: tuple[Site, proto.Message, int]) -> None:

@@ -7,6 +7,7 @@ a SuperLink that is started again ends its runs, so there is nothing left to ans
 """
 
 import re
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -45,8 +46,8 @@ class Run:
 class Handed:
     """A request that a site was handed, and its answer."""
 
-    run_id: int
-    kind: str
+    head: proto.Message
+    tree: proto.ObjectTree
     run: Run
     pieces: set[str]
     fetched: set[str] = field(default_factory=set)
@@ -58,6 +59,17 @@ class Handed:
     brought: set[str] = field(default_factory=set)
     room: int = 0  # bytes that the answer may still have
 
+    @property
+    def run_id(self) -> int:
+        return self.head.metadata.run_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the site has neither all of it nor answered it, and the server still waits."""
+        meta = self.head.metadata
+        waits = time.time() < meta.created_at + meta.ttl
+        return waits and bool(self.pieces) and not self.answer
+
 
 class Book:
     """The requests that were handed to each site, most recent last."""
@@ -65,6 +77,7 @@ class Book:
     def __init__(self) -> None:
         self._handed: dict[int, OrderedDict[str, Handed]] = {}
         self._runs: OrderedDict[int, Run] = OrderedDict()
+        self._again: dict[int, list[Handed]] = {}
 
     def handed(self, node_id: int, answer: fleet.PullMessagesResponse) -> None:
         """Note the request that a site gets."""
@@ -74,11 +87,31 @@ class Book:
             run = self._runs.setdefault(meta.run_id, Run())
             pieces = set(children(tree))
             run.pieces = max(run.pieces, len(pieces))
-            mine[meta.message_id] = Handed(meta.run_id, meta.message_type, run, pieces)
+            mine[meta.message_id] = Handed(message, tree, run, pieces)
         while len(mine) > MESSAGES_KEPT:
             mine.popitem(last=False)
         while len(self._runs) > RUNS_KEPT:
             self._runs.popitem(last=False)
+
+    def joined(self, node_id: int) -> None:
+        """Note that a site begins a new session: it may have lost what it was handed before."""
+        mine = self._handed.get(node_id, {}).values()
+        self._again[node_id] = [handed for handed in mine if handed.is_open]
+
+    def again(self, node_id: int) -> fleet.PullMessagesResponse | None:
+        """The next request to hand to a site once more; None if there is none.
+
+        The server hands out each request once. If a site's process was killed right after it had
+        asked for one, the next process knows nothing of it, and the run would wait in vain.
+        """
+        left = self._again.get(node_id, [])
+        while left:
+            handed = left.pop(0)
+            if handed.is_open:
+                return fleet.PullMessagesResponse(
+                    messages_list=[handed.head], message_object_trees=[handed.tree]
+                )
+        return None
 
     def check_run(self, node_id: int, run_id: int) -> None:
         """Refuse to tell about a run of which the site was handed no request."""
@@ -121,7 +154,7 @@ class Book:
         times = (meta.created_at, meta.ttl, *request.clientapp_runtime_list)
         sound = (
             meta.run_id == found.run_id
-            and meta.message_type == found.kind
+            and meta.message_type == found.head.metadata.message_type
             and meta.message_id == tree.object_id
             and message.HasField("content") != message.HasField("error")
             and not message.content.ByteSize()  # it travels in pieces

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.proto import fab_pb2, run_pb2
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto import message_pb2 as proto
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError
 
@@ -99,7 +100,15 @@ class SiteCalls:
         book, node_id = self.book, _node_id(request)
         answer = Answer(send)
         match request:
+            case fleet.ActivateNodeRequest():
+                await self.app(scope, receive, answer.keep)
+                if answer.status == 200:
+                    book.joined(fleet.ActivateNodeResponse.FromString(answer.body).node_id)
+                await answer.release()
             case fleet.PullMessagesRequest():
+                if (once_more := book.again(node_id)) is not None:
+                    await answer.give(once_more.SerializeToString())
+                    return
                 await self.app(scope, receive, answer.keep)
                 if answer.status == 200:
                     book.handed(node_id, fleet.PullMessagesResponse.FromString(answer.body))
@@ -159,6 +168,13 @@ class Answer:
         """Pass the answer on."""
         self.size += len(event.get("body", b""))
         await self._send(event)
+
+    async def give(self, body: bytes) -> None:
+        """Send an answer of our own."""
+        headers = [(b"content-type", PROTOBUF_MEDIA_TYPE.encode())]
+        self._start = {"type": "http.response.start", "status": 200, "headers": headers}
+        self.body = body
+        await self.release()
 
     async def release(self) -> None:
         """Send the answer as it is now, if there is one."""
