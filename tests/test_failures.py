@@ -318,6 +318,33 @@ def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -
     assert "acting: sleep in round 2" in hub.processes["bert"].text()
 
 
+def test_rounds_end_by_their_deadline_with_slow_late_and_lossy_sites(hub: Federation) -> None:
+    """One source is ten times too slow; another joins late and loses 30 % of its requests."""
+    hub.processes["carl"].stop()
+    hub.act("carl", {"join": "hold"})
+    hub.processes["carl"].start()
+    hub.act("bert", {"1": ["sleep", 80]})
+    wait = {"wait.train": 8.0, "wait.settle": 4.0}
+    try:
+        run = hub.begin("stragglers", FEDAVG | wait | {"rounds": 3, "run.expect": 3})
+        hub.processes["bert"].wait_for("acting: sleep in round 1", PATIENCE)
+        hub.act("carl", {"loss": 0.3})
+        hub.processes["carl"].wait_for("acting: loss", PATIENCE)
+        results = run.finish()
+    finally:
+        hub.kill("bert")
+        hub.act("bert", {})
+        hub.revive("bert")
+    found = rounds(results, "fedavg")
+    assert list(found) == [1, 2, 3]
+    for number, entry in found.items():  # it waits for sites that are away, then for replies
+        assert entry["seconds"] < 4 + 8 + 5, (number, entry)
+        assert "anna" in entry["weights"] and "bert" not in entry["weights"]
+    late = troubles(results)
+    assert ("silent", "bert", 1) in late
+    assert {site for _, site, _ in late} <= {"bert", "carl"}
+
+
 def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
     """This holds even if the sites keep each run's optimizer between rounds."""
     left = KD3A | {"rounds": 4, "train.carry-momentum": True}
