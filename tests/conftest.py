@@ -19,10 +19,19 @@ settings.load_profile("fedda")
 
 # The slow tests of these files start first, the longest file before the others. Otherwise one
 # worker would still run a long test at the end while the other workers have nothing to do.
-LONGEST = ("failures", "benchmarks", "exchange_live", "compare", "demo", "deploy", "end_to_end")
+LONGEST = (
+    "failures",
+    "crossing",
+    "benchmarks",
+    "exchange_live",
+    "compare",
+    "demo",
+    "deploy",
+    "end_to_end",
+)
 LONGEST += ("resident", "plugins", "targets", "attach", "egress")
 # The tests of each of these share a federation or a wheel, which is made once per worker.
-SHARING = ("failures", "exchange_live", "end_to_end", "kills", "packaging")
+SHARING = ("failures", "crossing", "exchange_live", "end_to_end", "kills", "packaging")
 
 
 class Together(LoadScopeScheduling):
