@@ -23,8 +23,8 @@ from fedda.wire import Arrays, Kind
 
 from . import checkpoint
 from .attendance import Sites
-from .crossed import Crossed
 from .checkpoint import UNTESTED
+from .crossed import Crossed
 from .journal import Journal
 from .ledger import Ledger
 from .start import finished

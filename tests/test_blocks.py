@@ -150,9 +150,10 @@ def test_a_site_trains_on_images_in_whole_blocks_in_every_shape(tmp_path: Path) 
     write(path, 100, start=1)
     site = Site(node(path, **{"state-dir": str(state)}))
     assert 83 <= len(site.training((1, 8, 8))) <= 84
-    whole = data.load_source(path)
-    assert torch.equal(site.training((1, 8, 8)).x, whole.x[site.blocks.used])
-    assert torch.equal(site.training((1, 8, 8)).y, whole.y[site.blocks.used])
+    whole, used = data.load_source(path), site.training((1, 8, 8))
+    assert isinstance(used, data.Labelled)
+    assert torch.equal(used.x, whole.x[site.blocks.used])
+    assert torch.equal(used.y, whole.y[site.blocks.used])
 
 
 def test_a_corrected_label_is_another_example_of_a_source_but_not_of_a_target(

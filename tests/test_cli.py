@@ -180,12 +180,12 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
     journal = tmp_path / "journal.jsonl"
     answers = 2 * [True, *failures * [False]]  # one silence, and later another
 
-    def ended() -> bool:
+    def ended() -> str:
         if not answers:
             journal.write_text('{"event": "done"}\n')
         elif not answers.pop(0):
             raise RunError("no server answers")
-        return False
+        return ""
 
     seen: list[Any] = []
     if failures < watching.TRIES:
