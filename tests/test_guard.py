@@ -5,6 +5,7 @@ import base64
 import contextlib
 import itertools
 import socket
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
@@ -25,6 +27,7 @@ from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, registered
+from server.superlink.book import Book
 from server.superlink.filter import FLEET, LocalOnly
 from server.superlink.guard import Guard, Used
 from server.superlink.listener import Limits, Listener, neighbours
@@ -261,3 +264,48 @@ def test_strangers_on_the_exchanges_port_are_few_and_gone_soon(few: None) -> Non
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b""
             each.close()
+
+
+# ---- requests that a site has lost ---------------------------------------------------------------
+
+
+def one_request(name: str, ttl: float = 60.0) -> fleet_pb2.PullMessagesResponse:
+    meta = message_pb2.Metadata(message_id=name, run_id=1, created_at=time.time(), ttl=ttl)
+    tree = message_pb2.ObjectTree(object_id=name)
+    return fleet_pb2.PullMessagesResponse(
+        messages_list=[message_pb2.Message(metadata=meta)], message_object_trees=[tree]
+    )
+
+
+def handed_again(book: Book, one_by_one: bool) -> list[str]:
+    """Ask for requests until there is none."""
+    names = []
+    while (found := book.again(7, one_by_one)) is not None:
+        names.append(found.messages_list[0].metadata.message_id)
+    return names
+
+
+def test_a_request_is_handed_again_to_a_site_that_cannot_know_of_it() -> None:
+    book = Book()
+    book.handed(7, one_request("a"))
+    book.handed(7, one_request("b"))
+    assert handed_again(book, one_by_one=False) == []  # it may be at work on both
+    book.joined(7)
+    assert handed_again(book, one_by_one=False) == ["a", "b"]
+    assert handed_again(book, one_by_one=False) == []
+    assert book.again(8, one_by_one=True) is None
+    assert handed_again(book, one_by_one=True) == ["a"] * 3 + ["b"] * 3  # not for ever
+
+
+def test_a_request_that_is_begun_or_expired_is_not_handed_again() -> None:
+    book = Book()
+    for name in ("fetched", "confirmed"):
+        book.handed(7, one_request(name))
+    book.handed(7, one_request("expired", ttl=-1.0))
+    piece = message_pb2.PullObjectRequest(run_id=1, object_id="fetched")
+    book.fetched(7, piece, 10)
+    book.confirm(
+        7, message_pb2.ConfirmMessageReceivedRequest(run_id=1, message_object_id="confirmed")
+    )
+    book.joined(7)
+    assert handed_again(book, one_by_one=True) == []

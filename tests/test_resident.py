@@ -20,7 +20,7 @@ from flwr.proto.node_pb2 import Node
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
-from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask
+from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
 from clients.node.fleet import Fleet
 from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
@@ -475,6 +475,27 @@ def test_a_failed_call_has_one_meaning(
 
     with pytest.raises(meaning, match=text):
         ask(call, None)
+
+
+def test_a_piece_that_gets_no_answer_is_asked_for_again_at_once() -> None:
+    tries: list[int] = []
+
+    def call(request: int) -> int:
+        tries.append(request)
+        if len(tries) < 3:
+            raise httpx.ReadError("lost")
+        return 2 * request
+
+    assert insist(call, 4) == 8 and tries == [4] * 3
+
+    def never(request: int) -> int:
+        tries.append(request)
+        raise httpx.ReadError("lost")
+
+    tries.clear()
+    with pytest.raises(Unreachable):
+        insist(never, 4)
+    assert len(tries) == 4
 
 
 def test_a_server_that_refuses_to_hand_out_work_is_asked_again_later() -> None:

@@ -7,6 +7,7 @@ Refused       the server opens no session for this key: the site may wait, or it
 KeyFileError  the certificate or key is wrong, and trying again will not help
 """
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ import httpx
 from fedda.errors import KeyFileError
 
 PASSING = (408, 429)  # of all refusals, those after which the same call may succeed
+
+AT_ONCE, PAUSE_S = 3, 0.1
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -59,6 +62,19 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
                 "--insecure if the server runs without TLS on purpose"
             ) from error
         raise Unreachable(type(error).__name__) from error
+
+
+def insist(call: Callable[[Q], A], request: Q) -> A:
+    """Make a call for one of many pieces; if it gets no answer, try again a few times at once.
+
+    Otherwise a message of a hundred pieces would begin anew with each piece that is lost.
+    """
+    for _ in range(AT_ONCE):
+        try:
+            return ask(call, request)
+        except Unreachable:
+            time.sleep(PAUSE_S)
+    return ask(call, request)
 
 
 def _meaning(status: int) -> Exception:

@@ -46,7 +46,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedda.errors import KeyFileError
 
-from .failures import Refused, RunOver, SessionLost, Unreachable, ask
+from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
 
 log = logging.getLogger("fedda.client")
 
@@ -115,7 +115,9 @@ class Fleet:
             ) from error
         # flwr's client would go wherever an answer sends it: to any machine near this site.
         self._client._client.follow_redirects = False
-        self._client._client.headers["user-agent"] = "fedda"  # without the version of its library
+        # Without the version of the library. It tells the server, too, that a node which asks for
+        # a request has none (`server.superlink.book`).
+        self._client._client.headers["user-agent"] = "fedda"
         self._lost: Exception | None = None
         self._ended = threading.Event()
         try:
@@ -149,7 +151,7 @@ class Fleet:
         """Pull a message's content; each piece is freed as soon as it is part of the message."""
         run_id = head.metadata.run_id
         pull = make_pull_object_fn_protobuf(
-            partial(ask, self._client.PullObject), self._node, run_id
+            partial(insist, self._client.PullObject), self._node, run_id
         )
         names = [piece.object_id for piece in iterate_object_tree(tree)]
         contents = {name: self._seen[name] for name in names if name in self._seen}
@@ -164,7 +166,7 @@ class Fleet:
         except ObjectPullError as error:
             raise RunOver from error
         make_confirm_message_received_fn_protobuf(
-            partial(ask, self._client.ConfirmMessageReceived), self._node, run_id
+            partial(insist, self._client.ConfirmMessageReceived), self._node, run_id
         )(head.metadata.message_id)
         # A piece is named by the hash of its content, and the task's pieces do not change in a run.
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
@@ -189,7 +191,7 @@ class Fleet:
                 ),
             )
             push = make_push_object_fn_protobuf(
-                partial(ask, self._client.PushObject), self._node, run_id, answer.session_id
+                partial(insist, self._client.PushObject), self._node, run_id, answer.session_id
             )
             try:
                 push_objects(

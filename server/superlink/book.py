@@ -23,6 +23,7 @@ RUNS_KEPT = 64
 TIMES, MORE_BYTES = 4, 64 * 2**20
 MORE_PIECES = 1024
 RETRIES = 32
+TIMES_HANDED = 5
 
 
 class Refused(Exception):
@@ -52,6 +53,7 @@ class Handed:
     pieces: set[str]
     fetched: set[str] = field(default_factory=set)
     size: int = 0  # bytes that were fetched of it
+    times: int = 1  # how often it was handed out
     answer: bytes = b""  # a digest of the answer's head
     taken: bool = False  # whether the server took it
     sessions: set[str] = field(default_factory=set)  # in which the answer's pieces come
@@ -64,11 +66,11 @@ class Handed:
         return self.head.metadata.run_id
 
     @property
-    def is_open(self) -> bool:
-        """Whether the site has neither all of it nor answered it, and the server still waits."""
+    def is_untouched(self) -> bool:
+        """Whether the site has done nothing with it, and the server still waits for the answer."""
         meta = self.head.metadata
         waits = time.time() < meta.created_at + meta.ttl
-        return waits and bool(self.pieces) and not self.answer
+        return waits and bool(self.pieces) and not self.fetched and not self.answer
 
 
 class Book:
@@ -77,7 +79,7 @@ class Book:
     def __init__(self) -> None:
         self._handed: dict[int, OrderedDict[str, Handed]] = {}
         self._runs: OrderedDict[int, Run] = OrderedDict()
-        self._again: dict[int, list[Handed]] = {}
+        self._lost: dict[int, set[str]] = {}  # requests that a site of a new session may have lost
 
     def handed(self, node_id: int, answer: fleet.PullMessagesResponse) -> None:
         """Note the request that a site gets."""
@@ -95,19 +97,26 @@ class Book:
 
     def joined(self, node_id: int) -> None:
         """Note that a site begins a new session: it may have lost what it was handed before."""
-        mine = self._handed.get(node_id, {}).values()
-        self._again[node_id] = [handed for handed in mine if handed.is_open]
+        mine = self._handed.get(node_id, {}).items()
+        self._lost[node_id] = {name for name, handed in mine if handed.is_untouched}
 
-    def again(self, node_id: int) -> fleet.PullMessagesResponse | None:
-        """The next request to hand to a site once more; None if there is none.
+    def again(self, node_id: int, one_by_one: bool) -> fleet.PullMessagesResponse | None:
+        """The request to hand to a site once more; None if there is none.
 
-        The server hands out each request once. If a site's process was killed right after it had
-        asked for one, the next process knows nothing of it, and the run would wait in vain.
+        The server hands out each request once. If the answer is lost on its way, or the site's
+        process is killed before it has read it, the run would wait in vain.
+
+        Args:
+            node_id: a site that asks for a request.
+            one_by_one: whether it asks for another only when it is done with the last one. Of other
+                sites, only one that has just begun a new session is known to have lost a request.
         """
-        left = self._again.get(node_id, [])
-        while left:
-            handed = left.pop(0)
-            if handed.is_open:
+        lost = self._lost.get(node_id, set())
+        for name, handed in self._handed.get(node_id, {}).items():
+            known = not one_by_one and name not in lost
+            if not known and handed.is_untouched and handed.times < TIMES_HANDED:
+                lost.discard(name)
+                handed.times += 1
                 return fleet.PullMessagesResponse(
                     messages_list=[handed.head], message_object_trees=[handed.tree]
                 )

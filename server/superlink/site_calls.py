@@ -106,7 +106,8 @@ class SiteCalls:
                     book.joined(fleet.ActivateNodeResponse.FromString(answer.body).node_id)
                 await answer.release()
             case fleet.PullMessagesRequest():
-                if (once_more := book.again(node_id)) is not None:
+                one_by_one = (b"user-agent", b"fedda") in scope["headers"]
+                if (once_more := book.again(node_id, one_by_one)) is not None:
                     await answer.give(once_more.SerializeToString())
                     return
                 await self.app(scope, receive, answer.keep)
