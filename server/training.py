@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedda import models, plugins, records, wire
-from fedda.errors import QuorumError
+from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.results.read import MODEL
 from fedda.settings import RunConfig, Task
@@ -32,6 +32,9 @@ from .strategy_modules import base, roster
 from .summing import host
 from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
+
+
+FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
 
 class Training:
@@ -108,7 +111,7 @@ class Training:
             round=state.round,
             rounds=self.config.rounds,
         )
-        arrays = strategy.packed(state.model)
+        arrays, resumed = strategy.packed(state.model), state.round
         while state.round < self.config.rounds:
             # The state's model is a view of the bytes that are sent, so memory holds it once.
             state.model = self._unpacked(arrays)
@@ -141,7 +144,7 @@ class Training:
                 checkpoint.write(self.folder, state)
             entry["phases"] = self.phases.seconds()  # now with this checkpoint's time
             self.journal.write("round", **self._about, **entry)
-        if checkpoint.untested(state):
+        if resumed == self.config.rounds and checkpoint.untested(state):
             state = self._make_up(strategy, arrays, state)
         return self._finish(state)
 
@@ -235,12 +238,13 @@ class Training:
         The run waits for the target, but not once more in every round while it stays away.
         """
         last, target = self.round == self.config.rounds, self.roster.target.name
+        self._said.clear()
         for _ in range(self.config.wait.tries):
             tested = self._test(strategy, arrays)
             if tested is not None:
                 self._forsaken = False
                 return tested
-            if self._forsaken and not last:
+            if (self._forsaken and not last) or self._said.get(target) in FINAL:
                 break
             try:
                 with self.phases.phase("waiting"):

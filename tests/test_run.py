@@ -1033,6 +1033,19 @@ def test_a_last_test_that_was_lost_is_said_and_made_up_for_when_the_run_is_resum
     assert model(made_up) == model(whole)
 
 
+def test_a_target_whose_policy_allows_no_test_is_asked_once_a_round(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    policy = json.dumps({"leaving": {"tests": False}})
+    nodes = [n | {"policy": policy} if n["name"] == "town" else n for n in domains]
+    grid = ScriptedGrid(nodes)
+    results, _ = run(nodes, runs | {"method": "fedavg", "rounds": 2}, grid=grid)
+    tests = [c for c in grid.crossed if (c.way, c.kind, c.site) == ("to", "evaluate", "town")]
+    assert len(tests) == 2
+    assert results["final_accuracy"] is None and len(results["untested"]) == 1
+    assert Code.POLICY.public in {e["text"] for e in results["events"]}
+
+
 def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
     domains: list[Node], runs: dict[str, str], tmp_path: Path
 ) -> None:
