@@ -33,7 +33,6 @@ from .summing import host
 from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
-
 FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
 

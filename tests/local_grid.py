@@ -46,7 +46,7 @@ FAST: dict[str, Any] = {
     "run.expect": len(EXAMPLES),
     "wait.sites": 0.3,
     "wait.settle": 0.0,
-    "wait.train": 5.0,
+    "wait.train": 30.0,  # the first training of a process imports for seconds on a busy machine
     "wait.evaluate": 5.0,
     "feddadil.encoder-share": 0.0,
     "feddadil.samples": 24,
