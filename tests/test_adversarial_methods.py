@@ -22,7 +22,7 @@ from fedda.exchange import Group, LocalHost
 from fedda.settings import RunConfig
 from fedda.train import generator
 from fedda.wire import Kind, pack
-from tests.adversarial_runs import BATCH, METHODS, SETTINGS, run
+from tests.adversarial_runs import METHODS, SETTINGS, run
 from tests.local_grid import EXAMPLES, SIDE, stop_after
 
 
@@ -110,7 +110,7 @@ def test_a_sites_own_noise_is_added_whatever_the_run_sets(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_window_reads_an_image_twice_only_if_the_site_has_too_few(
+def test_a_window_reads_each_image_once_even_if_the_site_has_too_few(
     domains: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Over three rounds and several epochs; one site has fewer images than a window needs."""
@@ -126,8 +126,7 @@ def test_a_window_reads_an_image_twice_only_if_the_site_has_too_few(
         assert len(parts) == 3 * 6 * (2 if method == "fwdgrl" else 1)
         for at in range(0, len(parts), 3):
             window = [i for part in parts[at : at + 3] for i in part]
-            assert len(window) == max(EXAMPLES[name], 3 * BATCH)
-            assert set(window) == set(range(EXAMPLES[name]))
+            assert sorted(window) == list(range(EXAMPLES[name]))
 
 
 # ---- requests to a site ------------------------------------------------------------------------

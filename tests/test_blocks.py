@@ -171,9 +171,11 @@ def test_a_corrected_label_is_another_example_of_a_source_but_not_of_a_target(
 
 
 def test_a_site_without_enough_images_for_a_block_says_so(tmp_path: Path) -> None:
-    site = Site(node(write(tmp_path / "a.npz", 15)))
-    with pytest.raises(ConfigError, match=r"has 15 images.*trains on 16 or more"):
-        site.training((1, 8, 8))
+    few = node(write(tmp_path / "a.npz", 15))
+    for limits in ({"min-images": 16}, {"state-dir": str(tmp_path)}):
+        with pytest.raises(ConfigError, match=r"has 15 images.*trains on 16 or more"):
+            Site(few | limits).training((1, 8, 8))
+    assert len(Site(few).training((1, 8, 8))) == 15  # in an experiment they are one block
 
 
 def test_images_of_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:

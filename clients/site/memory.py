@@ -53,6 +53,8 @@ class Site:
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         # Without a folder to keep the division in, it must be the same after a restart.
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
+        # In an experiment, the few images of a small site are one block, unless a limit is set.
+        self._lenient = self.reproducible and "min-images" not in node
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self.noted = ""  # the training whose first note was tried last
         self._obey(Policy.parse(str(node.get("policy", ""))), node)
@@ -115,7 +117,8 @@ class Site:
         """
         if self._blocks is None:
             images = data.identities(self.path, self.role)
-            least = max(self.min_images, 2)  # BatchNorm cannot learn from one image
+            least = min(self.min_images, len(images)) if self._lenient else self.min_images
+            least = max(least, 2)  # BatchNorm cannot learn from one image
             if self.reproducible:
                 found = blocks.fixed(self.name, images, least, self.min_examples)
             else:
