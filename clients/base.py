@@ -234,7 +234,7 @@ class Client(NumPyClient):
         numbers: Numbers = {"infomax": self._released("infomax", tested.infomax(p), len(p))}
         held, p = self.site.evaluation(self.task.dims, self.task.names), None
         if held is not None:
-            p = self._checked(self.predict(held.x))
+            p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
             numbers |= {"loss": self._released("loss", loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
