@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count, product
 from pathlib import Path
@@ -198,15 +198,18 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
 
         def fetch_unless_stopped(ids: Iterable[str]) -> Iterable[Message]:
             if stopped.is_set():
-                raise RunError("The run was stopped.")
+                raise KeyboardInterrupt
             return fetch(ids)
 
         grid.pull_messages = fetch_unless_stopped  # pyright: ignore
-        results.update(run.execute(config, grid, journal, _slots))
+        with suppress(KeyboardInterrupt):  # the journal has it; the main thread raises it again
+            results.update(run.execute(config, grid, journal, _slots))
 
     resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     with _noting_ctrl_c() as stopped:
         run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
+    if stopped.is_set() and not results:
+        raise KeyboardInterrupt
     if not results:
         raise RunError("The simulation ended without results; its own messages above say why.")
     return results
@@ -214,15 +217,20 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
 
 @contextmanager
 def _noting_ctrl_c() -> Iterator[threading.Event]:
-    """Set an event at Ctrl-C: Flower ends a simulation once the thread of its run has ended."""
+    """Set an event at the first Ctrl-C; a second one interrupts at once.
+
+    The run's thread ends itself at the event, and Flower then ends Ray after its last reply. Were
+    Ray ended first, threads that wait for a site's reply could wait for ever.
+    """
     stopped, handler = threading.Event(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield stopped
         return
 
     def note(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set():
+            handler(number, frame)
         stopped.set()
-        handler(number, frame)
 
     signal.signal(signal.SIGINT, note)
     try:
