@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from fedda.settings import RunConfig
 from server.checkpoint import replace
 from server.journal import Event, Journal
 from server.simulation import simulate
-from tests.local_grid import make_domains
+from tests.local_grid import EXAMPLES, make_domains
 
 # Seconds to wait for what must happen. Even on a busy machine only what hangs takes as long.
 PATIENCE = 180.0
@@ -33,6 +32,8 @@ LIVE: dict[str, Any] = {
     "wait.train": 90.0,
     "wait.evaluate": 90.0,
 }
+# Options with which the sites of `make_domains` sum gradients over a few of their examples.
+LOW = {name: ["--min-examples", "1"] for name in EXAMPLES}
 
 SITE = """
 import logging, os, sys, time
@@ -234,14 +235,10 @@ class Federation(Deployment):
         folder.mkdir(exist_ok=True)
         return folder / f"{name}.json"
 
-    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+    def _program(self, name: str) -> Sequence[Any]:
         if not (self.acting and name in self.sites):
-            return super()._start(name, arguments)
-        command = [sys.executable, "-m", "tests.actor", self._acts(name), *arguments]
-        command += ["--parent-pid", os.getpid()]
-        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
-        self.processes[name] = process
-        return process
+            return super()._program(name)
+        return [sys.executable, "-m", "tests.actor", self._acts(name)]
 
 
 class Operator(Process):

@@ -56,6 +56,7 @@ FAST: dict[str, Any] = {
 # For methods that sum gradients within a round: exchange after every step. DILS is set so that all
 # that may cross does cross: its loss trains both encoders, and the target sends its model.
 ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True}
+SMALL_SUMS = ONE_STEP | {"exchange.min-examples": 16}  # over a batch, as most live tests need
 SETTINGS: dict[str, dict[str, Any]] = {
     "dils": ONE_STEP
     | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},

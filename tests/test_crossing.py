@@ -25,21 +25,20 @@ from google.protobuf.message import Message as Protobuf
 from safetensors.numpy import load_file
 
 from fedda.exchange import frames
-from fedda.ops.spawn import Process
 from fedda.wire import Manifest
 from tests import canaries, recorder
-from tests.federation import Federation, processes_with
+from tests.federation import LOW, Federation, processes_with
 from tests.listed import Cell, cells, fits
+from tests.local_grid import SMALL_SUMS
 
 pytestmark = pytest.mark.slow
 
 SITES = ("anna", "bert", "carl", "town")
-SUMS = {"exchange.p": 1, "exchange.min-examples": 16, "exchange.expose-features": True}
 ALL = {"rounds": 2, "wait.min-sources": 3, "wait.settle": 60.0}
 DICTIONARY = {"feddadil.encoder-share": 0.5, "feddadil.samples": 32, "feddadil.batch-size": 16}
 RUNS: dict[str, dict[str, Any]] = {
     "kd3a": ALL | {"method": "kd3a"},
-    "fdann": ALL | {"method": "fdann", "train.batch-size": 16} | SUMS,
+    "fdann": ALL | {"method": "fdann", "train.batch-size": 16} | SMALL_SUMS,
     "feddadil": ALL | {"method": "feddadil"} | DICTIONARY,
 }
 
@@ -48,8 +47,7 @@ class Recorded(Federation):
     """A federation whose server records what crosses; the sites' data hold canaries only."""
 
     def __init__(self, directory: Path) -> None:
-        low = {name: ["--min-examples", "1"] for name in SITES}
-        super().__init__(directory, client_options=low, database=directory / "state.db")
+        super().__init__(directory, client_options=LOW, database=directory / "state.db")
         self.record = directory / "record"
         self.record.mkdir()
         with (self.app / "server" / "app.py").open("a") as file:
@@ -99,13 +97,10 @@ class Recorded(Federation):
         path.unlink()
         self.sites[name] = (role, moved)
 
-    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+    def _program(self, name: str) -> Sequence[Any]:
         if name != "superlink":
-            return super()._start(name, arguments)
-        command = [sys.executable, "-m", "tests.recorder", self.record, *arguments]
-        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
-        self.processes[name] = process
-        return process
+            return super()._program(name)
+        return [sys.executable, "-m", "tests.recorder", self.record]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 knowledge, so here strace follows two sites, a source and the target, and all that they start.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import LOOPBACK, Process, free_port
-from tests.federation import Federation, processes_with
+from tests.federation import LOW, Federation, processes_with
+from tests.local_grid import SMALL_SUMS
 
 TRACE = ["strace", "-D", "-f", "--seccomp-bpf", "-qq"]  # -D: signals reach the traced program
 TRACE += ["-e", "trace=connect,sendto,sendmsg,sendmmsg"]
@@ -30,10 +29,7 @@ SUMS = {
     "method": "fdann",
     "rounds": 1,
     "train.batch-size": 16,
-    "exchange.p": 1,
-    "exchange.min-examples": 16,
-    "exchange.expose-features": True,
-}
+} | SMALL_SUMS
 
 
 def traceable() -> bool:
@@ -66,8 +62,7 @@ class Traced(Federation):
     """A federation in which strace follows some sites; the exchange has a port of its own."""
 
     def __init__(self, directory: Path) -> None:
-        low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
-        super().__init__(directory, client_options=low)
+        super().__init__(directory, client_options=LOW)
         self.exchange_port = free_port()
 
     def trace(self, name: str) -> Path:
@@ -77,13 +72,11 @@ class Traced(Federation):
     def _start(self, name: str, arguments: Sequence[Any]) -> Process:
         if name == "superlink":
             arguments = [*arguments, "--exchange-port", self.exchange_port]
-        if name not in TRACED:
-            return super()._start(name, arguments)
-        command = [*TRACE, "-o", self.trace(name), *PROGRAM, *arguments]
-        command += ["--parent-pid", os.getpid()]
-        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
-        self.processes[name] = process
-        return process
+        return super()._start(name, arguments)
+
+    def _program(self, name: str) -> Sequence[Any]:
+        own = super()._program(name)
+        return [*TRACE, "-o", self.trace(name), *own] if name in TRACED else own
 
 
 @pytest.fixture(scope="module")

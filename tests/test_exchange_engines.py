@@ -24,20 +24,21 @@ from fedda.settings import RunConfig
 from server import run as server_run
 from server.journal import Journal
 from server.simulation import rehearse, simulate
-from tests.local_grid import FAST, Node, ScriptedGrid
+from tests.local_grid import FAST, SMALL_SUMS, Node, ScriptedGrid
 
 ROOT = Path(__file__).parents[1]
-DILS: dict[str, Any] = FAST | {
-    "method": "dils",
-    "rounds": 3,
-    "run.name": "pair",
-    "dils.pretrain": 1,
-    "dils.discriminator.sizes": "8",
-    "exchange.p": 1,
-    "exchange.min-examples": 16,
-    "exchange.expose-features": True,
-    "track.tensorboard": False,
-}
+DILS: dict[str, Any] = (
+    FAST
+    | {
+        "method": "dils",
+        "rounds": 3,
+        "run.name": "pair",
+        "dils.pretrain": 1,
+        "dils.discriminator.sizes": "8",
+        "track.tensorboard": False,
+    }
+    | SMALL_SUMS
+)
 
 
 @pytest.fixture(scope="module")

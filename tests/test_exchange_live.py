@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.federation import PATIENCE, Federation, final_model, processes_with, rounds
+from tests.federation import LOW, PATIENCE, Federation, final_model, processes_with, rounds
+from tests.local_grid import SMALL_SUMS
 
 pytestmark = pytest.mark.slow
 
-SUMMED = {
-    "exchange.p": 1,
-    "exchange.min-examples": 16,
-    "exchange.expose-features": True,
-    "exchange.rejoin": 1.0,
-}
+SUMMED = SMALL_SUMS | {"exchange.rejoin": 1.0}
 DILS = SUMMED | {
     "method": "dils",
     "rounds": 3,
@@ -30,8 +26,7 @@ DILS = SUMMED | {
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("exchange")
-    low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
-    with Federation(folder / "hub", acting=True, client_options=low) as made:
+    with Federation(folder / "hub", acting=True, client_options=LOW) as made:
         yield made
     assert processes_with(str(folder)) == []
 

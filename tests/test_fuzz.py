@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,17 +74,23 @@ def read_site(path: Path) -> None:
         data.identities(path, role)
 
 
+def read_all(path: Path, contents: Iterable[bytes]) -> Counter[str]:
+    """Let a site read each content as its file, in bounded memory -> how often which outcome."""
+    seen = Counter[str]()
+    with peak(ROOM):
+        for content in contents:
+            path.write_bytes(content)
+            seen[outcome(lambda: read_site(path))] += 1
+    return seen
+
+
 # ---- files of a site's data ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_damaged_archives_are_read_or_refused(tmp_path: Path, kind: str) -> None:
-    draw, path = Random(f"archive {kind}"), tmp_path / "site.npz"
-    whole, seen = npz(ARRAYS[kind]), Counter[str]()
-    with peak(ROOM):
-        for _ in range(200):
-            path.write_bytes(mutated(draw, whole))
-            seen[outcome(lambda: read_site(path))] += 1
+    draw, whole = Random(f"archive {kind}"), npz(ARRAYS[kind])
+    seen = read_all(tmp_path / "site.npz", (mutated(draw, whole) for _ in range(200)))
     assert seen["refused"] > 130, seen
 
 
@@ -103,12 +109,8 @@ def repacked(draw: Random, whole: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_changed_arrays_are_read_or_refused(tmp_path: Path, kind: str) -> None:
-    draw, path = Random(f"arrays {kind}"), tmp_path / "site.npz"
-    whole, seen = npz(ARRAYS[kind]), Counter[str]()
-    with peak(ROOM):
-        for _ in range(250):
-            path.write_bytes(repacked(draw, whole))
-            seen[outcome(lambda: read_site(path))] += 1
+    draw, whole = Random(f"arrays {kind}"), npz(ARRAYS[kind])
+    seen = read_all(tmp_path / "site.npz", (repacked(draw, whole) for _ in range(250)))
     assert min(seen["refused"], seen["read"]) > 8, seen
 
 

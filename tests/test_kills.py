@@ -20,6 +20,7 @@ import pytest
 
 from tests.federation import (
     LIVE,
+    LOW,
     PATIENCE,
     Federation,
     Operator,
@@ -29,14 +30,12 @@ from tests.federation import (
     rounds,
     wait_until,
 )
+from tests.local_grid import SMALL_SUMS
 
 KILLS = int(os.environ.get("FEDDA_KILLS", "1"))  # per method
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 240 * KILLS)]
 
-PAIR = {
-    "exchange.p": 1,
-    "exchange.min-examples": 16,
-    "exchange.expose-features": True,
+PAIR = SMALL_SUMS | {
     "dils.collaborator": "bert",
     "dils.pretrain": 1,
     "dils.discriminator.sizes": "8",
@@ -53,9 +52,8 @@ LATEST = 4.0  # seconds after the beginning of a round
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("kills")
-    low = {name: ["--min-examples", "1"] for name in ("anna", "bert", "carl", "town")}
     database = folder / "hub" / "state.db"
-    with Federation(folder / "hub", database=database, client_options=low) as made:
+    with Federation(folder / "hub", database=database, client_options=LOW) as made:
         yield made
     assert processes_with(str(folder)) == []
 

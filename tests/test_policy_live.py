@@ -15,6 +15,7 @@ from fedda.cli import app
 from fedda.errors import Code
 from fedda.ops import chain
 from tests.federation import PATIENCE, Federation, Run, processes_with
+from tests.local_grid import SMALL_SUMS
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +32,9 @@ SUMMED = {
     "method": "fdann",
     "rounds": 1,
     "train.batch-size": 16,
-    "exchange.p": 1,
-    "exchange.min-examples": 16,
-    "exchange.expose-features": True,
     "exchange.rejoin": 1.0,
     "run.evaluate": False,
-}
+} | SMALL_SUMS
 
 
 @pytest.fixture(scope="module")

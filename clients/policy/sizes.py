@@ -4,6 +4,8 @@ They hold with or without a policy, which can only lower them. They are checked 
 text and on a model without values, so that nothing large is made first.
 """
 
+import math
+
 from fedda import models, plugins
 from fedda.config import NETWORKS
 from fedda.errors import PolicyError
@@ -28,9 +30,7 @@ def check_names(task: Task, classes: int, side: int) -> None:
             f"The request names {task.class_names.count(chr(10)) + 1} classes in {letters} "
             f"characters; this site takes {classes} classes and {MOST_NAMES} characters at most."
         )
-    values = 1
-    for n in task.dims:
-        values *= n
+    values = math.prod(task.dims)
     if values > MOST_VALUES or (len(task.dims) == 3 and max(task.dims[1:]) > side):
         raise PolicyError(
             f"The request asks for inputs of shape {task.shape}; this site takes images of {side} "

@@ -199,9 +199,12 @@ class Deployment:
             if name not in keys.names(self.home):
                 keys.add(self.home, name)
 
+    def _program(self, name: str) -> Sequence[Any]:
+        """The program that a site, or the `superlink`, runs; its arguments follow."""
+        return PROGRAM
+
     def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        command = [*PROGRAM, *map(str, arguments)]
-        command += ["--parent-pid", str(os.getpid())]
-        process = Process(name, command, self.logs / f"{name}.log", self.env)
+        command = [*self._program(name), *arguments, "--parent-pid", os.getpid()]
+        process = Process(name, list(map(str, command)), self.logs / f"{name}.log", self.env)
         self.processes[name] = process
         return process
