@@ -14,7 +14,7 @@ from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.maths import gap
+from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.train import batches, seed_for
 from fedda.wire import Packed
@@ -49,10 +49,10 @@ class Target(Client):
             if options.weighting == "focus":
                 focus += kd3a.consensus_focus(part, gate, options.vote, options.focus)
         vote, weight = (torch.cat([getattr(c, k) for c in consensus]) for k in ("p", "n"))
-        share = torch.cat([c.kept for c in consensus]).float().mean()
+        heard = torch.cat([c.kept for c in consensus])
 
-        numbers = self.follow(images, vote, weight)
-        numbers["kept"] = float(share)
+        numbers = self.follow(images, vote, weight, heard)
+        numbers["kept"] = float(heard.float().mean())
         if options.weighting == "focus":
             about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
         if options.teacher_batchnorm == "updated":
@@ -85,9 +85,10 @@ class Target(Client):
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
         return p, about, moments
 
-    def follow(self, images: Tensor, p: Tensor, n: Tensor) -> Numbers:
+    def follow(self, images: Tensor, p: Tensor, n: Tensor, heard: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
         options, draws = self.options, self.generator("mixup")
+        part = mixup.takes_part(p, heard, options.mixup_among)
         beta = np.random.default_rng(draws.initial_seed())
         optimizer = self.optimizer()
         total, steps, device = 0.0, 0, self.device
@@ -96,8 +97,8 @@ class Target(Client):
             x, p_i, n_i = self.inputs(indices), p[row].to(device), n[row].to(device)
             if options.mixup:
                 lam = float(beta.beta(options.mixup, options.mixup))
-                perm = torch.randperm(len(row), generator=draws).to(device)
-                x, p_i, n_i = kd3a.mixup(x, p_i, n_i, lam, perm, options.mixup_weights)
+                perm = mixup.partners(part[row], draws).to(device)
+                x, p_i, n_i = mixup.mixup(x, p_i, n_i, lam, perm, options.mixup_weights)
             loss = kd3a.distillation_loss(self.model(x), p_i, n_i)
             optimizer.zero_grad()
             loss.backward()

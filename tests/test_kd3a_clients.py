@@ -14,8 +14,8 @@ from clients.kd3a import Target
 from clients.site import state
 from clients.site.memory import Site
 from fedda import models, records
-from fedda.algorithms import kd3a
 from fedda.data import Unlabelled, load_target
+from fedda.maths import mixup
 from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
 from fedda.wire import Arrays
@@ -46,7 +46,7 @@ def test_mixup_mixes_the_weights_only_with_mixup_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
 ) -> None:
     calls: list[bool] = []
-    plain = kd3a.mixup
+    plain = mixup.mixup
 
     def spy(x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, *rest: Any) -> Mixed:
         result = plain(x, p, n, lam, perm, *rest)
@@ -55,10 +55,31 @@ def test_mixup_mixes_the_weights_only_with_mixup_weights(
         calls.append(bool((n != n[perm]).any()))
         return result
 
-    monkeypatch.setattr(kd3a, "mixup", spy)
+    monkeypatch.setattr(mixup, "mixup", spy)
     settings = {"kd3a__gate__low": 0.3, "kd3a__mixup": 2.0, "kd3a__mixup_weights": mixed}
     Bench(make_domains(tmp_path), "kd3a", **settings).round()
     assert any(calls)  # otherwise mixing would change nothing
+
+
+@pytest.mark.parametrize("among", ["all", "heard"])
+def test_unheard_images_are_mixed_only_with_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, among: str
+) -> None:
+    calls: list[bool] = []
+    plain = mixup.mixup
+
+    def spy(x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, *rest: Any) -> Mixed:
+        unheard = n < 1
+        moved = perm != torch.arange(len(perm))
+        assert among == "all" or not (moved & unheard).any()
+        calls.append(bool((moved & unheard).any() if among == "all" else moved.any()))
+        return plain(x, p, n, lam, perm, *rest)
+
+    monkeypatch.setattr(mixup, "mixup", spy)
+    settings = {"kd3a__gate__low": 0.33, "kd3a__mixup_among": among}
+    bench = Bench(make_domains(tmp_path), "kd3a", **settings)
+    assert 0.1 < bench.round()[1]["kept"] < 0.9
+    assert any(calls)
 
 
 def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order(

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedda.algorithms import kd3a
 from fedda.config import flatten, unflatten, validate
 from fedda.errors import ConfigError
-from fedda.maths import focus, gap
+from fedda.maths import focus, gap, mixup
 from tests.reference import kd3a as twin
 
 FORMS: list[kd3a.Form] = ["soft", "hard", "mean"]
@@ -178,14 +178,54 @@ def test_distillation_loss_equals_the_twins_with_a_finite_gradient():
 def test_mixup_by_hand():
     x, p = torch.tensor([[1.0], [5.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     n, perm = torch.tensor([4.0, 0.0]), torch.tensor([1, 0])
-    mixed_x, mixed_p, mixed_n = kd3a.mixup(x, p, n, 0.75, perm)
+    mixed_x, mixed_p, mixed_n = mixup.mixup(x, p, n, 0.75, perm)
     # .75 * 1 + .25 * 5 = 2 and .75 * 5 + .25 * 1 = 4
     assert mixed_x.tolist() == [[2.0], [4.0]]
     assert mixed_p.tolist() == [[0.75, 0.25], [0.25, 0.75]]
     assert mixed_n.tolist() == [3.0, 1.0]
-    official_x, official_p, official_n = kd3a.mixup(x, p, n, 0.75, perm, weights=False)
+    official_x, official_p, official_n = mixup.mixup(x, p, n, 0.75, perm, weights=False)
     assert official_n.tolist() == [4.0, 0.0]
     assert official_x.equal(mixed_x) and official_p.equal(mixed_p)
+
+
+def test_who_is_mixed_by_hand():
+    # Class 0 has 3 heard of 4 images, class 1 one of 4, class 2 none of 1: 4 of 9 are heard, and
+    # half of 4 / 9 is .22, which class 1 reaches (.25) and class 2 does not.
+    label = [0, 0, 0, 0, 1, 1, 1, 1, 2]
+    heard = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0]).bool()
+    p = torch.tensor([confident(c, 0.6) for c in label])
+    assert mixup.takes_part(p, heard, "all").all()
+    assert mixup.takes_part(p, heard, "heard").equal(heard)
+    assert mixup.takes_part(p, heard, "classes").tolist() == [True] * 8 + [False]
+    # A fifth image of class 1 that is unheard: one of 5 is .2, and half of 4 / 10 is .2, too.
+    more = torch.cat([p, p[4:5]]), torch.cat([heard, heard[-1:]])
+    assert mixup.takes_part(*more, "classes").tolist() == [True] * 8 + [False, True]
+    # Two more of them: 1 / 7 is below half of 4 / 12; the heard image of class 1 still takes part.
+    more = torch.cat([more[0], p[5:7]]), torch.cat([more[1], heard[5:7]])
+    wanted = [True] * 5 + [False] * 7
+    assert mixup.takes_part(*more, "classes").tolist() == wanted
+    nobody = torch.zeros_like(heard)
+    assert not mixup.takes_part(p, nobody, "heard").any()
+
+
+@few
+@given(votes(), st.sampled_from(["all", "heard", "classes"]))
+def test_who_is_mixed_equals_the_twin(vote: tuple[Tensor, float], among: mixup.Among):
+    consensus = kd3a.knowledge_vote(*vote)
+    found = mixup.takes_part(consensus.p, consensus.kept, among)
+    wanted = twin.takes_part(consensus.p.tolist(), consensus.kept.tolist(), among)
+    assert found.tolist() == wanted
+
+
+def test_images_that_take_no_part_are_their_own_partners():
+    part = torch.tensor([True, False, True, True, False, True, True, True])
+    perms = [mixup.partners(part, torch.Generator().manual_seed(s)) for s in range(20)]
+    for perm in perms:
+        assert perm.sort().values.tolist() == list(range(8))
+        assert perm[~part].tolist() == [1, 4]
+    assert len({tuple(p.tolist()) for p in perms}) > 10
+    everyone = mixup.partners(torch.ones(8).bool(), torch.Generator().manual_seed(3))
+    assert everyone.equal(torch.randperm(8, generator=torch.Generator().manual_seed(3)))
 
 
 # Quality and focus

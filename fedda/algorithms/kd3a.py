@@ -25,6 +25,7 @@ from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.gap import gap_weights
+from fedda.maths.mixup import Among
 from fedda.methods import Method, Phase
 from fedda.wire import MODEL, Kind, Part, Rule
 
@@ -85,6 +86,11 @@ class Config(Section):
         ge=0,
         le=100,
         description="both parameters of the Beta distribution; 0 turns mixup off",
+    )
+    mixup_among: Among = Field(
+        default="all",
+        description="images that are mixed: all (paper), those heard (a sure teacher supports "
+        "their label), or those heard and all of classes that are heard often enough",
     )
     mixup_weights: bool = Field(
         default=True,
@@ -195,17 +201,6 @@ def distillation_loss(logits: Tensor, p: Tensor, n: Tensor) -> Tensor:
     """Eqs. 3 and 5: mean over images of n_i KL(p_i || softmax(logits_i)) -> scalar."""
     divergence = F.kl_div(logits.log_softmax(dim=1), p, reduction="none").sum(dim=1)
     return (n * divergence).mean()
-
-
-def mixup(
-    x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, weights: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Appendix F: lam of each x, p and n, plus 1 - lam of its partner's -> x, p, n.
-
-    Without `weights` each mixed image keeps the n of its first image, as in the official code.
-    """
-    mixed_x, mixed_p, mixed_n = (lam * a + (1 - lam) * a[perm] for a in (x, p, n))
-    return mixed_x, mixed_p, mixed_n if weights else n
 
 
 def quality(consensus: Consensus) -> Tensor:

@@ -99,6 +99,17 @@ def divergence_weights(distance: list[float], examples: list[int]) -> list[float
     return [part / sum(parts) for part in parts]
 
 
+def takes_part(p: list[list[float]], heard: list[bool], among: str) -> list[bool]:
+    """Which images mixup may mix, image by image."""
+    overall = sum(heard) / len(heard)
+    chosen = []
+    for row, own in zip(p, heard, strict=True):
+        alike = [h for other, h in zip(p, heard, strict=True) if argmax(other) == argmax(row)]
+        often = sum(alike) / len(alike) >= overall / 2
+        chosen.append(among == "all" or own or (among == "classes" and often))
+    return chosen
+
+
 def distillation_loss(logits: list[list[float]], p: list[list[float]], n: list[float]) -> float:
     """Eq. 5, averaged over images."""
     total = 0.0
