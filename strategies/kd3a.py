@@ -62,6 +62,8 @@ class KD3A(FedDA):
         self.memory.numbers["alpha"] = self.memory.numbers.get("alpha", {}) | alpha
         losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
         numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
+        if options.weighting == "focus":
+            numbers["focused"] = float(kd3a.is_focused(options, float(numbers["kept"])))
         return model, losses | numbers
 
     def model_for(self, node: Node) -> Packed:

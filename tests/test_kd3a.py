@@ -93,7 +93,8 @@ def test_a_round_runs_with_every_setting(domains: list[Node], settings: dict[str
     assert {n: a.dtype for n, a in model.items()} == {n: a.dtype for n, a in start.items()}
     assert set(bench.strategy.weights) == {"town", *SOURCES}
     assert sum(bench.strategy.weights.values()) == pytest.approx(1)
-    assert set(numbers) == {"loss", "distillation", "kept"}
+    focused = {"focused"} if settings.get("kd3a__weighting", "focus") == "focus" else set()
+    assert set(numbers) == {"loss", "distillation", "kept"} | focused
     if settings.get("kd3a__weighting") == "examples":
         total = sum(EXAMPLES.values())
         assert bench.strategy.weights == pytest.approx({s: n / total for s, n in EXAMPLES.items()})
@@ -101,6 +102,18 @@ def test_a_round_runs_with_every_setting(domains: list[Node], settings: dict[str
         sent = [c for c in bench.grid.requests if c.metadata.message_type == "train"]
         layouts = {m.manifest.floats for c in sent for m in records.read(c.content)[0].values()}
         assert layouts == {"float16"}
+
+
+@pytest.mark.parametrize(("least", "focused"), [(0.05, 0.0), (0.0, 1.0)])
+def test_where_hardly_any_teacher_is_sure_examples_weigh_the_sources(
+    domains: list[Node], least: float, focused: float
+) -> None:
+    bench = Bench(domains, "kd3a", kd3a__gate__low=0.9999, kd3a__focus_from=least)
+    numbers = bench.round()[1]
+    assert numbers["kept"] == 0
+    assert numbers["focused"] == focused
+    by_examples = {s: n / sum(EXAMPLES.values()) for s, n in EXAMPLES.items()}
+    assert (bench.strategy.weights == pytest.approx(by_examples)) is not bool(focused)
 
 
 def test_smoothing_keeps_part_of_the_last_weights(domains: list[Node]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -364,6 +365,26 @@ def test_too_many_sources_for_shapley_are_an_error_that_says_what_to_do():
 # Weights
 
 
+def test_the_focus_counts_only_from_a_share_of_kept_images_by_hand():
+    """N is 100, 300 and 100 at the target: the target's weight is .2, and .8 is left."""
+    examples, numbers = {"a": 100, "b": 300, "t": 100}, {"focus/a": 3.0, "focus/b": 1.0}
+
+    def weights(kept: float, **options: Any) -> list[float]:
+        made = kd3a.site_weights(
+            kd3a.Config(**options), examples, "t", numbers | {"kept": kept}, {}
+        )
+        return [made[name] for name in "tab"]
+
+    # N CF is 300 and 300; N alone is 100 and 300.
+    assert weights(0.05) == pytest.approx([0.2, 0.4, 0.4])
+    assert weights(0.049) == pytest.approx([0.2, 0.2, 0.6])
+    assert weights(0.0, focus_from=0.0) == pytest.approx([0.2, 0.4, 0.4])
+    assert weights(0.0, focus_by_examples=False) == pytest.approx([0.2, 0.4, 0.4])
+    assert weights(0.9, focus_from=0.95) == pytest.approx([0.2, 0.2, 0.6])
+    assert kd3a.is_focused(kd3a.Config(), 0.05)
+    assert not kd3a.is_focused(kd3a.Config(weighting="examples"), 0.05)
+
+
 def test_domain_weights_by_hand():
     # Target 100 / (100 + 300 + 100) = .2. Sources: 100 * 3 and 300 * 1, half of .8 each.
     alpha = kd3a.domain_weights(torch.tensor([3.0, 1.0]), torch.tensor([100, 300]), 100)
@@ -540,8 +561,10 @@ def test_tighter_clusters_weigh_more():
 GATE = {"gate.low": 0.9, "gate.high": 0.95}  # benchmarks set these
 
 
-def test_paper_preset_is_the_defaults():
-    assert kd3a.Config().flat() == kd3a.PRESETS["paper"] | GATE
+def test_paper_preset_is_the_defaults_but_for_the_least_share_of_the_focus():
+    # But for the focus where hardly any teacher is sure, which the paper does not treat.
+    ours = {"focus-from": 0.05}
+    assert kd3a.Config().flat() == kd3a.PRESETS["paper"] | GATE | ours
 
 
 def test_official_preset_names_every_setting_and_parses():

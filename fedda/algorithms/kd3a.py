@@ -46,7 +46,7 @@ class Gate(Section):
 
 
 class Config(Section):
-    """KD3A's settings; the defaults are the paper's."""
+    """KD3A's settings; the defaults are the paper's, but for `focus_from`."""
 
     gate: Gate = Gate()
     vote: Form = Field(
@@ -61,6 +61,13 @@ class Config(Section):
     )
     focus_by_examples: bool = Field(
         default=True, description="multiply the focus by N_k, as in eq. 9"
+    )
+    focus_from: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="least share of the target's images with a sure teacher for the focus to "
+        "weigh sources; below it, where it is noise, examples do; 0: always the focus (paper)",
     )
     target_weight: Literal["examples", "kept"] = Field(
         default="examples",
@@ -106,12 +113,14 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "weighting": "focus",
         "focus": "marginal",
         "focus-by-examples": True,
+        "focus-from": 0.0,
         "target-weight": "examples",
         "smoothing": 0.0,
         "batchnorm": "moments",
         "teacher-batchnorm": "running",
         "heads": "average",
         "mixup": 0.2,
+        "mixup-among": "all",
         "mixup-weights": True,
     },
     # The authors' code also rounds weights to four digits, so they do not sum to 1; this is not
@@ -123,12 +132,14 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "weighting": "focus",
         "focus": "shapley",
         "focus-by-examples": False,
+        "focus-from": 0.0,
         "target-weight": "kept",
         "smoothing": 0.9,
         "batchnorm": "linear",
         "teacher-batchnorm": "updated",
         "heads": "local",
         "mixup": 2.0,
+        "mixup-among": "all",
         "mixup-weights": False,
     },
 }
@@ -287,7 +298,9 @@ def site_weights(
         return torch.tensor([float(numbers[f"{what}/{n}"]) for n in names], dtype=torch.float64)
 
     if options.weighting == "focus":
-        alpha = domain_weights(each("focus"), N, N_T, options.focus_by_examples, kept)
+        # With few kept images the focus is a difference of terms that weigh NOBODY each.
+        focus = each("focus") * is_focused(options, part)
+        alpha = domain_weights(focus, N, N_T, options.focus_by_examples, kept)
     else:
         share = N_T / (int(N.sum()) + N_T) if kept is None else kept / (len(names) + 1)
         among = {
@@ -297,6 +310,11 @@ def site_weights(
         }[options.weighting]()
         alpha = with_target(among, share)
     return smooth(past, dict(zip([target, *names], alpha.tolist(), strict=True)), options.smoothing)
+
+
+def is_focused(options: Config, kept: float) -> bool:
+    """Whether the focus weighs the sources in a round with this share of kept images."""
+    return options.weighting == "focus" and kept >= options.focus_from
 
 
 def divergence_weights(distance: Tensor, examples: Tensor) -> Tensor:
