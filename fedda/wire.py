@@ -321,5 +321,7 @@ MODEL = {"model": Kind.MODEL}
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
     enters=Rule(MODEL),
-    leaves=Rule(numbers=frozenset({"accuracy", "loss", "tested", "infomax", "seconds"})),
+    leaves=Rule(
+        numbers=frozenset({"accuracy", "loss", "tested", "infomax", "predicted", "seconds"})
+    ),
 )

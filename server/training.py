@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from fedda import models, plugins, records, wire
 from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
+from fedda.results.doubts import Doubt, doubts
 from fedda.results.read import MODEL
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
@@ -143,6 +144,8 @@ class Training:
                 checkpoint.write(self.folder, state)
             entry["phases"] = self.phases.seconds()  # now with this checkpoint's time
             self.journal.write("round", **self._about, **entry)
+            for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
+                self.journal.write("doubt", **self._about, **doubt.to_json())
         if resumed == self.config.rounds and checkpoint.untested(state):
             state = self._make_up(strategy, arrays, state)
         return self._finish(state)
@@ -274,6 +277,11 @@ class Training:
         self.journal.write("round", **self._about, **entry)
         return state
 
+    def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
+        """Reasons to doubt the training, from what its rounds reported."""
+        sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
+        return doubts(history, self.config.rounds, self.task.classes, sources)
+
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
@@ -320,6 +328,7 @@ class Training:
             "bytes": self.ledger.total(),
             "model": str(path),
             **adapted,
+            "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
             "rounds": state.history,
         }
 

@@ -38,7 +38,7 @@ TESTED = {
     ("to", "target", "evaluate"): ({"model": "model"}, {"round"}),
     ("from", "target", "evaluate"): (
         {},
-        {"accuracy", "loss", "tested", "infomax", "seconds"},
+        {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
     ),
 }
 EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticket", "node", "wait")}
@@ -99,7 +99,7 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("to", "target", "evaluate"): ({"atoms": "atoms"}, {"round"}),
         ("from", "target", "evaluate"): (
             {},
-            {"accuracy", "loss", "tested", "infomax", "seconds", *HEADS},
+            {"accuracy", "loss", "tested", "infomax", "predicted", "seconds", *HEADS},
         ),
     },
     "fedprox": AVERAGED,

@@ -167,6 +167,18 @@ def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> 
     assert all(0 <= tested.released("accuracy", 0.99, 40, 1, 0.5) <= 1 for _ in range(50))
 
 
+def test_the_number_of_predicted_classes_by_hand() -> None:
+    # 30 images of 3 classes: an equal share is 10, so a class counts from 1 image.
+    assert tested.predicted(one_hot([0] * 20 + [1] * 9 + [2]), 1) == 3
+    assert tested.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 3) == 2  # not of so few
+    assert tested.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 6) is None  # 12 a class needed
+    # 63 images: a tenth of 21 is 2.1, so a class counts from 3.
+    assert tested.predicted(one_hot([0] * 31 + [1] * 30 + [2] * 2), 1) == 2
+    assert tested.predicted(one_hot([0] * 30 + [1] * 30 + [2] * 3), 1) == 3
+    assert tested.released("predicted", 2, 63, 3, 0) == 2
+    assert {tested.released("predicted", 2, 63, 3, 0.3) for _ in range(40)} == {0, 1, 2, 3}
+
+
 def test_infomax_by_hand() -> None:
     assert tested.infomax(one_hot([0, 1, 2])) == pytest.approx(math.log(3))
     assert tested.infomax(one_hot([0, 0, 0])) == pytest.approx(0)
@@ -215,5 +227,7 @@ def test_a_model_in_training_is_tested_at_a_real_site(pair: list[Node], tmp_path
     assert {k: found[k] for k in ("infomax", "accuracy")} == {
         k: probe({}, pair[1])[k] for k in ("infomax", "accuracy")
     }
+    assert "predicted" not in found  # 4 classes would need 128 images; in an experiment 8
+    assert probe({}, pair[1])["predicted"] in range(1, 5)
     noisy = [probe({}, pair[1], **real, **{"test-noise": 0.1})["loss"] for _ in range(4)]
     assert len({*noisy}) > 1

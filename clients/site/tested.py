@@ -8,14 +8,21 @@ still says something about some of them. Only noise bounds it, and the number of
 answers; its policy sets both.
 """
 
+import math
 import random
 
 from torch import Tensor
 
 from fedda.errors import WireError
 
-STEP = {"infomax": 0.01, "loss": 0.01, "accuracy": 0.001}  # by the part of a name before a dash
+STEP = {
+    "infomax": 0.01,
+    "loss": 0.01,
+    "accuracy": 0.001,
+    "predicted": 1,
+}  # by the part of a name before a dash
 LOSS_MOST = 10.0  # nats
+SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
 
@@ -23,8 +30,9 @@ def released(name: str, value: float, images: int, most: float, noise: float) ->
     """Make a number of a test what may leave the site.
 
     Args:
-        name: infomax, loss, accuracy or accuracy-PREDICTOR. An accuracy over so few images that one
-            of them changes it by a step or more is not rounded, as that would hide nothing.
+        name: infomax, loss, predicted, accuracy or accuracy-PREDICTOR. An accuracy over so few
+            images that one of them changes it by a step or more is not rounded, as that would hide
+            nothing.
         value: the number.
         images: how many it is over.
         most: the largest value that it can have; the least is 0.
@@ -78,6 +86,20 @@ def infomax(p: Tensor) -> float:
         return -(q * q.clamp_min(1e-12).log()).sum(dim=-1)
 
     return float(entropy(p.mean(dim=0)) - entropy(p).mean())
+
+
+def predicted(p: Tensor, least: int) -> int | None:
+    """How many classes the predictions (N, C) use: a sign, without labels, of a class that is lost.
+
+    A class counts if it is the most probable one of a tenth of N / C images or more, and of
+    `least` or more, so that the number is never about few images. If there are not even twice
+    `least` images per class, the number would say nothing, and is None.
+    """
+    N, C = p.shape
+    if 2 * least * C > N:
+        return None
+    enough = max(least, math.ceil(SELDOM * N / C))
+    return int((p.argmax(dim=1).bincount(minlength=C) >= enough).sum())
 
 
 def right(p: Tensor, y: Tensor) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedda.errors import FeddaError
-from fedda.results.read import counted, spans
+from fedda.results.read import counted, doubted, spans
 from fedda.settings import defaults
 
 from .html import Html, e
@@ -129,6 +129,16 @@ def events(run: Run) -> Html:
         f"in the order they began.{extra}"
     )
     return section("events", "Troubles", made, note(remark))
+
+
+def doubts(run: Run) -> Html | None:
+    """Make the section of signs, seen without labels, that trainings may have gone wrong."""
+    rows = [[str(round_), about, text] for about, round_, text in doubted(run.results)]
+    if not rows:
+        return None
+    made = table(["round", "training", "in words"], rows, left=3, wrap=[2], label="Doubts")
+    remark = "Signs without labels that a training may have gone wrong; none of them is a proof."
+    return section("doubts", "Doubts", made, note(remark))
 
 
 def settings(run: Run) -> Html:

@@ -7,7 +7,7 @@ from fedda.files import replacing, writing
 from fedda.results.read import Results
 
 from . import recovered
-from .conditions import events, settings, sites
+from .conditions import doubts, events, settings, sites
 from .confusion import confusions
 from .costs import costs
 from .features import dictionary, features
@@ -30,6 +30,7 @@ PARTS = {
     "time": "Time",
     "sites": "Sites",
     "events": "Troubles",
+    "doubts": "Doubts",
     "settings": "Settings",
 }
 
@@ -65,7 +66,9 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
         e("title", f"{run.short(run.own)} on {run.target}: {results['name']}"),
         e("style", Html(CSS)),
     )
-    parts = {anchor: words for anchor, words in PARTS.items() if anchor != "audit" or audits}
+    doubted = doubts(run)
+    absent = {anchor for anchor, part in (("audit", audits), ("doubts", doubted)) if not part}
+    parts = {anchor: words for anchor, words in PARTS.items() if anchor not in absent}
     links = [e("a", words, href=f"#{anchor}") for anchor, words in parts.items()]
     body = e(
         "body",
@@ -79,6 +82,7 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
             costs(run),
             sites(run),
             events(run),
+            doubted,
             settings(run),
         ),
     )

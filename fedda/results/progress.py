@@ -90,6 +90,7 @@ class Display(OnTerminal):
             "training": self._training,
             "round": self._round,
             "trouble": self._trouble,
+            "doubt": self._doubt,
         }
         if event["event"] in shows:
             shows[event["event"]](event)
@@ -164,6 +165,11 @@ class Display(OnTerminal):
     def _trouble(self, event: Event) -> None:
         when = f"round {event['round']}" if "round" in event else ""
         self._say(": ".join(filter(None, (when, event["site"], event["text"]))), "yellow")
+
+    def _doubt(self, event: Event) -> None:
+        self._say(
+            f"{self._name(self._key(event))}, round {event['round']}: {event['text']}", "yellow"
+        )
 
     def _say(self, text: str, style: str = "") -> None:
         line = Text(printable(text), style=style)

@@ -131,6 +131,16 @@ def event_of(results: Results, event: Mapping[str, Any]) -> str:
     return f"{title(results, event['method'])}, seed {event['seed']}{where}"
 
 
+def doubted(results: Results) -> list[tuple[str, int, str]]:
+    """The reasons to doubt trainings: the training in words, the round, and what was seen there."""
+    rows = []
+    for method, trainings in results["trainings"].items():
+        for training in trainings:
+            about = f"{title(results, method)}, seed {seed_of(results, training)}"
+            rows += [(about, d["round"], printable(d["text"])) for d in training.get("doubts", ())]
+    return rows
+
+
 def adapted_elsewhere(results: Results) -> list[str]:
     """Say where adapted models are that stayed at a target; a sentence per method and target."""
     lines = []

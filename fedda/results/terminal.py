@@ -14,6 +14,7 @@ from fedda.results.read import (
     Results,
     adapted_elsewhere,
     counted,
+    doubted,
     event_of,
     human,
     missing_tests,
@@ -42,7 +43,7 @@ def table(results: Results) -> RenderableType:
     parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
     if any(m["weights"] for m in report["methods"].values()):
         parts += ["", _weights(report, results["sites"])]
-    parts += ["", _bytes(report), "", *_events(report)]
+    parts += ["", _bytes(report), "", *_events(report), *_doubts(results)]
     return Group(*parts)
 
 
@@ -201,3 +202,16 @@ def _events(report: dict[str, Any]) -> list[RenderableType]:
     if len(rounds) > _MOST_EVENTS:
         lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {RESULTS}")
     return [Text(line) for line in lines]
+
+
+def _doubts(results: Results) -> list[RenderableType]:
+    """One line per doubt about a training."""
+    lines = [f"  {about}, round {round_}: {text}" for about, round_, text in doubted(results)]
+    return (
+        [
+            Text("doubts (signs without labels that a training may have gone wrong)"),
+            *map(Text, lines),
+        ]
+        if lines
+        else []
+    )

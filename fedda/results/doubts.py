@@ -1,0 +1,110 @@
+"""Signs, seen without labels, that a training may have gone wrong.
+
+They are found in what a run reports anyway, round by round: the share of the target's images that
+KD3A's teachers are sure of, the weights of the sites, and the number of classes that the target's
+predictions use. None of them proves an error, and a training without them may still be wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+UNSURE = 0.05  # a smaller share of kept images teaches the target next to nothing
+LOST = 0.5  # a share of kept images below this part of its highest one is a loss
+ONE_SIDED = 0.7  # a source above this share of the sources' weight decides nearly alone
+LASTING = 3  # so many rounds in a row, or the last round, make a doubt
+
+Round = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason to doubt a training.
+
+    Attributes:
+        what: `classes`, `kept` or `weights`.
+        round: the round in which it was noticed.
+        text: what was seen, and what to do.
+    """
+
+    what: str
+    round: int
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The doubt as plain JSON types."""
+        return asdict(self)
+
+
+def doubts(
+    history: Sequence[Round], rounds: int, classes: int, examples: Mapping[str, int]
+) -> list[Doubt]:
+    """Find reasons to doubt a training, at most one of each kind, in order of the rounds.
+
+    Args:
+        history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
+            (a number of classes) and `weights` by site.
+        rounds: the number of rounds that the training will have.
+        classes: C, the number of classes of the sources.
+        examples: the sources' numbers of examples; sites that are not among them are targets.
+    """
+    found: dict[str, Doubt] = {}
+    row: dict[str, int] = {}
+    most = {"kept": 0.0, "predicted": 0}
+    for entry in history:
+        seen = {
+            "classes": _classes(entry, classes, int(most["predicted"])),
+            "kept": _kept(entry, most["kept"]),
+            "weights": _weights(entry, examples),
+        }
+        for what, text in seen.items():
+            row[what] = row.get(what, 0) + 1 if text else 0
+            if text and (row[what] >= LASTING or entry["round"] == rounds):
+                found.setdefault(what, Doubt(what, entry["round"], text))
+        for what in most:
+            most[what] = max(most[what], entry.get(what, 0))
+    return sorted(found.values(), key=lambda doubt: doubt.round)
+
+
+def _classes(entry: Round, classes: int, before: int) -> str:
+    if "predicted" not in entry or (count := int(entry["predicted"])) >= classes:
+        return ""
+    vanished = f", and {before} in an earlier round" if before > count else ""
+    return (
+        f"the target's images are given {count} of the {classes} classes (a class counts from a "
+        f"tenth of an equal share){vanished}; if the target has images of the others, the model "
+        "does not know them there"
+    )
+
+
+def _kept(entry: Round, before: float) -> str:
+    if "kept" not in entry:
+        return ""
+    kept = entry["kept"]
+    if kept < UNSURE:
+        return (
+            f"teachers are sure of {100 * kept:.1f} % of the target's images, so it learns next to "
+            "nothing from them; lower kd3a.gate, or train the sources longer before"
+        )
+    if kept < LOST * before:
+        return (
+            f"teachers are sure of {100 * kept:.0f} % of the target's images, after "
+            f"{100 * before:.0f} % in an earlier round: classes may be getting lost; try "
+            "kd3a.mixup-among=heard or kd3a.mixup=0"
+        )
+    return ""
+
+
+def _weights(entry: Round, examples: Mapping[str, int]) -> str:
+    weights = {n: w for n, w in (entry.get("weights") or {}).items() if n in examples}
+    total, images = sum(weights.values()), sum(examples[n] for n in weights)
+    if len(weights) < 2 or total <= 0:
+        return ""
+    first = max(weights, key=lambda name: (weights[name], name))
+    share = weights[first] / total
+    if share <= ONE_SIDED or share <= examples[first] / max(images, 1) + 0.01:
+        return ""
+    return (
+        f"{first} has {100 * share:.0f} % of the weight of all sources, by its examples it would "
+        f"have {100 * examples[first] / images:.0f} %; the model is nearly that of one source"
+    )

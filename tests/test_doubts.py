@@ -1,0 +1,95 @@
+"""Doubts: signs without labels that a training may have gone wrong, and where they are shown."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedda.page.noted import Noted
+from fedda.page.page import page
+from fedda.results import terminal
+from fedda.results.doubts import doubts
+from tests.local_grid import FAST, Node, run
+from tests.test_report import results
+
+EXAMPLES = {"a": 100, "b": 100}
+
+
+def history(**columns: list[Any]) -> list[dict[str, Any]]:
+    """The entries of rounds 1, 2, ... from columns of values; None leaves one out."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = [{k: v for k, v in row.items() if v is not None} for row in rows]
+    return [{"round": number, **row} for number, row in enumerate(rows, start=1)]
+
+
+def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
+    return [(d.what, d.round) for d in doubts(history(**columns), rounds, 4, EXAMPLES)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "columns", "expected"),
+    [
+        (9, {"predicted": [4, 4, 4]}, []),
+        (9, {"predicted": [4, 3, 3]}, []),  # two rounds of nine may be noise
+        (3, {"predicted": [4, 3, 3]}, [("classes", 3)]),  # unless the last one is among them
+        (9, {"predicted": [4, 3, 3, 2, 2]}, [("classes", 4)]),
+        (9, {"predicted": [4, 3, 3, 4, 3]}, []),
+        (9, {"predicted": [4, 3, None, 3, 3]}, []),  # not tested: nothing was seen
+        (9, {"kept": [0.0, 0.04, 0.049, 0.3]}, [("kept", 3)]),
+        (9, {"kept": [0.05, 0.05, 0.05]}, []),
+        (4, {"kept": [0.2, 0.65, 0.4, 0.16]}, [("kept", 4)]),
+        (4, {"kept": [0.2, 0.65, 0.4, 0.33]}, []),
+        (1, {"weights": [{"a": 0.36, "b": 0.14, "t": 0.5}]}, [("weights", 1)]),  # .72 of a and b
+        (1, {"weights": [{"a": 0.34, "b": 0.16, "t": 0.5}]}, []),
+        (1, {"weights": [{"a": 0.1, "b": 0.1, "t": 0.8}]}, []),  # a target is no source
+        (1, {"weights": [{"a": 1.0}]}, []),  # there is no other
+        (1, {"weights": [{}]}, []),
+        (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
+    ],
+)
+def test_doubts_by_hand(
+    rounds: int, columns: dict[str, list[Any]], expected: list[tuple[str, int]]
+) -> None:
+    assert seen(rounds, **columns) == expected
+
+
+def test_a_source_with_most_examples_may_have_most_of_the_weight() -> None:
+    entries = history(weights=[{"a": 0.8, "b": 0.2}])
+    assert doubts(entries, 1, 4, {"a": 800, "b": 200}) == []
+    assert [d.what for d in doubts(entries, 1, 4, {"a": 700, "b": 300})] == ["weights"]
+
+
+def test_doubts_say_what_was_seen() -> None:
+    columns = {"predicted": [4, 3], "kept": [0.6, 0.2], "weights": [{"a": 0.9, "b": 0.1}] * 2}
+    texts = {d.what: d.text for d in doubts(history(**columns), 2, 4, EXAMPLES)}
+    assert "3 of the 4 classes" in texts["classes"] and "and 4 in an earlier" in texts["classes"]
+    assert "20 % of the target's images, after 60 %" in texts["kept"]
+    assert "mixup-among=heard" in texts["kept"]
+    assert "a has 90 % of the weight" in texts["weights"] and "have 50 %" in texts["weights"]
+
+
+def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:
+    shown = results()
+    shown["trainings"]["kd3a"][0]["doubts"] = [
+        {"what": "kept", "round": 7, "text": "sure of <b>2 %</b>"}
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(terminal.table(shown))
+    text = console.export_text()
+    assert text.count("KD3A, seed 0, round 7: sure of <b>2 %</b>") == 1
+    html = page(shown, Noted())
+    assert html.count("sure of &lt;b&gt;2 %&lt;/b&gt;") == 1 and '<a href="#doubts">' in html
+    without = page(results(), Noted())
+    assert "Doubts" not in without
+
+
+def test_a_run_reports_its_doubts(domains: list[Node]) -> None:
+    """No teacher passes a gate of .9999, so nothing is kept in any round."""
+    results, events = run(domains, FAST | {"method": "kd3a", "kd3a.gate.low": 0.9999, "rounds": 3})
+    (training,) = results["trainings"]["kd3a"]
+    kept = [d for d in training["doubts"] if d["what"] == "kept"]
+    assert [d["round"] for d in kept] == [3] and "0.0 %" in kept[0]["text"]
+    written = [e for e in events if e["event"] == "doubt" and e["what"] == "kept"]
+    assert [(e["method"], e["seed"], e["round"]) for e in written] == [("kd3a", 0, 3)]
+    assert all(1 <= entry["predicted"] <= 4 for entry in training["rounds"])
