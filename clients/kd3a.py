@@ -88,7 +88,7 @@ class Target(Client):
     def follow(self, images: Tensor, p: Tensor, n: Tensor, heard: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
         options, draws = self.options, self.generator("mixup")
-        part = mixup.takes_part(p, heard, options.mixup_among)
+        part = mixup.takes_part(heard, options.mixup_among)
         beta = np.random.default_rng(draws.initial_seed())
         optimizer = self.optimizer()
         total, steps, device = 0.0, 0, self.device

@@ -39,7 +39,7 @@ class FedDaDiL(FedAvg):
         return [self.request(node, self.arrays_for(node, self.sent)) for node in self.sites]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
-        """Eq. 12: average the sites' versions of the atoms, index by index."""
+        """Eq. 12: make the next atoms of the sites' versions, index by index."""
         if self.phase.name == "encoder":
             return super().combine(replies)
         by_site = {reply.node.name: reply for reply in self.accept(replies, needs=feddadil.SENT)}
@@ -50,18 +50,24 @@ class FedDaDiL(FedAvg):
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
         self.enough(len(by_site) - 1)
         names = sorted(by_site)
-        by_examples = self.options.mean == "examples"
-        counts = {name: self.roster.counts[name] if by_examples else 1 for name in names}
-        self.weights = {name: count / sum(counts.values()) for name, count in counts.items()}
         versions = [by_site[name].arrays["atoms"].unpack() for name in names]
-        mean = feddadil.mean_atoms(versions, list(self.weights.values()))
         whole = {name: a.copy() for name, a in self.atoms().items()}
-        for name, part in mean.items():
+        for name, part in self.merge(names, versions).items():
             whole[name][:, self.chosen] = part
         self.memory.arrays["atoms"] = wire.pack(whole, Kind.ATOMS)
         losses = [float(by_site[name].numbers["loss"]) for name in names]
         errors = {f"reconstruction/{n}": float(by_site[n].numbers["reconstruction"]) for n in names}
         return self.global_model.unpack(), {"loss": float(np.mean(losses)), **errors}  # eq. 10
+
+    def merge(self, names: list[str], versions: list[Arrays]) -> Arrays:
+        """Eq. 12: the mean of the sites' versions; with `mean=random` a random one of them."""
+        if self.options.mean == "random":
+            draws = generator(self.task.seed, "site", self.round)
+            return feddadil.drawn_atoms(versions, draws)
+        by_examples = self.options.mean == "examples"
+        counts = {name: self.roster.counts[name] if by_examples else 1 for name in names}
+        self.weights = {name: count / sum(counts.values()) for name, count in counts.items()}
+        return feddadil.mean_atoms(versions, list(self.weights.values()))
 
     def tested(self) -> dict[str, Packed]:
         """Return the atoms: the target fits its heads on them, and tests these heads."""

@@ -189,33 +189,21 @@ def test_mixup_by_hand():
     assert official_x.equal(mixed_x) and official_p.equal(mixed_p)
 
 
-def test_who_is_mixed_by_hand():
-    # Class 0 has 3 heard of 4 images, class 1 one of 4, class 2 none of 1: 4 of 9 are heard, and
-    # half of 4 / 9 is .22, which class 1 reaches (.25) and class 2 does not.
-    label = [0, 0, 0, 0, 1, 1, 1, 1, 2]
-    heard = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0]).bool()
-    p = torch.tensor([confident(c, 0.6) for c in label])
-    assert mixup.takes_part(p, heard, "all").all()
-    assert mixup.takes_part(p, heard, "heard").equal(heard)
-    assert mixup.takes_part(p, heard, "classes").tolist() == [True] * 8 + [False]
-    # A fifth image of class 1 that is unheard: one of 5 is .2, and half of 4 / 10 is .2, too.
-    more = torch.cat([p, p[4:5]]), torch.cat([heard, heard[-1:]])
-    assert mixup.takes_part(*more, "classes").tolist() == [True] * 8 + [False, True]
-    # Two more of them: 1 / 7 is below half of 4 / 12; the heard image of class 1 still takes part.
-    more = torch.cat([more[0], p[5:7]]), torch.cat([more[1], heard[5:7]])
-    wanted = [True] * 5 + [False] * 7
-    assert mixup.takes_part(*more, "classes").tolist() == wanted
-    nobody = torch.zeros_like(heard)
-    assert not mixup.takes_part(p, nobody, "heard").any()
-
-
-@few
-@given(votes(), st.sampled_from(["all", "heard", "classes"]))
-def test_who_is_mixed_equals_the_twin(vote: tuple[Tensor, float], among: mixup.Among):
-    consensus = kd3a.knowledge_vote(*vote)
-    found = mixup.takes_part(consensus.p, consensus.kept, among)
-    wanted = twin.takes_part(consensus.p.tolist(), consensus.kept.tolist(), among)
-    assert found.tolist() == wanted
+def test_mixup_among_heard_images_by_hand_and_equals_the_twin():
+    heard = torch.tensor([True, False, True, True])
+    assert mixup.takes_part(heard, "all").all()
+    part = mixup.takes_part(heard, "heard")
+    assert part.equal(heard)
+    # Of the three heard images the first gets the third's place in the order, and so on.
+    order = torch.randperm(3, generator=torch.Generator().manual_seed(4))
+    perm = mixup.partners(part, torch.Generator().manual_seed(4))
+    assert perm[1] == 1 and perm[part].tolist() == torch.tensor([0, 2, 3])[order].tolist()
+    p, n = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([3.0, 0.001, 1.0, 2.0])
+    _, mixed_p, mixed_n = mixup.mixup(p, p, n, 0.75, perm)
+    wanted = twin.mixed(p.tolist(), n.tolist(), heard.tolist(), order.tolist(), 0.75)
+    assert mixed_p.tolist() == pytest.approx(wanted[0])
+    assert mixed_n.tolist() == pytest.approx(wanted[1])
+    assert mixed_p[1] == 2 and mixed_n[1] == pytest.approx(0.001)
 
 
 def test_images_that_take_no_part_are_their_own_partners():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from fedda import models
 from fedda.algorithms import feddadil
@@ -203,12 +203,20 @@ class Dictionary:
         """Section 3.4: fit a head on B(alpha; atoms), and one on each atom."""
         o, alpha = self.task.options, self.coordinates(server_round)
         b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
+        anchor = self._anchor() if o.head_anchor == "encoder" else None
         fitted = (
-            feddadil.fit_heads(b.z[None], b.y[None], o.head_decay),
-            feddadil.fit_heads(z, y, o.head_decay),
+            feddadil.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor),
+            feddadil.fit_heads(z, y, o.head_decay, anchor=anchor),
         )
         (W, bias), (W_k, b_k) = (feddadil.unscaled(*head, self.scaling) for head in fitted)
         return Heads(W, bias, W_k, b_k, alpha, (z, y), b)
+
+    def _anchor(self) -> tuple[Tensor, Tensor]:
+        """The head that was trained with the encoder, for points -> W (C, d), b (C,)."""
+        head = self.model.head
+        assert isinstance(head, nn.Linear)
+        W, b = (a.detach().to(self.points) for a in (head.weight, head.bias))
+        return feddadil.scaled(W, b, self.scaling)
 
     def keepsakes(self, heads: Heads) -> dict[str, np.ndarray]:
         """Return the site's points, the barycenter fitted to them, and the distilled set."""

@@ -53,13 +53,18 @@ class Config(fedavg.Config):
     atoms: int = Field(default=3, ge=1, le=64, description="K, atoms of the dictionary")
     samples: int = Field(default=500, ge=2, description="n, points of each atom")
     batch_size: int = Field(
-        default=100, ge=0, description="n_b, points of each atom in a step; 0: all of them"
+        default=100,
+        ge=0,
+        description="n_b, points of each atom in a step; 0: the whole dictionary at a time: slower, "
+        "but points keep their partners and the barycenter more of its variance",
     )
     travel: Literal["dictionary", "batch"] = Field(
         default="dictionary", description="what a round sends: all points, or n_b points drawn anew"
     )
-    mean: Literal["uniform", "examples"] = Field(
-        default="uniform", description="weights of sites' atoms: all equal (eq. 12), or by examples"
+    mean: Literal["uniform", "examples", "random"] = Field(
+        default="uniform",
+        description="the next atoms: the sites' mean (eq. 12), that weighted by examples, or those "
+        "of a random site (authors' code), which then reach all sites as they are",
     )
     epochs: int = Field(default=1, ge=1, description="E, passes over the atoms in a round")
     optimizer: Literal["sgd", "adam"] = Field(
@@ -77,7 +82,9 @@ class Config(fedavg.Config):
         description="a site divides its features by one number, standardises each, or neither",
     )
     balanced: bool = Field(
-        default=True, description="sources draw equally many examples of each class for a step"
+        default=True,
+        description="sources draw equally many examples of each class for a step (not in the "
+        "paper); harms where the target's classes are skewed: set false there",
     )
     entropy: float = Field(
         default=0.0,
@@ -91,6 +98,11 @@ class Config(fedavg.Config):
     )
     head_decay: float = Field(
         default=1e-3, ge=0, description="weight decay of heads fitted on atoms"
+    )
+    head_anchor: Literal["zero", "encoder"] = Field(
+        default="zero",
+        description="where these heads start and decay to: zero, or the head trained with the "
+        "encoder (needs rounds of the encoder, or run.start-from)",
     )
     distil: int = Field(
         default=10, ge=1, description="samples per class of the distilled set that a target stores"
@@ -210,6 +222,16 @@ def mean_atoms(versions: list[Arrays], weights: list[float]) -> Arrays:
     return {name: total.astype(np.float32) for name, total in mean.items()}
 
 
+def drawn_atoms(versions: list[Arrays], generator: torch.Generator) -> Arrays:
+    """The authors' form of eq. 12: the atoms of one site, drawn uniformly -> z, y.
+
+    A mean of points that sites have moved onto different partners lies between these; one site's
+    points keep their variance.
+    """
+    place = int(torch.randint(len(versions), (), generator=generator))
+    return {name: a.astype(np.float32) for name, a in versions[place].items()}
+
+
 def check_labels(y: np.ndarray, where: str) -> None:
     """Refuse labels of atoms (K, n, C) that are not probabilities.
 
@@ -240,19 +262,28 @@ def first_coordinates(K: int, generator: torch.Generator) -> Tensor:
     return DRAWN * e / e.sum() + (1 - DRAWN) / K
 
 
-def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tensor, Tensor]:
+def fit_heads(
+    z: Tensor,
+    y: Tensor,
+    decay: float,
+    steps: int = 60,
+    anchor: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Fit one linear head per set of points by cross entropy -> W (K, C, d), b (K, C).
 
     Args:
         z: (K, n, d).
         y: (K, n, C) soft labels.
-        decay: L2 penalty of W, in units of the points' mean squared length.
+        decay: L2 penalty of W minus the anchor's, in units of the points' mean squared length.
         steps: most iterations of L-BFGS.
+        anchor: W (C, d) and b (C,) of the head at which all begin; by default zeros.
     """
     K, _, d = z.shape
     size = z.square().sum(dim=2).mean().sqrt().clamp(min=1e-12)
-    W = torch.zeros(K, y.shape[2], d, dtype=z.dtype, device=z.device, requires_grad=True)
-    b = torch.zeros(K, y.shape[2], dtype=z.dtype, device=z.device, requires_grad=True)
+    first_W, first_b = anchor or (z.new_zeros(y.shape[2], d), z.new_zeros(y.shape[2]))
+    first_W = first_W * size
+    W = first_W.repeat(K, 1, 1).requires_grad_()
+    b = first_b.repeat(K, 1).requires_grad_()
     x = z / size
     optimizer = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
 
@@ -260,7 +291,7 @@ def fit_heads(z: Tensor, y: Tensor, decay: float, steps: int = 60) -> tuple[Tens
         optimizer.zero_grad()
         logits = torch.einsum("knd,kcd->knc", x, W) + b[:, None]
         total = -(y * F.log_softmax(logits, dim=2)).sum() / y.shape[1]
-        total = total + decay / 2 * W.square().sum()
+        total = total + decay / 2 * (W - first_W).square().sum()
         total.backward()
         return total
 
@@ -273,6 +304,11 @@ def unscaled(W: Tensor, b: Tensor, scale: Scaling) -> tuple[Tensor, Tensor]:
     """Turn heads for points into heads for the encoder's features -> W (K, C, d), b (K, C)."""
     W = W / scale.scale
     return W, b - W @ scale.shift
+
+
+def scaled(W: Tensor, b: Tensor, scale: Scaling) -> tuple[Tensor, Tensor]:
+    """Turn a head (C, d), (C,) for the encoder's features into one for points; see `unscaled`."""
+    return W * scale.scale, b + W @ scale.shift
 
 
 def ensemble(x: Tensor, W: Tensor, b: Tensor, alpha: Tensor) -> Tensor:

@@ -96,8 +96,8 @@ class Config(Section):
     )
     mixup_among: Among = Field(
         default="all",
-        description="images that are mixed: all (paper), those heard (a sure teacher supports "
-        "their label), or those heard and all of classes that are heard often enough",
+        description="images that are mixed: all (paper), or heard: only those with a sure teacher, "
+        "so that classes of which teachers are unsure are not trained towards others",
     )
     mixup_weights: bool = Field(
         default=True,

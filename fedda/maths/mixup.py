@@ -15,9 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Among = Literal["all", "heard", "classes"]
-
-SELDOM = 0.5  # a class is mixed if its share of heard images is this part of the share of all
+Among = Literal["all", "heard"]
 
 
 def mixup(
@@ -31,28 +29,18 @@ def mixup(
     return mixed_x, mixed_p, mixed_w if weights else w
 
 
-def takes_part(p: Tensor, heard: Tensor, among: Among) -> Tensor:
+def takes_part(heard: Tensor, among: Among) -> Tensor:
     """Which images are mixed with one another; the others are trained on as they are -> (N,) bool.
 
     An unheard image weighs next to nothing, unless it is mixed with a heard one: then its pixels
     are trained towards the heard one's label, with a good part of that one's weight. If it is a
-    whole class that is unheard, the student unlearns this class.
+    whole class that is unheard, the student may unlearn this class.
 
     Args:
-        p: (N, C) the images' soft labels.
         heard: (N,) bool.
-        among: `all`: every image (paper); `heard`: the heard ones; `classes`: the heard ones, and
-            those whose most probable class is heard at least half as often as images are on
-            average. A class that no image is given is not missed.
+        among: `all`: every image (paper); `heard`: the heard ones.
     """
-    if among == "all":
-        return torch.ones_like(heard)
-    if among == "heard":
-        return heard
-    label, C = p.argmax(dim=1), p.shape[1]
-    images = label.bincount(minlength=C)
-    share = label[heard].bincount(minlength=C) / images.clamp(min=1)
-    return heard | (share >= SELDOM * heard.to(p.dtype).mean())[label]
+    return torch.ones_like(heard) if among == "all" else heard
 
 
 def partners(part: Tensor, draws: torch.Generator) -> Tensor:

@@ -99,15 +99,17 @@ def divergence_weights(distance: list[float], examples: list[int]) -> list[float
     return [part / sum(parts) for part in parts]
 
 
-def takes_part(p: list[list[float]], heard: list[bool], among: str) -> list[bool]:
-    """Which images mixup may mix, image by image."""
-    overall = sum(heard) / len(heard)
-    chosen = []
-    for row, own in zip(p, heard, strict=True):
-        alike = [h for other, h in zip(p, heard, strict=True) if argmax(other) == argmax(row)]
-        often = sum(alike) / len(alike) >= overall / 2
-        chosen.append(among == "all" or own or (among == "classes" and often))
-    return chosen
+def mixed(
+    p: list[float], n: list[float], heard: list[bool], order: list[int], lam: float
+) -> tuple[list[float], list[float]]:
+    """Mixup among heard images: their numbers p and weights n, mixed in the given order of them."""
+    places = [i for i, h in enumerate(heard) if h]
+    p, n, old_p, old_n = list(p), list(n), p, n
+    for place, other in zip(places, order, strict=True):
+        partner = places[other]
+        p[place] = lam * old_p[place] + (1 - lam) * old_p[partner]
+        n[place] = lam * old_n[place] + (1 - lam) * old_n[partner]
+    return p, n
 
 
 def distillation_loss(logits: list[list[float]], p: list[list[float]], n: list[float]) -> float:
