@@ -72,6 +72,23 @@ def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node])
     assert all(np.array_equal(model[n], start[n]) for n in start)  # the encoder does not change
 
 
+def test_with_mean_random_the_next_atoms_are_those_of_one_site(domains: list[Node]) -> None:
+    bench = Bench(domains, "feddadil", **{"feddadil.mean": "random"}, rounds=8)
+    drawn = []
+    for server_round in range(1, 9):
+        bench.round(server_round)
+        kept = bench.strategy.memory.arrays["atoms"].unpack()
+        versions = {name: sent_back(bench, name)[-1] for name in SITES}
+        same = [
+            site
+            for site, version in versions.items()
+            if all(np.array_equal(kept[n], version[n]) for n in "zy")
+        ]
+        assert len(same) == 1
+        drawn += same
+    assert len(set(drawn)) > 1 and bench.strategy.weights == {}
+
+
 def test_stage_1_is_fedavg_bit_for_bit(domains: list[Node]) -> None:
     """This holds for all rounds of stage 1; the dictionary starts from its last model."""
     half: dict[str, Any] = {"rounds": 4, "feddadil.encoder-share": 0.5}
@@ -365,6 +382,8 @@ def test_the_loss_falls(domains: list[Node]) -> None:
         {"predict": "ensemble"},
         {"target-pace": 0.0},
         {"mean": "examples"},
+        {"mean": "random", "batch-size": 0},
+        {"head-anchor": "encoder"},
         {"wire.dtype": "float16"},
         {"model.name": "identity", "model.sizes": ""},
     ],

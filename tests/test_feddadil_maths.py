@@ -138,6 +138,21 @@ def test_the_mean_of_versions_matches_the_reference():
     assert found["y"].sum(axis=2) == pytest.approx(1)
 
 
+def test_a_random_sites_atoms_keep_their_variance_and_their_mean_does_not():
+    """Two sites have moved points -1 and 1 crosswise: the mean of the versions is 0, variance 0."""
+    z, y = np.array([[[-1.0], [1.0]]]), np.array([[[0.5, 0.5], [0.5, 0.5]]])
+    versions = [{"z": z, "y": y}, {"z": -z, "y": y}]
+    assert (feddadil.mean_atoms(versions, [1, 1])["z"] == 0).all()
+    counts = [0, 0]
+    for seed in range(40):
+        found = feddadil.drawn_atoms(versions, torch.Generator().manual_seed(seed))
+        place = int(found["z"][0, 0, 0] > 0)
+        assert np.array_equal(found["z"], versions[place]["z"])
+        assert found["z"].var() == 1 and found["z"].dtype == np.float32
+        counts[place] += 1
+    assert sum(counts) == 40 and min(counts) > 8
+
+
 # Labels and coordinates
 
 
@@ -223,6 +238,40 @@ def test_the_gradient_is_zero_at_fitted_heads():
         torch.testing.assert_close(
             (p - y[k]).mean(dim=0), torch.zeros(4, dtype=torch.float64), atol=1e-5, rtol=0
         )
+
+
+def test_anchored_heads_balance_their_distance_from_the_anchor():
+    z, y = draw(2, 40, 3), draw(2, 40, 4, seed=1).softmax(dim=2)
+    anchor = draw(4, 3, seed=2), draw(4, seed=3)
+    W, b = feddadil.fit_heads(z, y, decay=0.01, steps=200, anchor=anchor)
+    size = float(z.square().sum(dim=2).mean().sqrt())
+    wanted = twin.head_gradient(z[1].tolist(), y[1].tolist(), W[1].tolist(), b[1].tolist())
+    slope = torch.tensor(wanted) / size + 0.01 * (W[1] - anchor[0]) * size
+    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-5, rtol=0)
+    stiff = feddadil.fit_heads(z, y, decay=1e6, steps=200, anchor=anchor)[0]
+    torch.testing.assert_close(stiff, anchor[0].expand(2, 4, 3), atol=1e-4, rtol=0)
+
+
+def test_an_anchor_that_explains_all_points_stays_by_hand():
+    """At W = (ln 3, 0) and z = 1 the probabilities are 3 / 4 and 1 / 4, as the labels say."""
+    z, y = torch.ones(1, 1, 1), torch.tensor([[[0.75, 0.25]]])
+    anchor = torch.tensor([[math.log(3)], [0.0]]), torch.zeros(2)
+    W, b = feddadil.fit_heads(z, y, decay=0.1, anchor=anchor)
+    torch.testing.assert_close(W[0], anchor[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(b[0], anchor[1], atol=1e-5, rtol=0)
+    from_zero, _ = feddadil.fit_heads(z, y, decay=0.1)
+    assert float(from_zero[0, 0, 0]) < 0.7  # the decay pulls the other way
+
+
+@pytest.mark.parametrize("form", ["scalar", "dimension", "none"])
+def test_a_head_for_features_is_the_same_for_points(form):
+    x, W, b = draw(9, 6) * 3 + 1, draw(4, 6, seed=1), draw(4, seed=2)
+    scale = feddadil.scaling(x, form)
+    W_z, b_z = feddadil.scaled(W, b, scale)
+    torch.testing.assert_close(scale(x) @ W_z.T + b_z, x @ W.T + b)
+    back = feddadil.unscaled(W_z[None], b_z[None], scale)
+    torch.testing.assert_close(back[0][0], W)
+    torch.testing.assert_close(back[1][0], b)
 
 
 def test_a_mixture_head_matches_the_ensemble():

@@ -203,7 +203,7 @@ class Dictionary:
         """Section 3.4: fit a head on B(alpha; atoms), and one on each atom."""
         o, alpha = self.task.options, self.coordinates(server_round)
         b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
-        anchor = self._anchor() if o.head_anchor == "encoder" else None
+        anchor = self.anchor()
         fitted = (
             feddadil.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor),
             feddadil.fit_heads(z, y, o.head_decay, anchor=anchor),
@@ -211,8 +211,10 @@ class Dictionary:
         (W, bias), (W_k, b_k) = (feddadil.unscaled(*head, self.scaling) for head in fitted)
         return Heads(W, bias, W_k, b_k, alpha, (z, y), b)
 
-    def _anchor(self) -> tuple[Tensor, Tensor]:
-        """The head that was trained with the encoder, for points -> W (C, d), b (C,)."""
+    def anchor(self) -> tuple[Tensor, Tensor] | None:
+        """Where heads start and decay to, for points -> W (C, d), b (C,); None: at zero."""
+        if self.task.options.head_anchor == "zero":
+            return None
         head = self.model.head
         assert isinstance(head, nn.Linear)
         W, b = (a.detach().to(self.points) for a in (head.weight, head.bias))

@@ -207,8 +207,9 @@ class After:
         b = optimal_transport.barycenter(
             self.z, self.y, alpha, most=o.fixed_points, entropy=o.entropy
         )
-        W, bias = feddadil.fit_heads(b.z[None], b.y[None], o.head_decay)
-        heads = feddadil.fit_heads(self.z, self.y, o.head_decay)
+        anchor = self.dictionary(target)[0].anchor()
+        W, bias = feddadil.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor)
+        heads = feddadil.fit_heads(self.z, self.y, o.head_decay, anchor=anchor)
         p = {
             "FedAvg head": models.predict(self.model, self.tests(target)),
             "FedDaDiL-R": feddadil.ensemble(tests, W, bias, alpha.new_ones(1)),
@@ -233,11 +234,16 @@ class After:
     def sites(self) -> list[str]:
         return sorted(p.stem if p.suffix else p.name for p in self.data.iterdir())
 
-    def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Training and test points of a domain, in its own scaling, with their labels."""
+    def dictionary(self, name: str) -> tuple[Any, data.Labelled, data.Labelled]:
+        """A domain's part of the dictionary, and its training and test examples."""
         train, test = self._load(name)
         site = load("clients", "site.memory").Site(
             {"role": "source", "name": name, "data": "", "device": "cpu"}
         )
         made = load("clients", "site.dictionary").Dictionary(site, self.task, self.model, train)
+        return made, train, test
+
+    def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Training and test points of a domain, in its own scaling, with their labels."""
+        made, train, test = self.dictionary(name)
         return made.points, train.y, made.scaling(made.encoded(test.x)), test.y

@@ -55,8 +55,8 @@ class Config(fedavg.Config):
     batch_size: int = Field(
         default=100,
         ge=0,
-        description="n_b, points of each atom in a step; 0: the whole dictionary at a time: slower, "
-        "but points keep their partners and the barycenter more of its variance",
+        description="n_b, points of each atom in a step; 0: the whole dictionary at a time, "
+        "which is slower, but points keep their partners and the barycenter more of its variance",
     )
     travel: Literal["dictionary", "batch"] = Field(
         default="dictionary", description="what a round sends: all points, or n_b points drawn anew"
