@@ -131,6 +131,11 @@ class Method:
         """Whether sites sum gradients in mid-round in any phase."""
         return any(phase.gradients for phase in self.phases)
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the target computes anything with its training images, in any phase."""
+        return any("target" in phase.parts for phase in self.phases)
+
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
+from fedda import plugins
 from fedda.cli import app
 from fedda.cli import compare as command
 from fedda.compare import Cell, Plan, Score, Variant, parse, workers
@@ -315,6 +316,44 @@ def test_markdown_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -
                 assert minus[name][target] == f"{np.mean(pairs):+.1f} [{low:+.1f}, {high:+.1f}]"
     assert "FedAvg" not in minus
     assert "without labels" in text and "Student's t" in text
+
+
+def test_rows_that_train_on_the_tested_images_are_marked(
+    root: Path, done: tuple[Plan, Notices], tmp_path: Path
+) -> None:
+    assert "†" not in as_markdown(done[0].scores(), "FedAvg")
+    marked = replace(score("KD3A", "x", 0, 0.7), transductive=True)
+    text = as_markdown([score("FedAvg", "x", 0, 0.5), marked], "FedAvg")
+    assert list(cells_of(text, "Last round")) == ["FedAvg", "KD3A †"]
+    assert cells_of(text, "Minus FedAvg") == {"KD3A †": {"x": "+20.0"}}
+    assert text.count("† transductive") == 1
+    text = as_markdown([score("FedAvg", "x", 0, 0.5), marked], "KD3A")
+    assert cells_of(text, "Minus KD3A †") == {"FedAvg": {"x": "-20.0"}}
+    rows = list(csv.DictReader(io.StringIO(as_csv([score("FedAvg", "x", 0, 0.5), marked]))))
+    assert [row["transductive"] for row in rows] == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"options": {"transductive": true}}', True),
+        ('{"options": {"transductive": false}}', False),
+        ('{"options": {"test_share": 0.2}}', False),
+        ("[1]", False),
+        ("{", False),
+        ("", False),
+    ],
+)
+def test_the_datas_record_says_whether_tests_are_training_images(
+    tmp_path: Path, text: str, expected: bool
+) -> None:
+    made = plan(tmp_path, tmp_path / "out")
+    assert not made.tests_on_training
+    (tmp_path / "benchmark.json").write_text(text)
+    assert made.tests_on_training is expected
+    adapting = {m for m in plugins.methods() if plugins.method(m).adapts}
+    assert {"kd3a", "adabn", "feddadil", "dils", "mdan"} <= adapting
+    assert not {"fedavg", "fedprox"} & adapting
 
 
 def test_tables_say_which_results_are_missing() -> None:

@@ -32,6 +32,7 @@ import torch
 
 from fedda.compare import Cell, Plan, Score, Variant
 from fedda.compare.about import header
+from fedda.compare.plan import BENCHMARK
 from fedda.compare.statistics import by_target, difference, spread
 from fedda.compare.tables import as_csv, as_markdown, columns, difference_text, markdown
 from fedda.config import Flat
@@ -206,6 +207,8 @@ def prepare(source: Path, out: Path, images: int, tests: int) -> None:
     """
     files = domains(source)
     out.mkdir(parents=True, exist_ok=True)
+    if not any(_has_split(path) for path in files):  # tables mark the methods that this concerns
+        (out / BENCHMARK).write_text(json.dumps({"options": {"transductive": True}}))
     for path in files:
         made = out / path.name
         if made.is_file():
@@ -228,6 +231,11 @@ def domains(folder: Path) -> list[Path]:
             f"{folder} holds no .npz files; give their folder, or the one above it, as --data."
         )
     return files
+
+
+def _has_split(path: Path) -> bool:
+    with np.load(path) as file:
+        return any(name.startswith("x_") and name.split("_")[1] == "test" for name in file.files)
 
 
 def _draw(path: Path, images: int, tests: int, only: str = "") -> dict[str, Any]:

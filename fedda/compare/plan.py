@@ -22,6 +22,7 @@ from .variants import Variant
 
 CELLS = "cells"  # the folder of all cells, in OUT
 SETTINGS, FACTS = "config.json", "cell.json"  # in a cell's folder: its settings, its notes
+BENCHMARK = "benchmark.json"  # in a folder of data: how `fedda data import` made it
 _described = cache(describe)  # cached, as describing reads the header of every image
 
 
@@ -33,6 +34,8 @@ class Score:
         last: the accuracy after the last round; None if the target has no labelled tests.
         selected: likewise, after the round with the highest infomax, which needs no labels.
         selected_round: that round.
+        transductive: whether the method trains on the very images, without their labels, on which
+            the target is tested.
     """
 
     variant: str
@@ -44,6 +47,7 @@ class Score:
     seconds: float
     bytes: int
     weights: Mapping[str, float]
+    transductive: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,9 +182,20 @@ class Plan:
                     training["seconds"],
                     sum(training["bytes"].values()),
                     training["rounds"][-1].get("weights", {}),
+                    self.tests_on_training and plugins.method(cell.variant.method).adapts,
                 )
             )
         return scores
+
+    @property
+    def tests_on_training(self) -> bool:
+        """Whether the data's benchmark.json, if there is one, says that every image is tested on."""
+        try:
+            return (
+                json.loads((self.data / BENCHMARK).read_text())["options"]["transductive"] is True
+            )
+        except (OSError, ValueError, LookupError, TypeError):
+            return False  # not from `fedda data import`, or of a benchmark with a split
 
     def begin(self) -> None:
         """Make the folder OUT, or check that the comparison in it is of the same data.

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from fedda.results.read import counted, printable
@@ -22,8 +23,9 @@ COLUMNS = (
     "seconds",
     "bytes",
     "weights",
+    "transductive",
 )
-NOTHING = "–"
+NOTHING, MARK = "–", " †"
 SPREAD = (
     "Target accuracy in %, mean ± standard deviation over the seeds; in `mean` each seed's values "
     "are averaged over the targets first."
@@ -37,6 +39,10 @@ CHOSEN = (
     "No label takes part in choosing the round: it is the one with the highest infomax on the "
     "target's unlabelled training images."
 )
+TRANSDUCTIVE = (
+    "† transductive: trained on the very images, without their labels, that the target is tested "
+    "on; the other rows have not seen them. So a difference between the two is not only adaptation."
+)
 UNTESTED = "no labelled tests there, hence no accuracy"
 
 
@@ -48,7 +54,8 @@ def as_csv(scores: Sequence[Score]) -> str:
     for s in scores:
         weights = " ".join(f"{site}={weight:.6g}" for site, weight in s.weights.items())
         row = (s.variant, s.target, s.seed, s.last, s.selected, s.selected_round, s.seconds)
-        writer.writerow(["" if v is None else v for v in (*row, s.bytes, weights)])
+        row += (s.bytes, weights, "yes" if s.transductive else "no")
+        writer.writerow(["" if v is None else v for v in row])
     return text.getvalue()
 
 
@@ -60,6 +67,8 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
         baseline: the variant from which differences are taken; without its scores there are none.
         targets: all targets of the comparison; by default those of the scores.
     """
+    scores = [replace(s, variant=s.variant + MARK * s.transductive) for s in scores]
+    baseline = next((s.variant for s in scores if s.variant == baseline + MARK), baseline)
     targets = list(dict.fromkeys([*targets, *(s.target for s in scores)]))
     if not scores:
         return "No training has finished, so there is nothing to show.\n"
@@ -76,6 +85,7 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
     parts = ["### Last round", ""]
     parts += [SPREAD, "", *_rows(last, text, targets)] if last else []
     parts += _untested(scores)
+    parts += ["", TRANSDUCTIVE] if any(s.transductive for s in scores) else []
     if baseline in last and len(last) > 1:
         parts += ["", f"### Minus {_cell(baseline)}, paired by seed", "", INTERVAL, ""]
         parts += _rows(differences(last, baseline), minus, targets)
