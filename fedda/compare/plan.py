@@ -189,11 +189,10 @@ class Plan:
 
     @property
     def tests_on_training(self) -> bool:
-        """Whether the data's benchmark.json, if there is one, says that every image is tested on."""
+        """Whether the data's benchmark.json, if any, says that all images are also tested on."""
         try:
-            return (
-                json.loads((self.data / BENCHMARK).read_text())["options"]["transductive"] is True
-            )
+            record = json.loads((self.data / BENCHMARK).read_text())
+            return record["options"]["transductive"] is True
         except (OSError, ValueError, LookupError, TypeError):
             return False  # not from `fedda data import`, or of a benchmark with a split
 
