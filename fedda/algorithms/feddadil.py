@@ -84,7 +84,7 @@ class Config(fedavg.Config):
     balanced: bool = Field(
         default=True,
         description="sources draw equally many examples of each class for a step (not in the "
-        "paper); harms where the target's classes are skewed: set false there",
+        "paper), as if the target's classes were equally frequent; false: as they come",
     )
     entropy: float = Field(
         default=0.0,
