@@ -63,7 +63,7 @@ class Config(Section):
         default=True, description="multiply the focus by N_k, as in eq. 9"
     )
     focus_from: float = Field(
-        default=0.05,
+        default=0.01,
         ge=0,
         le=1,
         description="least share of the target's images with a sure teacher for the focus to "
@@ -298,7 +298,8 @@ def site_weights(
         return torch.tensor([float(numbers[f"{what}/{n}"]) for n in names], dtype=torch.float64)
 
     if options.weighting == "focus":
-        # With few kept images the focus is a difference of terms that weigh NOBODY each.
+        # With few kept images the focus is a difference of terms that weigh NOBODY each. From a
+        # share of 10 NOBODY on, the kept images outweigh all others tenfold.
         focus = each("focus") * is_focused(options, part)
         alpha = domain_weights(focus, N, N_T, options.focus_by_examples, kept)
     else:
