@@ -6,6 +6,7 @@ McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1, Cli
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedda import models
 from fedda.data import Labelled
 
 from .base import Client
@@ -31,7 +32,7 @@ class Source(Client):
 
     def labels(self, indices: Tensor) -> Tensor:
         """The labels of images, on the site's device -> (N,)."""
-        return self.data.y[indices].to(self.device)
+        return models.to_device(self.data.y[indices], self.device)
 
     def penalty(self) -> Tensor | float:
         """What a method adds to the loss; nothing in FedAvg."""

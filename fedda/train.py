@@ -28,6 +28,16 @@ def generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(*parts))
 
 
+def repeatable() -> None:
+    """Let cuDNN compute the same bits in every run of this process: no timing, no atomic sums.
+
+    `torch.backends.cudnn.deterministic` is set to True and `torch.backends.cudnn.benchmark` to
+    False. Operations outside of cuDNN that add up atomically may still differ in their last bits.
+    """
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def joined(blocks: Sequence[Tensor], least: int) -> list[Tensor]:
     """Join neighbouring blocks of indices into as many sets of `least` or more as they fill.
 

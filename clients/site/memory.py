@@ -14,7 +14,7 @@ from fedda import __version__, data, models, wire
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE
 from fedda.errors import ConfigError
 from fedda.settings import Task
-from fedda.train import generator, make_optimizer
+from fedda.train import generator, make_optimizer, repeatable
 from fedda.wire import Role
 
 from ..policy.gate import Gate
@@ -53,6 +53,8 @@ class Site:
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         # Without a folder to keep the division in, it must be the same after a restart.
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
+        if self.reproducible and self.device.type == "cuda":
+            repeatable()
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
         self.notes = self.state_dir is not None and bool(node.get("notes", True))

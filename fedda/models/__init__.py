@@ -12,7 +12,7 @@ batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNo
 from .arrays import load_arrays, to_arrays
 from .extension import Extension
 from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
-from .networks import Model, as_inputs, blank, build, parameter_count, predict
+from .networks import Model, as_inputs, blank, build, parameter_count, predict, to_device
 from .saved import Meta, describe, load, save
 
 __all__ = [
@@ -34,4 +34,5 @@ __all__ = [
     "predict",
     "save",
     "to_arrays",
+    "to_device",
 ]
