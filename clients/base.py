@@ -22,10 +22,12 @@ from fedda import models, wire
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
 from fedda.settings import Task
 from fedda.train import (
+    Paced,
     batches,
     generator,
     learning_rate,
     make_optimizer,
+    paced,
     round_images,
     seed_for,
 )
@@ -115,11 +117,23 @@ class Client(NumPyClient):
         """
         rate = learning_rate(self.task.train, self.request.round, self.task.rounds)
         if parameters is not None:
-            return make_optimizer(parameters, self.task.train, rate)
+            return self.paced(make_optimizer(parameters, self.task.train, rate))
         if not carried:
-            return make_optimizer(self.model.groups(rate), self.task.train, rate)
+            return self.paced(make_optimizer(self.model.groups(rate), self.task.train, rate))
         self._carried = self.workspace.optimizer(self.task, rate, self.request.round)
-        return self._carried
+        return self.paced(self._carried)
+
+    def paced(self, optimizer: optim.Optimizer) -> optim.Optimizer:
+        """An optimizer of the method's own, with the run's `train.accumulate` and `train.clip`."""
+        made = paced(optimizer, self.task.train)
+        if isinstance(made, Paced):
+            self._paced.append(made)
+        return made
+
+    def settle(self) -> None:
+        """Move by the gradients that `train.accumulate` still holds; the round's end does it."""
+        for optimizer in self._paced:
+            optimizer.settle()
 
     def network(
         self,
@@ -216,6 +230,7 @@ class Client(NumPyClient):
         start += notes.received(self)  # the time for notes is not training time
         self.model.train()
         numbers: Numbers = getattr(self, request.hop)()
+        self.settle()
         if self._carried is not None:
             self.workspace.carry(self._carried, self.task, request.round)
         if self._staying:
@@ -265,6 +280,7 @@ class Client(NumPyClient):
         """Prepare for a request: load data and model, and seed the random numbers."""
         self.request = request
         self._staying: dict[str, Staying] = {}
+        self._paced: list[Paced] = []
         self._carried: optim.Optimizer | None = None
         self.data = self.site.training(self.task.dims)
         self.workspace = self.site.workspace(self.task)

@@ -45,7 +45,7 @@ class Pair(Summing):
         with self.stream() as stream, self.mode(half):
             sync, d = self.lazy(stream, "discriminator"), self.model.head.in_features
             copy = Copy.make(d, options.discriminator, self.task.seed, sync, self.device)
-            encoder = optim.Adam(self.moved(), lr=options.lr) if half.mapping else None
+            encoder = self.paced(optim.Adam(self.moved(), lr=options.lr)) if half.mapping else None
             head = {n: w.clone() for n, w in self.model.head.state_dict().items()}
             self.stays("discriminator", copy, strict=True)
             self.stays("model", Network(self.model, encoder), strict=True)
@@ -128,6 +128,7 @@ class Target(Pair):
     def adapt(self) -> Numbers:
         """Run algorithm 1, with CADA on the collaborator's latest classifier; save the model."""
         numbers, task = super().adapt(), self.task
+        self.settle()  # before the model is saved
         path = state.model_path(self.site, task)
         if path is not None:
             models.save(path, self.model, config=task.model, shape=task.dims, classes=task.names)

@@ -231,5 +231,5 @@ def _by_site(named: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and second moment per channel of (N, d) or (N, d, H, W) -> (d,), (d,)."""
-    axes = [a for a in range(x.dim()) if a != 1]
+    x, axes = x.float(), [a for a in range(x.dim()) if a != 1]
     return x.mean(dim=axes), (x**2).mean(dim=axes)

@@ -84,6 +84,23 @@ class TrainConfig(Section):
         default=False, description="each site keeps the optimizer's state from round to round"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
+    clip: float = Field(default=0.0, ge=0, description="largest norm of a model's gradient; 0: any")
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        description="the model moves once per so many steps, by the mean of their gradients; the "
+        "last ones of a round may be fewer",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the encoder's products in training; weights, losses, votes and tests stay "
+        "in float32",
+    )
+    channels_last: bool = Field(
+        default=False,
+        description="images as (N, H, W, C) in memory, which can be faster, with bfloat16 above "
+        "all",
+    )
 
 
 class WireConfig(Section):

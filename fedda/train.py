@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from fedda.config import TrainConfig
 
@@ -126,6 +126,65 @@ def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:
         "constant": 1.0,
     }[config.schedule]
     return config.lr_end + (config.lr - config.lr_end) * share
+
+
+class Paced(optim.Optimizer):
+    """An optimizer that moves once per so many steps, and clips the gradient that it moves by.
+
+    A step of training stays one batch, and counts as one wherever steps are counted. A round's last
+    steps may be fewer; `settle` moves by them.
+
+    Args:
+        inner: the optimizer that moves the parameters and has all state.
+        every: steps whose mean gradient it moves by.
+        clip: the largest norm of that gradient, over all parameters; 0: any.
+    """
+
+    def __init__(self, inner: optim.Optimizer, every: int, clip: float) -> None:
+        self.inner = inner
+        self.every = every
+        self.clip = clip
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self._pending = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer inside."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state of the optimizer inside."""
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, unless the next move needs them."""
+        if not self._pending:
+            self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Count a step's gradient, which `backward` has added; move if it was the last."""
+        self._pending += 1
+        if self._pending == self.every:
+            self.settle()
+
+    def settle(self) -> None:
+        """Move by the steps that are left, if there are any."""
+        if not self._pending:
+            return
+        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p in moved if self._pending > 1 else ():
+            p.grad /= self._pending
+        if self.clip:
+            nn.utils.clip_grad_norm_(moved, self.clip)
+        self.inner.step()
+        self._pending = 0
+
+
+def paced(optimizer: optim.Optimizer, config: TrainConfig) -> optim.Optimizer:
+    """The optimizer with `train.accumulate` and `train.clip`; itself if these change nothing."""
+    if config.accumulate == 1 and not config.clip:
+        return optimizer
+    return Paced(optimizer, config.accumulate, config.clip)
 
 
 def make_optimizer(parameters: Iterable[Any], config: TrainConfig, rate: float) -> optim.Optimizer:

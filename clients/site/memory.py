@@ -32,7 +32,8 @@ class Site:
     """One site: its role, its folder of data and the device it trains on.
 
     Args:
-        node: role, name, data (path), and optionally device, threads, state-dir, notes (false: none
+        node: role, name, data (path), and optionally device, compile (true: torch.compile makes
+            its networks faster), threads, state-dir, notes (false: none
             are taken), poison (percent of labels to flip), min-images (the fewest images of a round
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
             gradient, in multiples of its largest norm), test-noise (on each number of a test, in
@@ -45,6 +46,7 @@ class Site:
         self.path = Path(str(node["data"]))
         self.name = str(node.get("name") or self.path.name)
         self.device = pick_device(str(node.get("device", "auto")))
+        self.compiled = bool(node.get("compile"))
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", IMAGES_HIDE))
         self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
@@ -161,7 +163,8 @@ class Site:
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""
-        key = (task.training, task.model, task.dims, task.names, task.options)
+        computed = (task.train.precision, task.train.channels_last)
+        key = (task.training, task.model, task.dims, task.names, task.options, computed)
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
         return self._workspaces[key]
@@ -236,7 +239,10 @@ class Workspace:
         task = self._task
         extension = models.Extension.of(task.about, task.options)
         made = models.blank(task.model, task.dims, task.classes, extension)
-        return made.to(self._site.device)
+        made.to(self._site.device)
+        train, compiled = task.train, self._site.compiled
+        made.compute(models.Arithmetic(train.precision, train.channels_last, compiled))
+        return made
 
     def hold(self, name: str, make: Callable[[], T]) -> T:
         """Return an object that stays in this process's memory; the first call makes it."""

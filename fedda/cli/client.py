@@ -45,6 +45,14 @@ def client(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Let torch.compile make the networks faster; it takes up to minutes once, so it "
+            "pays in long runs of large networks. Without a C++ compiler it has no effect.",
+        ),
+    ] = False,
     ca: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The file ca.crt that the server's operator handed out."),
@@ -185,6 +193,7 @@ def client(
             "name": name,
             "data": str(data),
             "device": device,
+            "compile": compile_,
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,

@@ -3,12 +3,14 @@
 build(config, shape, classes, seed, extension)   a new model, pretrained where settings say so
 blank(config, shape, classes, extension)         the same without weights, to be filled later
 Extension                                        the layers that a method adds to a model
+Arithmetic                  in which precision and layout a model trains, and whether compiled
 to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
 batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNorm layers
 """
 
+from .arithmetic import Arithmetic
 from .arrays import load_arrays, to_arrays
 from .extension import Extension
 from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
@@ -16,6 +18,7 @@ from .networks import Model, as_inputs, blank, build, parameter_count, predict, 
 from .saved import Meta, describe, load, save
 
 __all__ = [
+    "Arithmetic",
     "BatchNorm",
     "Extension",
     "Meta",

@@ -25,6 +25,7 @@ from fedda.config import ModelConfig
 from fedda.errors import FeddaError, ModelError
 from fedda.train import seed_for
 
+from .arithmetic import Arithmetic
 from .extension import Extension
 from .modes import evaluating
 from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
@@ -47,6 +48,7 @@ class Model(nn.Module):
     Attributes:
         extension: the layers that a method added; None if none did.
         fresh: names of the parameters that do not come from pretrained weights.
+        arithmetic: how the encoder computes while it trains.
     """
 
     mean: Tensor
@@ -74,6 +76,7 @@ class Model(nn.Module):
         self.pretrained = pretrained
         self.repeat = repeat
         self.extension: Extension | None = None
+        self.arithmetic = Arithmetic()
         self.fresh = frozenset(f"head.{name}" for name, _ in head.named_parameters())
         # Constants stay out of the state_dict, which is sent: it holds only what is learnt.
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
@@ -90,7 +93,12 @@ class Model(nn.Module):
             x = x.expand(-1, 3, -1, -1)
         if self.pretrained:
             x = (x - self.mean) / self.std
-        return self.encoder(x)
+        return self.arithmetic(self.encoder, x)
+
+    def compute(self, arithmetic: Arithmetic) -> None:
+        """Train in another precision, in another layout, or compiled."""
+        self.arithmetic = arithmetic
+        arithmetic.prepare(self.encoder)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, head(encoder(x)) -> (N, C)."""
