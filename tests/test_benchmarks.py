@@ -48,6 +48,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
     "rounds": ROUNDS,
+    "training": ("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
 # A table that is tested by itself -> the program that makes it.
@@ -132,6 +133,15 @@ def test_the_vote_in_small(here: Path) -> None:
     assert found["seconds"] > 0
     assert 0 < found["kept"] <= 1
     assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_training_in_small(here: Path) -> None:
+    found = printed("training", here)
+    assert 0.2 < found["ratio_float32"] < 5
+    assert found["bfloat16_speedup"] > 0.05
+    arms = {f"{arm}_{p}" for arm in ("site", "plain") for p in ("float32", "bfloat16")}
+    assert set(found["images_per_s"]) == arms and min(found["images_per_s"].values()) > 0
 
 
 @pytest.mark.slow

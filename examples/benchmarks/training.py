@@ -1,0 +1,170 @@
+"""Images per second of a site's training, against a plain PyTorch loop, in both precisions.
+
+    python examples/benchmarks/training.py --network resnet18 --size 64
+
+Both train the same network on the same synthetic images in memory, with the same batches, optimizer
+and learning rate, on --threads threads, in this process. The site is FedAvg's source: the time is
+that of answering a request for one round, without loading and packing the model. All arms take
+turns, and every figure is a median over --repeats turns, as other programs disturb single ones.
+
+    ratio_float32     seconds of the site / seconds of the plain loop, in float32
+    ratio_bfloat16    the same in bfloat16, the plain loop with torch.autocast around the network
+    bfloat16_speedup  the site's seconds in float32 / its seconds in bfloat16
+    images_per_s      of each arm, by name
+    load_before       the machine's load average when the benchmark began
+
+The last line of the output is one JSON object with these keys.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedda import models, wire
+from fedda.config import IMAGES_HIDE
+from fedda.halves import load
+from fedda.settings import RunConfig
+from fedda.train import batches, make_optimizer, round_images, seed_for
+
+CLASSES = 10
+NAME = "source"
+PRECISIONS = ("float32", "bfloat16")
+
+
+def make_data(path: Path, args: argparse.Namespace) -> None:
+    """Write images of noise with labels."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (args.images, args.size, args.size, 3), dtype=np.uint8)
+    np.savez(path, x_train=x, y_train=np.arange(args.images) % CLASSES)
+
+
+def configure(args: argparse.Namespace, precision: str) -> RunConfig:
+    """A run of FedAvg that trains the network in this precision."""
+    flat = {
+        "method": "fedavg",
+        "rounds": 2,
+        "run.name": precision,
+        "model.name": args.network,
+        "train.batch-size": args.batch,
+        "train.precision": precision,
+        "train.channels-last": args.channels_last,
+    }
+    return RunConfig.parse(flat)
+
+
+def site_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callable[[], None]:
+    """One round of a source, as a request makes it train."""
+    device, threads = args.device, args.threads
+    node = {"role": "source", "name": NAME, "data": str(path), "device": device, "threads": threads}
+    site = load("clients", "site.memory").Site(node | {"compile": args.compile})
+    classes = tuple(map(str, range(CLASSES)))
+    task = config.task("fedavg", 0, (3, args.size, args.size), classes, 2)
+    model = models.build(config.model, task.dims, CLASSES, 0)
+    arrays = {"model": wire.pack(models.to_arrays(model), wire.Kind.MODEL)}
+    request = load("clients", "site.request").Request(
+        task, 1, task.stage(1), "train", "source", arrays, {}
+    )
+    client = load("clients", "fedavg").Source(site)
+
+    def train() -> None:
+        client.begin(request)
+        client.model.train()
+        start = time.perf_counter()
+        client.train()
+        client.settle()
+        train.seconds = time.perf_counter() - start  # type: ignore[attr-defined]
+
+    return train
+
+
+def plain_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callable[[], None]:
+    """The same round as a training loop is usually written."""
+    with np.load(path) as file:
+        x, y = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
+    x, device = x.permute(0, 3, 1, 2).contiguous(), torch.device(args.device)
+    model = models.build(config.model, (3, args.size, args.size), CLASSES, 0).to(device)
+    low = config.train.precision == "bfloat16"
+    blocks = torch.arange(len(x)).tensor_split(max(1, len(x) // IMAGES_HIDE))
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    model.encoder.to(memory_format=layout)  # type: ignore[call-overload]
+
+    def train() -> None:
+        optimizer = make_optimizer(model.groups(config.train.lr), config.train, config.train.lr)
+        model.train()
+        shares = round_images(blocks, 1, 1.0, seed_for(0, NAME))
+        total = torch.zeros((), device=device)
+        start = time.perf_counter()
+        for indices in batches(shares, config.train.batch_size):
+            images = x[indices].to(device).float().div(255).contiguous(memory_format=layout)
+            with torch.autocast(device.type, torch.bfloat16, enabled=low):
+                logits = model(images)
+            loss = F.cross_entropy(logits.float(), y[indices].to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        float(total)  # waits for the device
+        train.seconds = time.perf_counter() - start  # type: ignore[attr-defined]
+
+    return train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--network", default="digit-cnn", help="a value of model.name")
+    parser.add_argument("--size", type=int, default=32, help="height and width of an image")
+    parser.add_argument("--images", type=int, default=512, help="of one round")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="the site's networks")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    load_before = round(os.getloadavg()[0], 2)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, f"{NAME}.npz")
+        make_data(path, args)
+        arms: dict[str, Any] = {}
+        for precision in PRECISIONS:
+            config = configure(args, precision)
+            arms[f"site_{precision}"] = site_arm(config, path, args)
+            arms[f"plain_{precision}"] = plain_arm(config, path, args)
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        for number in range(args.repeats + 1):
+            for name, arm in arms.items():
+                arm()
+                if number:  # the first turn loads data and sets up kernels
+                    seconds[name].append(arm.seconds)
+    figures: dict[str, Any] = {
+        f"ratio_{p}": round(ratio(seconds[f"site_{p}"], seconds[f"plain_{p}"]), 3)
+        for p in PRECISIONS
+    }
+    figures["bfloat16_speedup"] = round(ratio(*(seconds[f"site_{p}"] for p in PRECISIONS)), 3)
+    figures["images_per_s"] = {
+        name: round(args.images / statistics.median(each), 1) for name, each in seconds.items()
+    }
+    print(json.dumps(figures | {"load_before": load_before}))
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median ratio of two arms' times, turn by turn."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+if __name__ == "__main__":
+    main()
