@@ -43,7 +43,18 @@ SMALL: dict[str, tuple[str, ...]] = {
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),
-    "feddadil": ("--batch", "60", "--width", "64", "--repeats", "2"),
+    "feddadil": (
+        "--batch",
+        "60",
+        "--width",
+        "64",
+        "--repeats",
+        "2",
+        "--atoms",
+        "3",
+        "--atoms",
+        "8",
+    ),
     "lazy": LAZY,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
@@ -271,6 +282,7 @@ def test_a_step_of_feddadil_in_small(here: Path) -> None:
     assert found["max_abs_difference"] < 1e-5
     assert found["speedup"] > 1
     assert {row["atoms"] for row in found["steps"]} == {"aligned", "shuffled"}
+    assert {row["K"] for row in found["steps"]} == {3, 8}
 
 
 @pytest.mark.slow

@@ -161,6 +161,27 @@ def test_atoms_too_many_for_stored_inner_products_give_the_same(
     assert sizes == [3, 3]
 
 
+def test_which_inner_products_are_kept() -> None:
+    keeps = optimal_transport.keeps_inner
+    assert keeps(3, 100, 10) and keeps(3, 100, 1024)  # few atoms
+    assert keeps(16, 100, 1024) and not keeps(16, 100, 1023)  # 64 features per atom
+    assert not keeps(5, 100, 10)  # as with labels
+    assert keeps(4, 1369, 10) and not keeps(4, 1370, 10)  # 16 * 1369^2 < 3 * 10^7 < 16 * 1370^2
+
+
+@pytest.mark.parametrize("features", [0, 10**6])
+def test_many_atoms_give_the_twins_result(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y, alpha = dictionary(10, 4, 3, 7, seed=3)
+    monkeypatch.setattr(optimal_transport, "FEATURES_PER_ATOM", features)
+    monkeypatch.setattr(optimal_transport, "PIECE", 30)  # three of the columns at a time
+    assert optimal_transport.keeps_inner(7, 10, 4) == (features == 0)
+    b = optimal_transport.barycenter(z, y, alpha)
+    start = torch.einsum("k,knd->nd", alpha, z), torch.einsum("k,knc->nc", alpha, y)
+    wanted_z, wanted_y, _ = twin.barycenter(z, y, alpha, start)
+    torch.testing.assert_close(b.z, wanted_z)
+    torch.testing.assert_close(b.y, wanted_y)
+
+
 def test_at_a_vertex_the_barycenter_is_the_atom():
     z, y, _ = dictionary(9, 3, 3, 3, seed=4)
     b = optimal_transport.barycenter(z, y, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))

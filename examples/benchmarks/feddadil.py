@@ -1,6 +1,7 @@
 """One step of a FedDaDiL client against DaDiL transcribed with POT, on one processor core.
 
-    python examples/benchmarks/feddadil.py --batch 100 --batch 200 --batch 300 --batch 500
+    python examples/benchmarks/feddadil.py --batch 100 --batch 500
+    python examples/benchmarks/feddadil.py --batch 100 --atoms 3 --atoms 8 --atoms 16
 
 A step computes a barycenter of K atoms, the transport between it and a mini-batch, and the
 gradients for points, labels and coordinates. The transcription is the tests' naive twin. It
@@ -14,9 +15,10 @@ atom has its points in another order, which takes more rounds of plans.
 
 The last line is one JSON object:
 
-    speedup                  twin_ms / ours_ms, the least over all batch sizes and both kinds
+    speedup                  twin_ms / ours_ms, the least over all problems
     max_abs_difference       the largest difference between the two results
-    steps                    one object for each batch size and kind of atoms, with these keys
+    steps                    one object for each problem, with these keys
+    K                        the number of atoms
     batch                    the batch size
     atoms                    the kind of atoms
     ours_ms                  processor milliseconds of fedda, the least of --repeats
@@ -32,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,9 +126,9 @@ def with_pot(simplex: bool) -> None:
     optimal_transport.solve = solve if simplex else SOLVE
 
 
-def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
+def measure(K: int, n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
     """Run fedda and the twin on the same problem -> one object of `steps`."""
-    z, y, alpha, x, labels = problem(n, args.width, args.classes, args.atoms, shuffled, args.seed)
+    z, y, alpha, x, labels = problem(n, args.width, args.classes, K, shuffled, args.seed)
     ours, (step, b, _) = timed(
         lambda: optimal_transport.reconstruction(z, y, alpha, x, labels), args.repeats
     )
@@ -154,6 +157,7 @@ def measure(n: int, args: argparse.Namespace, shuffled: bool) -> dict[str, Any]:
     )
     with_pot(False)
     return {
+        "K": K,
         "batch": n,
         "atoms": "shuffled" if shuffled else "aligned",
         "ours_ms": round(1e3 * ours, 2),
@@ -177,17 +181,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append", help="n_b; default: 100 to 500")
     parser.add_argument("--width", type=int, default=1024, help="d")
     parser.add_argument("--classes", type=int, default=10, help="C")
-    parser.add_argument("--atoms", type=int, default=3, help="K")
+    parser.add_argument("--atoms", type=int, action="append", help="K; default: 3")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     rows = []
-    for n in args.batch or (100, 200, 300, 400, 500):
-        for shuffled in (False, True):
-            rows.append(measure(n, args, shuffled))
-            print(json.dumps(rows[-1]), flush=True)
+    batches = args.batch or (100, 200, 300, 400, 500)
+    for K, n, shuffled in product(args.atoms or (3,), batches, (False, True)):
+        rows.append(measure(K, n, args, shuffled))
+        print(json.dumps(rows[-1]), flush=True)
     figures = {
         "speedup": min(row["speedup"] for row in rows),
         "max_abs_difference": max(row["max_abs_difference"] for row in rows),

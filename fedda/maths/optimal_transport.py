@@ -13,6 +13,7 @@ and 3; equation numbers are those of FedDaDiL. All points of a set have equal we
     alpha        (K,)       coordinates in the simplex
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ from torch import Tensor
 MOST_PIVOTS = 10**7  # steps of POT's network simplex
 MOST_SCALINGS = 200  # steps of Sinkhorn's algorithm
 MOST_PAIRS = 3 * 10**7  # inner products that a barycenter keeps, 4 bytes each for z and for y
+FEW_ATOMS = 4  # it keeps those of so few atoms, and those of more with so many features an atom:
+FEATURES_PER_ATOM = 64
+PIECE = 2**20  # inner products of which the largest cost is found at a time
 TOLERANCE = 1e-5  # Sinkhorn ends once the norm of the error of the plan's weights is below this
 
 
@@ -109,9 +113,10 @@ def barycenter(
 ) -> Barycenter:
     """Eq. 5 by the fixed point of eq. 14, B = sum_k alpha_k n pi_k P_k -> Barycenter.
 
-    It ends when no plan changes any more, or after `most` rounds. The features are read only once:
-    every support is a mean of moved atoms, so later rounds need only the atoms' inner products. If
-    the atoms are so many or large that these do not fit into memory, each plan computes its own.
+    It ends when no plan changes any more, or after `most` rounds. Every support is a mean of moved
+    atoms, so with few atoms their inner products are computed once, for the costs of all rounds. A
+    cost then takes K sums over pairs of points. With many atoms, or where so many pairs do not fit
+    into memory, it takes less time to compute each cost from the support.
 
     Args:
         z: (K, n, d) the atoms' points.
@@ -123,24 +128,21 @@ def barycenter(
         entropy: of the plans, relative to the mean cost; 0: exact plans.
     """
     K, n, _ = z.shape
-    inner = (_inner(z), _inner(y)) if K * K * n * n <= MOST_PAIRS else None
+    sets = [(a, _inner(a) if keeps_inner(K, n, a.shape[2]) else None) for a in (z, y)]
     square_z, square_y = (z * z).sum(dim=2), (y * y).sum(dim=2)  # (K, n)
-    beta = _largest_cost(z, square_z, inner[0] if inner else None)
+    beta = _largest_cost(z, square_z, sets[0][1])
     fixed = square_z + beta * square_y
 
     plans = None if start else [torch.arange(n, device=z.device)] * K
     solved = 0
     for _ in range(most):
-        support = start if plans is None else None
-        if plans is not None and inner is None:
-            support = _mean(plans, z, alpha), _mean(plans, y, alpha)
+        crossing = [
+            _crossing(a, inner, alpha, plans, start[i] if plans is None and start else None)
+            for i, (a, inner) in enumerate(sets)
+        ]
         updated = []
         for k in range(K):
-            if support is not None:
-                cross_z, cross_y = (s @ a[k].T for s, a in zip(support, (z, y), strict=True))
-            else:
-                assert plans is not None and inner is not None
-                cross_z, cross_y = (_crossed(plans, of[:, k], alpha) for of in inner)
+            cross_z, cross_y = (crossed(k) for crossed in crossing)
             # Terms of the support's point alone are constant in a row, and change no optimal plan.
             cost = torch.add(cross_z, cross_y, alpha=beta).mul_(-2).add_(fixed[k])
             if entropy:  # but regularisation is relative to the mean of costs that begin at 0
@@ -218,13 +220,52 @@ def _inner(x: Tensor) -> Tensor:
 
 def _largest_cost(z: Tensor, square: Tensor, inner: Tensor | None) -> float:
     """The largest |z_i - z_j|^2 between points of any two atoms."""
+    K, n, d = z.shape
+    if inner is None:
+        points, squares = z.reshape(K * n, d), square.reshape(K * n)
+        most = [z.new_zeros(())]
+        for start in range(0, K * n, n):
+            own = points[start : start + n]
+            for part, of in zip(
+                points[start:].split(max(1, PIECE // n)),
+                squares[start:].split(max(1, PIECE // n)),
+                strict=True,
+            ):
+                partial = torch.addmm(of, own, part.T, alpha=-2).amax(dim=1)
+                most.append((partial + squares[start : start + n]).amax())
+        return float(torch.stack(most).amax())
     largest = 0.0
-    for k in range(len(z)):
-        for j in range(k, len(z)):
-            products = z[k] @ z[j].T if inner is None else inner[k, j]
-            partial = torch.add(square[k][:, None], products, alpha=-2).amax(dim=0)
+    for k in range(K):
+        for j in range(k, K):
+            partial = torch.add(square[k][:, None], inner[k, j], alpha=-2).amax(dim=0)
             largest = max(largest, float((partial + square[j]).amax()))
     return largest
+
+
+def keeps_inner(K: int, n: int, d: int) -> bool:
+    """Whether to keep all inner products of K atoms of n points (n, d), for later rounds.
+
+    Then a cost takes K sums of n^2 numbers, and otherwise a product of n^2 d: with few atoms or
+    many features the sums are faster. They must fit into memory.
+    """
+    return K * K * n * n <= MOST_PAIRS and (K <= FEW_ATOMS or d >= FEATURES_PER_ATOM * K)
+
+
+def _crossing(
+    x: Tensor,
+    inner: Tensor | None,
+    alpha: Tensor,
+    plans: list[Tensor] | None,
+    support: Tensor | None,
+) -> Callable[[int], Tensor]:
+    """Make a function of k: the inner products of the support with an atom's points -> (m, n)."""
+    if support is None and inner is None:
+        assert plans is not None
+        support = _mean(plans, x, alpha)
+    if support is not None:
+        return lambda k: support @ x[k].T
+    assert plans is not None and inner is not None
+    return lambda k: _crossed(plans, inner[:, k], alpha)
 
 
 def _crossed(plans: list[Tensor], inner: Tensor, alpha: Tensor) -> Tensor:
