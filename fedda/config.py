@@ -106,8 +106,10 @@ class TrainConfig(Section):
 class WireConfig(Section):
     """How models are sent."""
 
-    dtype: Literal["float32", "float16"] = Field(
-        default="float32", description="type of floating-point values on the wire"
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32",
+        description="type of floating-point values on the wire; bfloat16 has the range of float32, "
+        "float16 more digits",
     )
 
 

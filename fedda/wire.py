@@ -35,6 +35,7 @@ MAX_TEXT = 100 * MAX_ENTRIES  # characters of a manifest
 MAX_SIZE = 2**40  # values in one entry; a 0 in its shape counts as 1, so numpy accepts the shape
 PIECE = 2**18  # values processed at a time, so that no temporary is as large as a model
 DTYPES = {"float16", "float32", "float64", "int64", "int32", "uint8", "bool"}
+FLOATS = {"bfloat16", "float16", "float32", "float64"}  # in which floating-point values are sent
 
 
 class Kind(StrEnum):
@@ -60,14 +61,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The layout of a packed array; floating-point values are sent as dtype `floats`."""
+    """The layout of a packed array; floating-point values are sent as dtype `floats`.
+
+    numpy has no bfloat16, so its values are sent, and read by `raw`, as uint16 of the same bits.
+    """
 
     kind: Kind
     floats: str
     entries: tuple[Entry, ...]
 
     def travels(self, entry: Entry) -> np.dtype[Any]:
-        return np.dtype(self.floats if entry.dtype.startswith("float") else entry.dtype)
+        floats = "uint16" if self.floats == "bfloat16" else self.floats
+        return np.dtype(floats if entry.dtype.startswith("float") else entry.dtype)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -99,7 +104,7 @@ class Manifest:
             if len(text) > MAX_TEXT:
                 raise ValueError
             kind, floats, entries = json.loads(text)
-            if len(entries) > MAX_ENTRIES or floats not in DTYPES or floats[:5] != "float":
+            if len(entries) > MAX_ENTRIES or floats not in FLOATS:
                 raise ValueError
             manifest = cls(Kind(kind), floats, tuple(_entry(*e) for e in entries))
             if len({e.name for e in manifest.entries}) != len(entries):
@@ -144,7 +149,12 @@ class Packed:
     def unpack(self) -> Arrays:
         """The entries in the dtype of the receiver; views of the bytes where no cast is needed."""
         raw = self.raw()
-        return {e.name: raw[e.name].astype(e.dtype, copy=False) for e in self.manifest.entries}
+        return {e.name: self._read(raw[e.name], e) for e in self.manifest.entries}
+
+    def _read(self, values: NDArray[Any], entry: Entry) -> NDArray[Any]:
+        if self.manifest.floats == "bfloat16" and entry.dtype.startswith("float"):
+            values = from_bfloat16(values)
+        return values.astype(entry.dtype, copy=False)
 
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity.
@@ -156,10 +166,10 @@ class Packed:
             NotFiniteError: an entry holds NaN or infinity; the error names the first one.
         """
         for entry, values in zip(self.manifest.entries, self.raw().values(), strict=True):
-            if values.dtype.kind != "f":
+            if not entry.dtype.startswith("float"):
                 continue
             with np.errstate(over="ignore"):  # float64 values may overflow in the receiver's dtype
-                used = (part.astype(entry.dtype, copy=False) for (part,) in pieces(values))
+                used = (self._read(part, entry) for (part,) in pieces(values))
                 if not all(np.isfinite(part).all() for part in used):
                     raise NotFiniteError(
                         f"{entry.name} from {who} holds values that are not finite."
@@ -176,14 +186,52 @@ def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32"
         if str(array.dtype) not in DTYPES:
             raise WireError(f"{name} is of type {array.dtype}, which cannot be sent.")
     entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
-    manifest = Manifest(kind, floats, entries)
+    return lay_out(Manifest(kind, floats, entries), arrays)
+
+
+def lay_out(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> Packed:
+    """Lay arrays out as a manifest says.
+
+    Args:
+        manifest: the layout.
+        arrays: in any dtype, which is cast, or as `Packed.raw` gives them.
+    """
     buffer = io.BytesIO()  # gives bytes without the copy that a bytearray needs
-    with np.errstate(over="ignore"):  # check_finite refuses values that became infinite
-        for entry, end in zip(entries, manifest.offsets[1:], strict=True):
-            for (part,) in pieces(arrays[entry.name]):
-                buffer.write(part.astype(manifest.travels(entry), copy=False).tobytes())
-            buffer.write(bytes(end - buffer.tell()))
+    if manifest.nbytes:  # all at once: a buffer that grows copies what it holds
+        buffer.seek(manifest.nbytes - 1)
+        buffer.write(b"\0")
+        _fill(np.frombuffer(buffer.getbuffer(), np.uint8), manifest, arrays)
     return Packed(manifest, buffer.getvalue())
+
+
+def _fill(whole: NDArray[np.uint8], manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays into the bytes of a packed one."""
+    with np.errstate(over="ignore"):  # check_finite refuses values that became infinite
+        for entry, start in zip(manifest.entries, manifest.offsets[:-1], strict=True):
+            dtype = manifest.travels(entry)
+            into = whole[start : start + entry.size * dtype.itemsize].view(dtype)
+            for part, place in pieces(arrays[entry.name], into):
+                coarse = manifest.floats == "bfloat16" and part.dtype.kind == "f"
+                place[...] = to_bfloat16(part) if coarse else part
+
+
+def to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, the even one of two, as in torch; NaN stays NaN."""
+    bits = values.astype(np.float32, copy=False).view(np.uint32)
+    near = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), near)
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The values of bfloat16s, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def largest(floats: str) -> float:
+    """The largest value of a dtype in which floating-point values are sent."""
+    if floats == "bfloat16":
+        return float(from_bfloat16(np.array([0x7F7F], np.uint16))[0])
+    return float(np.finfo(floats).max)
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:

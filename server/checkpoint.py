@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 
 from fedda.errors import RunError, WireError
 from fedda.files import replacing
-from fedda.wire import Arrays, Manifest, Packed, pack
+from fedda.wire import Arrays, Manifest, Packed, lay_out
 
 UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
 UNREADABLE += (WireError, RecursionError)
@@ -128,6 +128,4 @@ def replace(path: Path, data: bytes) -> None:
 
 def _packed(manifest: Manifest, flat: Arrays, prefix: str) -> Packed:
     """Pack a checkpoint's arrays again, in the dtype in which they were packed before."""
-    raw = {entry.name: flat[prefix + entry.name] for entry in manifest.entries}
-    again = pack(raw, manifest.kind, manifest.floats)
-    return Packed(manifest, again.buffer)
+    return lay_out(manifest, {e.name: flat[prefix + e.name] for e in manifest.entries})

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -27,7 +26,7 @@ from fedda.errors import NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase, Stage
 from fedda.train import generator
-from fedda.wire import Arrays, Kind, Manifest, Packed, pack
+from fedda.wire import Arrays, Kind, Manifest, Packed, largest, pack
 
 from .sites.mail import Mail
 from .sites.post import Heading, Post
@@ -295,7 +294,7 @@ class FedDA(Strategy):
             sent.check_finite("the server")
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"{error} wire.dtype is {floats}, whose largest value is {np.finfo(floats).max}; "
+                f"{error} wire.dtype is {floats}, whose largest value is {largest(floats)}; "
                 "set it to float32."
             ) from None
         return sent

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -20,6 +21,8 @@ from fedda.wire import (
     Manifest,
     Packed,
     Rule,
+    largest,
+    lay_out,
     pack,
 )
 
@@ -60,6 +63,45 @@ def test_float16_halves_the_bytes_and_keeps_the_dtype(values: np.ndarray) -> Non
     long = {"w": np.zeros(800, np.float32), "n": np.zeros(100, np.int64)}
     assert len(pack(long, Kind.MODEL).buffer) == 3200 + 800
     assert len(pack(long, Kind.MODEL, "float16").buffer) == 1600 + 800  # integers stay whole
+
+
+def test_bfloat16_rounds_as_torch_does() -> None:
+    draws = np.random.default_rng(0)
+    bits = draws.integers(0, 2**32, 200_000, dtype=np.uint32)
+    special = np.array([0, 2**31, 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 1])
+    values = np.concatenate([bits, special.astype(np.uint32)]).view(np.float32)
+    wanted = torch.from_numpy(values).bfloat16()
+    packed = pack({"w": values}, Kind.MODEL, "bfloat16")
+    found = packed.unpack()["w"]
+    np.testing.assert_array_equal(found, wanted.float().numpy())  # two NaN count as equal
+    finite = np.isfinite(found)
+    whole = packed.raw()["w"].view(np.int16)[finite]
+    np.testing.assert_array_equal(whole, wanted.view(torch.int16).numpy()[finite])
+
+
+def test_bfloat16_halves_the_bytes_and_keeps_the_dtype() -> None:
+    given = {"w": np.linspace(-3, 3, 800, dtype=np.float32), "n": np.arange(100), "d": np.ones(3)}
+    packed = pack(given, Kind.MODEL, "bfloat16")
+    assert len(packed.buffer) == 1600 + 800 + 8  # three values of two bytes, filled up to eight
+    travelled = Packed(Manifest.parse(packed.manifest.text), packed.buffer)
+    assert packed.manifest.floats == "bfloat16" and travelled.manifest == packed.manifest
+    found = travelled.unpack()
+    assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in given.items()}
+    np.testing.assert_allclose(found["w"], given["w"], rtol=2**-8)
+    np.testing.assert_array_equal(found["n"], given["n"])
+    again = lay_out(packed.manifest, packed.raw())
+    assert again.buffer == packed.buffer
+
+
+def test_values_that_bfloat16_cannot_hold_are_refused() -> None:
+    large = pack({"w": np.array([1e38, largest("bfloat16")])}, Kind.MODEL, "bfloat16")
+    large.check_finite("anna")
+    for value in (3.4e38, np.inf, np.nan):
+        packed = pack({"w": np.array([1, value], np.float32)}, Kind.MODEL, "bfloat16")
+        with pytest.raises(NotFiniteError, match="w from anna"):
+            packed.check_finite("anna")
+    assert largest("bfloat16") == torch.finfo(torch.bfloat16).max
+    assert largest("float16") == 65504
 
 
 @settings(max_examples=25)
