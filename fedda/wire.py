@@ -182,11 +182,20 @@ def pack(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32"
     Raises:
         WireError: an array has a dtype that cannot be sent.
     """
+    return lay_out(layout(arrays, kind, floats), arrays)
+
+
+def layout(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float32") -> Manifest:
+    """The manifest that `pack` gives arrays, without reading their values.
+
+    Raises:
+        WireError: an array has a dtype that cannot be sent.
+    """
     for name, array in arrays.items():
         if str(array.dtype) not in DTYPES:
             raise WireError(f"{name} is of type {array.dtype}, which cannot be sent.")
     entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
-    return lay_out(Manifest(kind, floats, entries), arrays)
+    return Manifest(kind, floats, entries)
 
 
 def lay_out(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> Packed:
@@ -234,11 +243,16 @@ def largest(floats: str) -> float:
     return float(np.finfo(floats).max)
 
 
-def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield flat pieces of arrays of the same size, at the same positions in each array."""
+def pieces(*arrays: NDArray[Any], size: int = PIECE) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield flat pieces of arrays of the same size, at the same positions in each array.
+
+    Args:
+        arrays: the arrays.
+        size: values in a piece; the last one may be smaller.
+    """
     flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, flat[0].size, PIECE):
-        yield tuple(values[start : start + PIECE] for values in flat)
+    for start in range(0, flat[0].size, size):
+        yield tuple(values[start : start + size] for values in flat)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Training:
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         """Make the strategy, with what the state says that it remembers."""
-        self._layout = wire.pack(state.model, Kind.MODEL).manifest
+        self._layout = wire.layout(state.model, Kind.MODEL)
         setup = base.Setup(
             self.task,
             self._layout,

@@ -232,7 +232,7 @@ class Workspace:
         self.held: dict[str, Any] = {}
         self._kept: dict[tuple[str, int], state.Kept] = {}
         self.model = self.blank()
-        self.schema = wire.pack(models.to_arrays(self.model), wire.Kind.MODEL).manifest
+        self.schema = wire.layout(models.to_arrays(self.model), wire.Kind.MODEL)
 
     def blank(self) -> models.Model:
         """Make the run's network on the site's device; its weights are loaded later."""
