@@ -28,6 +28,7 @@ from server.simulation import folders, simulate
 from server.training import Training
 from strategies.base import FedDA
 from strategies.sites import mail
+from tests.fingerprints import flat
 from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run, stop_after
 from tests.local_grid import RunConfig as Config
 
@@ -62,6 +63,21 @@ def test_the_same_seed_gives_the_same_bits(
     assert (tmp_path / "one" / "model.safetensors").is_file()
 
 
+def test_bfloat16_on_the_wire_halves_the_bytes_and_learns_as_much(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    last = []
+    for dtype in ("float32", "bfloat16"):
+        place = {"run.dir": str(tmp_path / dtype), "rounds": 4}
+        results, _ = run(domains, {"method": "fedavg", "wire.dtype": dtype} | place)
+        last.append(results["trainings"]["fedavg"][0]["rounds"][-1])
+    whole, half = last
+    sent = [sum(n for k, n in flat(e["bytes"]).items() if k.endswith("model")) for e in last]
+    assert 0.5 <= sent[1] / sent[0] < 0.52  # entries are filled up to eight bytes
+    assert half["loss"] == pytest.approx(whole["loss"], rel=0.05)
+    assert half["accuracy"] == pytest.approx(whole["accuracy"], abs=0.1)
+
+
 RESUMED: list[dict[str, Any]] = [
     {"method": "fedavg"},
     {"method": "fedavg", "model.name": "digit-cnn", "model.sizes": "", "rounds": 2},
@@ -69,6 +85,7 @@ RESUMED: list[dict[str, Any]] = [
     {"method": "kd3a"},
     {"method": "kd3a", "kd3a.heads": "local", "kd3a.smoothing": 0.7},
     {"method": "kd3a", "kd3a.batchnorm": "loss", "wire.dtype": "float16"},
+    {"method": "kd3a", "kd3a.heads": "local", "wire.dtype": "bfloat16"},
     {"method": "kd3a", "train.carry-momentum": True},
     {"method": "kd3a", "train.carry-momentum": True, "kd3a.batchnorm": "loss"},
     {"method": "fedavg", "train.carry-momentum": True, "train.optimizer": "adam"},
