@@ -247,10 +247,7 @@ class Client(NumPyClient):
         self.begin(request)
         p = self._checked(self.predict(self.data.x))
         numbers: Numbers = {"infomax": self._released("infomax", tested.infomax(p), len(p))}
-        least = 1 if self.site.reproducible else self.site.min_images
-        if (classes := tested.predicted(p, least)) is not None:
-            numbers["predicted"] = self._released("predicted", classes, len(p))
-        held, p = self.site.evaluation(self.task.dims, self.task.names), None
+        held, p = self.site.evaluation(self.task.dims, self.task.names, self.task.resize), None
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
@@ -282,7 +279,7 @@ class Client(NumPyClient):
         self._staying: dict[str, Staying] = {}
         self._paced: list[Paced] = []
         self._carried: optim.Optimizer | None = None
-        self.data = self.site.training(self.task.dims)
+        self.data = self.site.training(self.task.dims, self.task.resize)
         self.workspace = self.site.workspace(self.task)
         self.model = self.workspace.model
         if "model" in request.arrays:

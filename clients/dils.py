@@ -131,7 +131,8 @@ class Target(Pair):
         self.settle()  # before the model is saved
         path = state.model_path(self.site, task)
         if path is not None:
-            models.save(path, self.model, config=task.model, shape=task.dims, classes=task.names)
+            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
+            models.save(path, self.model, classes=task.names, **about)
         return numbers
 
     def outgoing(self) -> dict[str, Packed]:

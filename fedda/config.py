@@ -45,6 +45,12 @@ class InputConfig(Section):
     size: int = Field(
         default=0, ge=0, le=4096, description="height and width in pixels, 0: as in the data"
     )
+    resize: Literal["stretch", "crop"] = Field(
+        default="stretch",
+        description="stretch: width and height become input.size; crop: the shorter side becomes "
+        "input.size * 256/224, then the square in the middle is kept, as torchvision evaluates on "
+        "ImageNet",
+    )
 
 
 class ModelConfig(Section):

@@ -315,7 +315,8 @@ class Training:
         models.load_arrays(model, state.model)
         classes = self.roster.classes
         path = self.folder / MODEL
-        models.save(path, model, config=task.model, shape=task.dims, classes=classes)
+        about = {"config": task.model, "shape": task.dims, "resize": task.resize}
+        models.save(path, model, classes=classes, **about)
         stays = task.about.stays(task.options)
         adapted = {"adapted": self._adapted()} if stays else {}
         return {

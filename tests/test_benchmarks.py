@@ -41,6 +41,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "accuracy": ACCURACY,
     "adversarial": ROTATIONS,
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
+    "cache": ("--images", "60", "--size", "32"),
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),
     "feddadil": (
@@ -198,6 +199,14 @@ def test_the_memory_in_small(here: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_cache_in_small(here: Path) -> None:
+    """Small images show that it works; only large sets show what memory it saves."""
+    figures = printed("cache", here)
+    assert figures["equal"] is True
+    assert figures["decoded_mb"] == 0 and figures["resident_mb"] > figures["base_mb"] > 0
+    assert figures["first_epoch_s"] > figures["second_epoch_s"] > 0
+
+
 def test_the_accuracy_in_small(here: Path) -> None:
     """Each cell is trained once; tables and JSON agree."""
     found = printed("accuracy", here)

@@ -249,7 +249,8 @@ class Dictionary:
             made.encoder.load_state_dict(self.model.encoder.state_dict())
             made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
             path = folder / f"{kind}.safetensors"
-            models.save(path, made, config=task.model, shape=task.dims, classes=task.names)
+            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
+            models.save(path, made, classes=task.names, **about)
         _make_room(folder)
 
 

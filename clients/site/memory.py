@@ -20,7 +20,7 @@ from fedda.wire import Role
 from ..policy.gate import Gate
 from ..policy.rules import Policy
 from ..policy.trail import Trail
-from . import blocks, state
+from . import blocks, reading, state
 from .blocks import Blocks
 
 logger = logging.getLogger("fedda.site")
@@ -37,8 +37,9 @@ class Site:
             are taken), poison (percent of labels to flip), min-images (the fewest images of a round
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
             gradient, in multiples of its largest norm), test-noise (on each number of a test, in
-            multiples of its largest value), server (the host that this site dials) and
-            reproducible (true: images are divided into blocks by the site's name, not by chance).
+            multiples of its largest value), server (the host that this site dials), cache (auto,
+            memory or disk: where decoded images are kept) and reproducible (true: images are
+            divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -53,6 +54,8 @@ class Site:
         self.noise = float(node.get("noise", 0))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        folder = self.state_dir / self.name / "cache" if self.state_dir else None
+        self.cache = data.Cache.of(str(node.get("cache", "auto")), folder)
         # Without a folder to keep the division in, it must be the same after a restart.
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
         if self.reproducible and self.device.type == "cuda":
@@ -67,7 +70,7 @@ class Site:
             torch.set_num_threads(int(node["threads"]))
         self._described: data.Description | None = None
         self._blocks: Blocks | None = None
-        self._sets: dict[tuple[int, ...], Any] = {}
+        self._sets: dict[tuple[Any, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
 
@@ -99,18 +102,21 @@ class Site:
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
         return offer(self.role, self.name, described)
 
-    def training(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
+    def training(
+        self, shape: tuple[int, ...], resize: data.Resize = "stretch"
+    ) -> "data.Labelled | data.Unlabelled":
         """The training images that are in whole blocks, in the run's shape; a target has no labels.
 
         Raises:
             ConfigError: the site has too few images for a block.
         """
-        if shape not in self._sets:
-            images, used = self._load(shape), self.blocks.used
+        if (shape, resize) not in self._sets:
+            self._sets = {}  # one shape at a time stays in memory
+            images, used = self._load(shape, resize), self.blocks.used
             if len(used) < len(images):
                 images = images.take(used)
-            self._sets = {shape: images}  # one shape at a time stays in memory
-        return self._sets[shape]
+            self._sets = {(shape, resize): images}
+        return self._sets[shape, resize]
 
     @property
     def blocks(self) -> Blocks:
@@ -137,29 +143,39 @@ class Site:
             self._blocks = found
         return self._blocks
 
-    def _load(self, shape: tuple[int, ...]) -> "data.Labelled | data.Unlabelled":
-        channels, size = _image(shape)
-        if self.role == "target":
-            return data.load_target(self.path, channels=channels, size=size)
-        images = data.load_source(self.path, channels=channels, size=size)
+    def _load(
+        self, shape: tuple[int, ...], resize: data.Resize
+    ) -> "data.Labelled | data.Unlabelled":
+        load = data.load_target if self.role == "target" else data.load_source
+        with reading.shown("training images") as shown:
+            images = load(self.path, **self._form(shape, resize), progress=shown)
+        if not isinstance(images, data.Labelled):
+            return images
         if self.poison:
             # The same labels are wrong in every round and run: a bad site, not a noisy one.
             images = data.poison(images, self.poison, generator("poison", self.name))
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
         return images
 
+    def _form(self, shape: tuple[int, ...], resize: data.Resize) -> dict[str, Any]:
+        """How images are converted; vectors do not change."""
+        channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
+        return {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
+
     def evaluation(
-        self, shape: tuple[int, ...], classes: tuple[str, ...]
+        self, shape: tuple[int, ...], classes: tuple[str, ...], resize: data.Resize = "stretch"
     ) -> "data.Labelled | None":
         """The labelled test files, apart from the training images; only a test opens them.
 
         Labels are numbered as the run numbers its classes, by name.
         """
-        if (shape, classes) not in self._tests:
-            channels, size = _image(shape)
-            tests = data.load_evaluation(self.path, classes=classes, channels=channels, size=size)
-            self._tests = {(shape, classes): tests}
-        return self._tests[shape, classes]
+        key = (shape, classes, resize)
+        if key not in self._tests:
+            with reading.shown("test images") as shown:
+                form = self._form(shape, resize)
+                tests = data.load_evaluation(self.path, classes=classes, **form, progress=shown)
+            self._tests = {key: tests}
+        return self._tests[key]
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""
@@ -330,11 +346,6 @@ def pick_device(text: str) -> torch.device:
             "devices; use auto or cpu."
         )
     return device
-
-
-def _image(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Channels and size to which images are converted; (0, 0) for vectors, which do not change."""
-    return (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
 
 
 @cache

@@ -135,6 +135,14 @@ def client(
             "repeat it for several.",
         ),
     ] = None,
+    cache: Annotated[
+        Literal["auto", "memory", "disk"],
+        typer.Option(
+            help="Where decoded images are kept: in memory, or on disk under --state-dir, so that "
+            "they may be more than memory holds and a restart finds them. auto: on disk if they "
+            "take more than 1 GB (or a quarter of memory). The last four sets are kept."
+        ),
+    ] = "auto",
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -203,6 +211,7 @@ def client(
             "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
             "exchange-hosts": ",".join(exchange_host or ()),
+            "cache": cache,
             "audited": True,
         }
         if threads is not None:
@@ -218,7 +227,9 @@ def client(
         from fedda.data import verify
 
         # All values are read once: a site whose data cannot be used must not hold up a run.
-        typer.echo(_summary(verify(data, role)))
+        with load("clients", "site.reading").shown("all files once") as progress:
+            summary = _summary(verify(data, role, progress))
+        typer.echo(summary)
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
             trail = load("clients", "policy.trail").Trail(state)

@@ -79,7 +79,7 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
     # The first batch is read before the heading is written: an error leaves an empty output.
-    batches = stream(data, about.shape, batch)
+    batches = stream(data, about.shape, batch, about.resize)
     first = next(batches)
     yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
     for names, examples in chain([first], batches):

@@ -1,6 +1,8 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
 from fedda.data.batchwise import stream
+from fedda.data.cache import Cache
+from fedda.data.form import Resize
 from fedda.data.load import (
     describe,
     domains,
@@ -23,10 +25,12 @@ from fedda.data.sets import (
 from fedda.data.unify import conform
 
 __all__ = [
+    "Cache",
     "Description",
     "Examples",
     "Labelled",
     "Reader",
+    "Resize",
     "Role",
     "Unlabelled",
     "align",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from fedda.data.form import Form
 from fedda.data.npz import Npz
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.data.unify import AnySet, conform
@@ -16,29 +17,29 @@ class ArrayFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+    def source(self, form: Form, progress: Progress | None) -> Labelled:
         with Npz(self.path) as npz:
             x = _train(npz)
             y, classes = _source_labels(npz, x)
             _source_test_labels(npz, x, classes)
             train = Labelled(npz.examples(x), y, classes)
-        return _fitted(train, channels, size, progress)
+        return _fitted(train, form, progress)
 
-    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+    def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         with Npz(self.path) as npz:
             train = Unlabelled(npz.examples(_train(npz)))
-        return _fitted(train, channels, size, progress)
+        return _fitted(train, form, progress)
 
-    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+    def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         with Npz(self.path) as npz:
             y = _test_labels(npz, _train(npz))
             if y is None:
                 return None
             test = Labelled(npz.examples("x_test"), y, npz.classes("y_test", y))
-        return _fitted(test, channels, size, progress)
+        return _fitted(test, form, progress)
 
     def identities(self, role: Role) -> list[bytes]:
-        return (self.source if role == "source" else self.target)(0, 0, None).digests()
+        return (self.source if role == "source" else self.target)(Form(), None).digests()
 
     def describe(self, role: Role) -> Description:
         warnings = []
@@ -78,8 +79,8 @@ class ArrayFile:
         )
 
 
-def _fitted(examples: AnySet, channels: int, size: int, progress: Progress | None) -> AnySet:
-    examples = conform(examples, channels, size)
+def _fitted(examples: AnySet, form: Form, progress: Progress | None) -> AnySet:
+    examples = conform(examples, form.channels, form.size, form.resize)
     if progress:
         progress(len(examples), len(examples))
     return examples

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedda.data.array_file import ArrayFile
+from fedda.data.form import Form, Resize
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
 from fedda.data.npz import Npz
 from fedda.data.pixels import EXTENSIONS, read_images
-from fedda.data.reader import Reader
+from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
 from fedda.data.unify import conform
 from fedda.errors import DataError
@@ -18,7 +19,9 @@ Named = tuple[list[str], Unlabelled]
 _ARRAYS = ("x_train", "x_test", "x")
 
 
-def stream(path: str | Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+def stream(
+    path: str | Path, shape: tuple[int, ...], batch: int, resize: Resize = "stretch"
+) -> Iterator[Named]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
     An image is named by its path within the folder. Every folder in it is read, `train/` and
@@ -31,20 +34,21 @@ def stream(path: str | Path, shape: tuple[int, ...], batch: int) -> Iterator[Nam
             reader of another package takes.
         shape: of one example, (channels, H, W) or (d,). Images are converted to it as in a run.
         batch: examples at a time.
+        resize: how images come to the model's size, `stretch` or `crop`.
 
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
     """
     site = open_site(path)
     if isinstance(site, ArrayFile):
-        yield from _rows(site.path, shape, batch)
+        yield from _rows(site.path, shape, batch, resize)
     elif isinstance(site, ImageFolder):
-        yield from _images(site, shape, batch)
+        yield from _images(site, shape, batch, resize)
     else:
-        yield from _others(site, Path(path), shape, batch)
+        yield from _others(site, Path(path), shape, batch, resize)
 
 
-def _rows(path: Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+def _rows(path: Path, shape: tuple[int, ...], batch: int, resize: Resize) -> Iterator[Named]:
     with Npz(path) as npz:
         arrays = [x for x in _ARRAYS if npz.has(x)]
         if not arrays:
@@ -59,10 +63,12 @@ def _rows(path: Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
             for rows in npz.examples(x).split(batch):
                 names = [f"{prefix}{start + i}" for i in range(len(rows))]
                 start += len(rows)
-                yield names, _fitted(Unlabelled(rows), shape)
+                yield names, _fitted(Unlabelled(rows), shape, resize)
 
 
-def _images(site: ImageFolder, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+def _images(
+    site: ImageFolder, shape: tuple[int, ...], batch: int, resize: Resize
+) -> Iterator[Named]:
     files = list(_walk(site.path))
     if not files:
         raise DataError(
@@ -73,15 +79,18 @@ def _images(site: ImageFolder, shape: tuple[int, ...], batch: int) -> Iterator[N
     for start in range(0, len(files), batch):
         chunk = files[start : start + batch]
         # Images are resized to squares only; for a model of another shape they must have its size.
-        x = read_images(chunk, channels, height if height == width else 0, None)
+        x = read_images(chunk, Form(channels, height if height == width else 0, resize), None)
         names = [file.relative_to(site.path).as_posix() for file in chunk]
         yield names, _fitted(Unlabelled(x), shape)
 
 
-def _others(site: Reader, path: Path, shape: tuple[int, ...], batch: int) -> Iterator[Named]:
+def _others(
+    site: Checked, path: Path, shape: tuple[int, ...], batch: int, resize: Resize
+) -> Iterator[Named]:
     _check(f"{path} holds", site.describe("target").shape, shape)
     channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
-    examples, start = site.target(channels, height if height == width else 0, None), 0
+    form = Form(channels, height if height == width else 0, resize)
+    examples, start = site.target(form, None), 0
     for rows in examples.x.split(batch):
         names = [str(start + i) for i in range(len(rows))]
         start += len(rows)
@@ -109,9 +118,9 @@ def _words(shape: tuple[int, ...]) -> str:
     return "images" if len(shape) == 3 else f"vectors of {shape[0]} numbers"
 
 
-def _fitted(examples: Unlabelled, shape: tuple[int, ...]) -> Unlabelled:
+def _fitted(examples: Unlabelled, shape: tuple[int, ...], resize: Resize = "stretch") -> Unlabelled:
     if examples.kind == "image" and shape[1] == shape[2]:
-        examples = conform(examples, shape[0], shape[1])
+        examples = conform(examples, shape[0], shape[1], resize)
     if examples.shape != shape:
         raise DataError(
             f"an image is {'x'.join(map(str, examples.shape))} (channels, height, width), but the "

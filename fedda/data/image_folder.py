@@ -1,6 +1,5 @@
 """Image folders: `train/<class>/*` and `test/<class>/*`, or `<class>/*`, or flat for a target."""
 
-import hashlib
 import os
 import random
 from collections.abc import Mapping
@@ -9,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from fedda.data.pixels import EXTENSIONS, read_images, survey
-from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.form import Form
+from fedda.data.pixels import EXTENSIONS, digest, read_images, survey
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.errors import DataError
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
@@ -35,15 +35,15 @@ class ImageFolder:
         self._test = path / "test"
         self._train = path / "train" if (path / "train").is_dir() else path
 
-    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+    def source(self, form: Form, progress: Progress | None) -> Labelled:
         files = self._source_files()
         self._test_files_of(files)
-        return _labelled(files, tuple(files), channels, size, progress)
+        return _labelled(files, tuple(files), form, progress)
 
-    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
-        return Unlabelled(read_images(self._target_files(), channels, size, progress))
+    def target(self, form: Form, progress: Progress | None) -> Unlabelled:
+        return Unlabelled(read_images(self._target_files(), form, progress))
 
-    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+    def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         files = self._test_files()
         if not files:
             return None
@@ -51,14 +51,14 @@ class ImageFolder:
         # train/ need not be classes, so there the test folders alone may name the classes.
         names = tuple(folder.name for folder in listing(self._train).folders)
         classes = names if set(files) <= set(names) else tuple(files)
-        return _labelled(files, classes, channels, size, progress)
+        return _labelled(files, classes, form, progress)
 
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the files; a source's cover their class, too."""
         if role == "target":
-            return [_digest(file) for file in self._target_files()]
+            return [digest(file) for file in self._target_files()]
         by_class = self._source_files().items()
-        return [_digest(file, name) for name, files in by_class for file in files]
+        return [digest(file, name) for name, files in by_class for file in files]
 
     def describe(self, role: Role) -> Description:
         if role == "source":
@@ -215,21 +215,13 @@ def listing(folder: Path) -> Listing:
 def _labelled(
     by_class: ByClass,
     classes: tuple[str, ...],
-    channels: int,
-    size: int,
+    form: Form,
     progress: Progress | None,
 ) -> Labelled:
     files = [file for images in by_class.values() for file in images]
     y = [classes.index(name) for name, images in by_class.items() for _ in images]
-    x = read_images(files, channels, size, progress)
+    x = read_images(files, form, progress)
     return Labelled(x, torch.tensor(y, dtype=torch.int64), classes)
-
-
-def _digest(file: Path, name: str = "") -> bytes:
-    try:
-        return hashlib.blake2b(file.read_bytes() + name.encode(), digest_size=DIGEST).digest()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}): check it") from error
 
 
 def _sizes(shape: tuple[int, int, int]) -> str:

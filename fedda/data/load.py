@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import get_args
 
 from fedda.data.array_file import ArrayFile
+from fedda.data.cache import Cache
+from fedda.data.form import Form, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.reader import Checked, added
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
@@ -12,7 +14,13 @@ from fedda.errors import ConfigError, DataError, RunError
 
 
 def load_source(
-    path: str | Path, *, channels: int = 0, size: int = 0, progress: Progress | None = None
+    path: str | Path,
+    *,
+    channels: int = 0,
+    size: int = 0,
+    resize: Resize = "stretch",
+    cache: Cache | None = None,
+    progress: Progress | None = None,
 ) -> Labelled:
     """A source's training set, with its labels.
 
@@ -21,22 +29,30 @@ def load_source(
             reader of another package takes.
         channels: 1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads
             a folder as grayscale if all its images are, else as colour.
-        size: pixels per side; images are resized to it, and stretched if they are not square.
-            0 leaves them as they are, which needs images of one size.
+        size: pixels per side, to which images are resized. 0 leaves them as they are, which needs
+            images of one size.
+        resize: how: `stretch` or `crop` (`fedda.data.form.Form`).
+        cache: where the decoded images of a large folder stay on disk; by default in memory.
         progress: called with the number of images read so far and the number of all.
     """
-    return open_site(path).source(channels, size, progress)
+    return open_site(path).source(Form(channels, size, resize, cache), progress)
 
 
 def load_target(
-    path: str | Path, *, channels: int = 0, size: int = 0, progress: Progress | None = None
+    path: str | Path,
+    *,
+    channels: int = 0,
+    size: int = 0,
+    resize: Resize = "stretch",
+    cache: Cache | None = None,
+    progress: Progress | None = None,
 ) -> Unlabelled:
     """A target's training set: no label is read, not even where there are some.
 
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    return open_site(path).target(channels, size, progress)
+    return open_site(path).target(Form(channels, size, resize, cache), progress)
 
 
 def load_evaluation(
@@ -45,20 +61,24 @@ def load_evaluation(
     classes: Sequence[str] = (),
     channels: int = 0,
     size: int = 0,
+    resize: Resize = "stretch",
+    cache: Cache | None = None,
     progress: Progress | None = None,
 ) -> Labelled | None:
     """The labelled test set of a site of either role, or None if it has none.
 
     Args:
-        path: as in `load_source`, and so are `channels`, `size` and `progress`.
+        path: as in `load_source`, and so are the other arguments.
         classes: the class names of the run, for the labels to index. Without them labels index
             the site's own: those of its training folders or `classes` array where these cover
             the test set, as at every source, else those of the test set.
         channels: as in `load_source`.
         size: as in `load_source`.
+        resize: as in `load_source`.
+        cache: as in `load_source`.
         progress: as in `load_source`.
     """
-    test = open_site(path).evaluation(channels, size, progress)
+    test = open_site(path).evaluation(Form(channels, size, resize, cache), progress)
     return align(test, classes) if test is not None and classes else test
 
 

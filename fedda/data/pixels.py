@@ -1,9 +1,11 @@
 """Image files to tensors: first the headers, then the pixels, on a few threads."""
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -13,7 +15,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedda.data.sets import Progress
+from fedda.data.cache import key_of
+from fedda.data.form import Form, Resize, middle, scaled
+from fedda.data.sets import DIGEST, Progress
 from fedda.errors import DataError
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
@@ -67,33 +71,48 @@ def survey(files: Sequence[Path]) -> Survey:
     return seen
 
 
-def read_images(
-    files: Sequence[Path], channels: int, size: int, progress: Progress | None
-) -> Tensor:
-    """Decode `files` in order -> uint8 (N, channels, H, W).
+def read_images(files: Sequence[Path], form: Form, progress: Progress | None) -> Tensor:
+    """Decode `files` in order -> uint8 (N, channels, H, W), in memory or in the form's cache.
 
     With `channels` 0 the images are grayscale if all of them are, else colour. With `size` 0
-    they must have one size; otherwise each is stretched to `size` x `size`, antialiased.
+    they must have one size; otherwise each is resized as the form says, antialiased.
     """
-    height = width = size
-    if channels == 0 or size == 0:
+    channels, height, width = form.channels, form.size, form.size
+    if channels == 0 or form.size == 0:
         headers = survey(files)
         channels = channels or headers.shape[0]
-        if size == 0 and headers.mixed:
+        if form.size == 0 and headers.mixed:
             raise DataError(headers.mixed)
-        if size == 0:
+        if form.size == 0:
             _, height, width = headers.shape
+    shape = (len(files), channels, height, width)
 
-    def decode(file: Path) -> np.ndarray:
-        return _pixels(file, channels, size)
+    def images() -> Iterator[np.ndarray]:
+        decode = partial(_pixels, channels=channels, size=form.size, resize=form.resize)
+        for i, image in enumerate(_each(decode, files)):
+            if image.shape != shape[1:]:  # decoded, it has another size than its header says
+                raise DataError(f"{files[i]} is not of the size that its header states: remove it")
+            yield image
+            if progress:
+                progress(i + 1, len(files))
 
-    x = torch.empty((len(files), channels, height, width), dtype=torch.uint8)
+    if form.cache is not None and form.cache.takes(shape):
+        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize)
+        found = form.cache.find(key, shape)
+        return form.cache.make(key, shape, images()) if found is None else found
+    x = torch.empty(shape, dtype=torch.uint8)
     into = x.numpy()  # shares its memory with x
-    for i, image in enumerate(_each(decode, files)):
+    for i, image in enumerate(images()):
         into[i] = image
-        if progress:
-            progress(i + 1, len(files))
     return x
+
+
+def digest(file: Path, more: str = "") -> bytes:
+    """A digest of a file's content and of `more`."""
+    try:
+        return hashlib.blake2b(file.read_bytes() + more.encode(), digest_size=DIGEST).digest()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): check it") from error
 
 
 def _each(function: Callable[[Path], _Result], files: Sequence[Path]) -> Iterator[_Result]:
@@ -130,7 +149,7 @@ def _header(file: Path) -> Header:
         return Header(width, height, 1 if image.mode in _GRAY else 3)
 
 
-def _pixels(file: Path, channels: int, size: int) -> np.ndarray:
+def _pixels(file: Path, channels: int, size: int, resize: Resize) -> np.ndarray:
     """Decode one file and turn it upright -> uint8 (channels, H, W)."""
     with _opened(file) as image:
         if image.format in ("JPEG", "MPO"):
@@ -140,7 +159,16 @@ def _pixels(file: Path, channels: int, size: int) -> np.ndarray:
         if channels == 1 and image.mode not in _GRAY:
             image = image.convert("RGB")
         image = image.convert("L" if channels == 1 else "RGB")
-        if size and image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        array = np.asarray(image)
+        array = np.asarray(_resized(image, size, resize) if size else image)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def _resized(image: Image.Image, size: int, resize: Resize) -> Image.Image:
+    """An image of `size` x `size` pixels."""
+    wanted = scaled(*image.size, size) if resize == "crop" else (size, size)
+    if image.size != wanted:
+        image = image.resize(wanted, Image.Resampling.BILINEAR)
+    if resize == "crop":
+        left, top = (middle(length, size) for length in wanted)
+        image = image.crop((left, top, left + size, top + size))
+    return image

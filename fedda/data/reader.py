@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fedda import plugins
+from fedda.data.form import Form
 from fedda.data.sets import Description, Examples, Labelled, Progress, Role, Unlabelled
 from fedda.data.unify import AnySet, conform
 from fedda.errors import DataError, FeddaError
@@ -68,30 +69,32 @@ class Checked:
         with self._asking():
             return self._typed(self._reader.describe(role), Description)
 
-    def source(self, channels: int, size: int, progress: Progress | None) -> Labelled:
+    def source(self, form: Form, progress: Progress | None) -> Labelled:
         """As the reader gives it, in the shape that is asked for."""
         with self._asking():
-            found = self._typed(self._reader.source(channels, size, progress), Labelled)
-        return self._fitted(found, channels, size)
+            found = self._typed(self._reader.source(form.channels, _size(form), progress), Labelled)
+        return self._fitted(found, form)
 
-    def target(self, channels: int, size: int, progress: Progress | None) -> Unlabelled:
+    def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         """As the reader gives it; a set with labels is refused, as they would be at hand."""
         with self._asking():
-            found = self._typed(self._reader.target(channels, size, progress), Unlabelled)
-        return self._fitted(found, channels, size)
+            found = self._typed(
+                self._reader.target(form.channels, _size(form), progress), Unlabelled
+            )
+        return self._fitted(found, form)
 
-    def evaluation(self, channels: int, size: int, progress: Progress | None) -> Labelled | None:
+    def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         """As the reader gives it, if it gives any."""
         with self._asking():
-            found = self._reader.evaluation(channels, size, progress)
+            found = self._reader.evaluation(form.channels, _size(form), progress)
             if found is None:
                 return None
             found = self._typed(found, Labelled)
-        return self._fitted(found, channels, size)
+        return self._fitted(found, form)
 
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the training examples, in the shape in which the reader gives them."""
-        return (self.source if role == "source" else self.target)(0, 0, None).digests()
+        return (self.source if role == "source" else self.target)(Form(), None).digests()
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -107,11 +110,11 @@ class Checked:
             raise self._error(f"gave a {type(found).__name__} where a {kind.__name__} is needed")
         return found
 
-    def _fitted(self, found: AnySet, channels: int, size: int) -> AnySet:
+    def _fitted(self, found: AnySet, form: Form) -> AnySet:
         self._check_inputs(found)
         if isinstance(found, Labelled):
             self._check_labels(found)
-        return conform(found, channels, size)
+        return conform(found, form.channels, form.size, form.resize)
 
     def _check_inputs(self, found: Examples) -> None:
         x = found.x
@@ -139,6 +142,11 @@ class Checked:
 
     def _error(self, what: str) -> DataError:
         return DataError(f"{self._called} {what} at {self.path}: ask who wrote it, or use another")
+
+
+def _size(form: Form) -> int:
+    """The size to ask a reader for: what is cropped must come in its own proportions."""
+    return 0 if form.resize == "crop" else form.size
 
 
 def added(path: Path) -> Checked | None:

@@ -3,6 +3,8 @@
 `Unlabelled` has no field for labels, so no code can read a target's by mistake.
 
 Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
+Images of a large set may stay in a file (`fedda.data.stored`): index them, or go through them by
+`split`, since other operations read them all.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from fedda.data.stored import take_rows
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
 
@@ -46,7 +49,7 @@ class Examples:
 
     def take(self, chosen: Tensor) -> Self:
         """The examples at some indices (n,), in that order."""
-        return replace(self, x=self.x[chosen])
+        return replace(self, x=take_rows(self.x, chosen))
 
     def digests(self) -> list[bytes]:
         """A digest of each example, which tells whether two are the same."""
@@ -67,7 +70,7 @@ class Labelled(Examples):
     classes: tuple[str, ...]
 
     def take(self, chosen: Tensor) -> Self:
-        return replace(self, x=self.x[chosen], y=self.y[chosen])
+        return replace(self, x=take_rows(self.x, chosen), y=self.y[chosen])
 
     def digests(self) -> list[bytes]:
         """A digest of each example and its class's name."""

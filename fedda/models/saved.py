@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import safetensors.torch
 from pydantic import ValidationError
@@ -32,6 +33,7 @@ class Meta:
     classes: tuple[str, ...]  # the name of each output
     version: str  # of the fedda that wrote the file
     extension: Extension | None = None  # the layers that a method added
+    resize: Literal["stretch", "crop"] = "stretch"  # how images came to that shape
 
 
 def save(
@@ -41,6 +43,7 @@ def save(
     config: ModelConfig,
     shape: Sequence[int],
     classes: Sequence[str],
+    resize: Literal["stretch", "crop"] = "stretch",
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
@@ -55,6 +58,8 @@ def save(
         "classes": list(classes),
         "version": fedda.__version__,
     }
+    if resize != "stretch":
+        about["resize"] = resize
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
@@ -150,4 +155,5 @@ def _meta(about: str) -> Meta:
         classes=tuple(facts["classes"]),
         version=facts["version"],
         extension=Extension(**facts["extension"]) if "extension" in facts else None,
+        resize="crop" if facts.get("resize") == "crop" else "stretch",
     )

@@ -91,6 +91,11 @@ class RunConfig(Section):
                 f"There is no network '{self.model.name}'; set model.name to one of "
                 f"{', '.join(known)}."
             )
+        if self.input.resize == "crop" and not self.input.size:
+            raise ConfigError(
+                "input.resize is crop, which needs a size to crop to; set input.size, for example "
+                "to 224."
+            )
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
@@ -164,6 +169,7 @@ class RunConfig(Section):
             schedule=write_schedule(self.stages(method)),
             target=target,
             shape=",".join(map(str, shape)),
+            resize=self.input.resize,
             class_names="\n".join(classes),
             sites=sites,
             model=self.model,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -31,6 +31,9 @@ class Task(Section):
     target: str = Field(default="", description="the adapting target, if the run has several")
     shape: str = Field(
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
+    )
+    resize: Literal["stretch", "crop"] = Field(
+        default="stretch", description="how images come to that shape"
     )
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")

@@ -1,0 +1,161 @@
+"""Decoded images on disk, so that a set may be larger than memory and is decoded only once.
+
+An entry is one file: all images as bytes, then a trailer with its shape and a checksum. Its name is
+a digest of what the images are made from: the content of every file in order, the form, and the
+versions of Pillow and of this layout. Names and dates of files do not matter, so an entry is
+never used for other images, and a copied folder finds it. Every entry is read once and checked
+before it is used; one that is damaged, or was interrupted, is made again.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import PIL
+from torch import Tensor
+
+from fedda.data.sets import DIGEST
+from fedda.data.stored import Stored
+from fedda.errors import ConfigError, DataError
+from fedda.files import replacing
+
+logger = logging.getLogger("fedda.data")
+
+Mode = Literal["auto", "memory", "disk"]
+
+LARGE = 10**9  # bytes of decoded images from which `auto` keeps them on disk
+KEPT = 4  # entries: training and test images, for two runs of different forms
+
+_LAYOUT = 1
+_MAGIC = b"fedda-u8"
+_TRAILER = struct.Struct("<8s4QQ")  # magic, N, channels, H, W, crc32 of the images
+_PIECE = 1 << 24  # bytes read at a time to check an entry
+_ENDING = ".images"
+
+
+class Cache:
+    """A folder of decoded sets of images, of which the last used are kept.
+
+    Args:
+        folder: it is made when it is needed.
+        always: whether small sets go there, too.
+    """
+
+    def __init__(self, folder: Path, always: bool = False) -> None:
+        self.folder = folder
+        self._always = always
+
+    @classmethod
+    def of(cls, mode: str, folder: Path | None) -> "Cache | None":
+        """The cache that a site asked for: `auto`, `memory` (none) or `disk`.
+
+        Raises:
+            ConfigError: there is no such mode, or no folder for `disk`.
+        """
+        if mode not in ("auto", "memory", "disk"):
+            raise ConfigError(f"The cache is {mode!r}; choose auto, memory or disk.")
+        if mode == "disk" and folder is None:
+            raise ConfigError("A cache on disk needs a state directory; give --state-dir.")
+        if mode == "memory" or folder is None:
+            return None
+        return cls(folder, always=mode == "disk")
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a set of this shape belongs on disk: more than 1 GB, or a quarter of memory."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self._always or int(np.prod(shape)) > min(LARGE, memory // 4)
+
+    def find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
+        """The images of an entry, or None if there is no sound one -> uint8 (N, channels, H, W)."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        if wrong := _wrong(path, shape):
+            logger.warning("%s is made again: %s", path, wrong)
+            path.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the entries used last are kept
+        return Stored.whole(path, shape)
+
+    def make(self, key: str, shape: tuple[int, ...], images: Iterable[np.ndarray]) -> Tensor:
+        """Write an entry, image by image -> uint8 (N, channels, H, W).
+
+        Raises:
+            DataError: there is no room for it, or it cannot be written.
+        """
+        path, size = self._path(key), int(np.prod(shape))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(path)
+            if (free := shutil.disk_usage(self.folder).free) < size + _TRAILER.size:
+                raise DataError(
+                    f"the decoded images take {size / 1e9:.1f} GB and {self.folder} has "
+                    f"{free / 1e9:.1f} GB left: make room, choose another --state-dir, or keep "
+                    f"them in memory (--cache memory)"
+                )
+            with replacing(path) as part, part.open("wb") as file:
+                part.chmod(0o600)
+                checksum = 0
+                for image in images:
+                    flat = np.ascontiguousarray(image).data
+                    checksum = zlib.crc32(flat, checksum)
+                    file.write(flat)
+                file.write(_TRAILER.pack(_MAGIC, *shape, checksum))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written ({error.strerror}): check the folder, choose another "
+                f"--state-dir, or keep the images in memory (--cache memory)"
+            ) from error
+        return Stored.whole(path, shape)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_ENDING}"
+
+    def _make_room(self, new: Path) -> None:
+        """Delete what an interruption left, and the entries used longest ago."""
+        for half in self.folder.glob(f".*{_ENDING}.part"):
+            half.unlink(missing_ok=True)
+        others = [path for path in self.folder.glob(f"*{_ENDING}") if path != new]
+        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in others[KEPT - 1 :]:
+            old.unlink(missing_ok=True)  # a process that uses it keeps it open
+
+
+def key_of(contents: Sequence[bytes], *form: Any) -> str:
+    """The name of an entry.
+
+    Args:
+        contents: a digest of each image's content, in order.
+        form: everything else that decides over the pixels.
+    """
+    about = json.dumps([_LAYOUT, PIL.__version__, *form]).encode()
+    return hashlib.blake2b(about + b"".join(contents), digest_size=DIGEST).hexdigest()
+
+
+def _wrong(path: Path, shape: tuple[int, ...]) -> str:
+    """What is wrong with an entry, in words; empty if nothing is."""
+    size, checksum = int(np.prod(shape)), 0
+    try:
+        if path.stat().st_size != size + _TRAILER.size:
+            return "it has another size than its images"
+        with path.open("rb") as file:
+            for start in range(0, size, _PIECE):
+                checksum = zlib.crc32(file.read(min(_PIECE, size - start)), checksum)
+            magic, *its, stated = _TRAILER.unpack(file.read(_TRAILER.size))
+    except (OSError, struct.error) as error:
+        return f"it cannot be read ({error})"
+    if magic != _MAGIC or tuple(its) != shape:
+        return "it was made for images of another shape"
+    return "" if stated == checksum else "its checksum is wrong"
