@@ -379,12 +379,6 @@ def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
             data.verify(tmp_path, role)
 
 
-def test_16_bit_images_are_refused_and_not_clipped(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "a" / "1.png")
-    refused(tmp_path, "source", "8 bits per channel are needed")
-
-
 IMAGES = np.zeros((6, 4, 5), np.uint8)
 VECTORS = np.zeros((6, 2))
 

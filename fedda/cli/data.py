@@ -229,7 +229,9 @@ def check(
 
       an .npz file with x_train, y_train, x_test, y_test, or x, y.
 
-    Images are png, jpg, bmp, webp or tif. If a run could not use the data, the command says why and
+    Images are png, jpg, bmp, webp or tif. They are turned upright as EXIF says, 16 bits of gray
+    become 8 (0 to 65535 become 0 to 255), transparent parts become white, and animations and files
+    of several pages are refused. If a run could not use the data, the command says why and
     ends with exit code 1.
 
       fedda data check ./clinic-a

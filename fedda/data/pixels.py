@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from fedda.data.cache import key_of
@@ -22,10 +22,21 @@ from fedda.errors import DataError
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
 
-_GRAY = frozenset({"1", "L", "LA", "La"})
-_COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
-_TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that swap width and height
+_DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})  # 16 bits of gray
+_GRAY = frozenset({"1", "L", "LA", "La"}) | _DEEP
+_COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"})
+_PAGED = frozenset({"PNG", "WEBP", "TIFF"})  # formats that may hold several images
 _ORIENTATION = 0x0112
+_UPRIGHT = {  # what turns an image of each EXIF orientation upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ON_ITS_SIDE = frozenset({5, 6, 7, 8})  # orientations that swap width and height
 
 _CHUNK = 256  # files handed to the threads at a time: a bad file ends the reading soon
 _Result = TypeVar("_Result")
@@ -125,10 +136,15 @@ def _each(function: Callable[[Path], _Result], files: Sequence[Path]) -> Iterato
 def _opened(file: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(file) as image:
-            if image.mode not in _GRAY | _COLOUR:
+            if image.mode not in _GRAY | _COLOUR and (image.mode, image.format) != ("I", "PNG"):
                 raise DataError(
-                    f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel "
-                    f"are needed: convert it to an 8-bit grayscale or RGB image"
+                    f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel, or 16 "
+                    f"of gray, are needed: convert it to an 8-bit grayscale or RGB image"
+                )
+            if image.format in _PAGED and (frames := getattr(image, "n_frames", 1)) > 1:
+                raise DataError(
+                    f"{file} holds {frames} images, an animation or pages, but one is needed: save "
+                    f"the one to use as a file of its own"
                 )
             yield image
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
@@ -144,23 +160,59 @@ def _opened(file: Path) -> Iterator[Image.Image]:
 def _header(file: Path) -> Header:
     with _opened(file) as image:
         width, height = image.size
-        if image.format in ("JPEG", "MPO") and image.getexif().get(_ORIENTATION) in _TURNED:
+        if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        return Header(width, height, 1 if image.mode in _GRAY else 3)
+        return Header(width, height, 1 if image.mode in _GRAY | {"I"} else 3)
 
 
 def _pixels(file: Path, channels: int, size: int, resize: Resize) -> np.ndarray:
     """Decode one file and turn it upright -> uint8 (channels, H, W)."""
     with _opened(file) as image:
-        if image.format in ("JPEG", "MPO"):
-            image = ImageOps.exif_transpose(image)
-        if image.mode in ("P", "PA"):
-            image = image.convert("RGBA")  # a palette with transparency cannot become RGB directly
+        turn = _UPRIGHT.get(_orientation(image))
+        image = _on_white(_shallow(image))
         if channels == 1 and image.mode not in _GRAY:
             image = image.convert("RGB")
         image = image.convert("L" if channels == 1 else "RGB")
+        if turn is not None:
+            image = image.transpose(turn)
         array = np.asarray(_resized(image, size, resize) if size else image)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation of an image that Pillow does not turn by itself; 1 is upright.
+
+    Pillow turns TIFF files. A PNG file's is used if it comes before the pixels, in the header.
+    """
+    if image.format in ("JPEG", "MPO", "WEBP") or "exif" in image.info:
+        return image.getexif().get(_ORIENTATION, 1) if image.format != "TIFF" else 1
+    return 1
+
+
+def _shallow(image: Image.Image) -> Image.Image:
+    """16 bits of gray as 8: 0 to 65535 becomes 0 to 255, rounded."""
+    if image.mode not in _DEEP | {"I"}:
+        return image
+    deep = np.asarray(image).astype(np.uint32).clip(0, 65535)
+    return Image.fromarray(((deep * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Lay a transparent image on white; the colours of pixels that nobody sees are arbitrary."""
+    if image.mode in ("P", "PA"):
+        image = image.convert("RGBA")
+    elif image.mode in ("La", "RGBa"):
+        image = image.convert("LA" if image.mode == "La" else "RGBA")
+    elif "transparency" in image.info and image.mode in ("1", "L", "RGB"):
+        image = image.convert("RGBA" if image.mode == "RGB" else "LA")
+    if image.mode not in ("LA", "RGBA"):
+        return image
+    alpha, opaque = image.getchannel("A"), image.convert("L" if image.mode == "LA" else "RGB")
+    if alpha.getextrema() == (255, 255):
+        return opaque
+    white = Image.new(opaque.mode, opaque.size, "white")
+    white.paste(opaque, mask=alpha)
+    return white
 
 
 def _resized(image: Image.Image, size: int, resize: Resize) -> Image.Image:
