@@ -19,6 +19,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from fedda import models, wire
+from fedda.data.augment import augmentation, views
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
 from fedda.settings import Task
 from fedda.train import (
@@ -180,7 +181,11 @@ class Client(NumPyClient):
 
     def batches(self) -> Iterator[Tensor]:
         """This round's mini-batches of indices."""
-        yield from batches(self.shares(), self.task.train.batch_size)
+        yield from batches(self.sampled(self.shares()), self.task.train.batch_size)
+
+    def sampled(self, shares: list[Tensor]) -> list[Tensor]:
+        """How often each image of a round's shares comes; a source may balance its classes."""
+        return shares
 
     def shares(self) -> list[Tensor]:
         """Return the indices of this round's images, one tensor per epoch that the round touches.
@@ -201,8 +206,23 @@ class Client(NumPyClient):
         return round_images(blocks, self.request.round, rounds, seed)
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """Images as the model takes them, on the site's device: float in [0, 1] (N, C, H, W)."""
-        return models.as_inputs(self.data.x[indices], self.device)
+        """Images as the model takes them, on the site's device: float in [0, 1] (N, C, H, W).
+
+        They are augmented by `train.augment` where a gradient is taken. Under `torch.no_grad`, as
+        for votes and statistics, they are as they are.
+        """
+        x = models.as_inputs(self.data.x[indices], self.device)
+        if self._augment is None or not torch.is_grad_enabled():
+            return x
+        return self._augment(x, self._draws)
+
+    def views(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Two views of images, each augmented by itself; the same twice with `train.augment=none`.
+
+        Unlike `inputs`, they are augmented under `torch.no_grad`, too.
+        """
+        x = models.as_inputs(self.data.x[indices], self.device)
+        return views(x, self._augment, self._draws) if self._augment else (x, x)
 
     def features(self, indices: Tensor) -> Tensor:
         """The model's features of images -> (N, d)."""
@@ -279,6 +299,8 @@ class Client(NumPyClient):
         self._staying: dict[str, Staying] = {}
         self._paced: list[Paced] = []
         self._carried: optim.Optimizer | None = None
+        self._augment = augmentation(self.task.train.augment)
+        self._draws = self.generator("augment")
         self.data = self.site.training(self.task.dims, self.task.resize)
         self.workspace = self.site.workspace(self.task)
         self.model = self.workspace.model

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fedda import models
 from fedda.data import Labelled
+from fedda.train import balanced
 
 from .base import Client
 from .site.request import Numbers
@@ -33,6 +34,13 @@ class Source(Client):
     def labels(self, indices: Tensor) -> Tensor:
         """The labels of images, on the site's device -> (N,)."""
         return models.to_device(self.data.y[indices], self.device)
+
+    def sampled(self, shares: list[Tensor]) -> list[Tensor]:
+        """With `train.sampler=balanced`, images of rare classes come several times."""
+        if self.task.train.sampler == "shuffle":
+            return shares
+        draws = self.generator("balance")
+        return [balanced(share, self.data.y, draws) for share in shares]
 
     def penalty(self) -> Tensor | float:
         """What a method adds to the loss; nothing in FedAvg."""

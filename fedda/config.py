@@ -18,6 +18,8 @@ S = TypeVar("S", bound=BaseModel)
 
 # Networks of fedda itself; other packages can add more (`fedda.plugins`).
 NETWORKS = ("digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet")
+# Augmentations of fedda itself; other packages can add more.
+AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
 
 
 class Section(BaseModel):
@@ -90,22 +92,17 @@ class TrainConfig(Section):
         default=False, description="each site keeps the optimizer's state from round to round"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
-    clip: float = Field(default=0.0, ge=0, description="largest norm of a model's gradient; 0: any")
-    accumulate: int = Field(
-        default=1,
-        ge=1,
-        description="the model moves once per so many steps, by the mean of their gradients; the "
-        "last ones of a round may be fewer",
+    augment: str = Field(
+        default="none",
+        pattern=r"^[\w.:, -]{1,200}$",
+        description="random changes of the images that are trained on: none, flip-crop (shift, "
+        "mirror), digits (turn, shift, scale), photo (cut out, mirror, recolour), those that an "
+        "installed package adds, or several in order: digits,mine",
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="of the encoder's products in training; weights, losses, votes and tests stay "
-        "in float32",
-    )
-    channels_last: bool = Field(
-        default=False,
-        description="images as (N, H, W, C) in memory, which can be faster, with bfloat16 above "
-        "all",
+    sampler: Literal["shuffle", "balanced"] = Field(
+        default="shuffle",
+        description="balanced: sources repeat images of rare classes until all classes are "
+        "equally frequent in an epoch; steps whose gradients are summed stay as they are",
     )
 
 

@@ -1,4 +1,4 @@
-"""Find fedda's own methods, and the methods, networks and readers that other packages add.
+"""Find fedda's own methods, and the methods, networks and other parts that other packages add.
 
 A package adds them as entry points in its pyproject.toml:
 
@@ -12,6 +12,9 @@ A package adds them as entry points in its pyproject.toml:
 
     [project.entry-points."fedda.data"]
     dicom = "fedda_tent.dicom:open_dicom"    # Path -> fedda.data.Reader, or None if not for it
+
+    [project.entry-points."fedda.augment"]
+    noisy = "fedda_tent.noise:noisy"    # (images, torch.Generator) -> images, for train.augment
 
 A method without a `strategy` or `client` module uses FedAvg's. Both modules import fedda's own as
 `fedda.strategies` and `fedda.clients`, wherever these are installed (`fedda.halves`). An addition
@@ -30,16 +33,21 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from fedda import algorithms, halves
-from fedda.config import NETWORKS, Scalar, Section, flatten, unflatten, validate
+from fedda.config import AUGMENTATIONS, NETWORKS, Scalar, Section, flatten, unflatten, validate
 from fedda.errors import ConfigError, FeddaError
 from fedda.methods import Method, PartName
 
-Group = Literal["methods", "models", "data"]
+Group = Literal["methods", "models", "data", "augment"]
 Half = Literal["strategies", "clients"]
 
 OWN = "fedda"  # where fedda's own methods come from
 MODULES: dict[Half, str] = {"strategies": "strategy", "clients": "client"}
-KINDS: dict[Group, str] = {"methods": "method", "models": "network", "data": "reader"}
+KINDS: dict[Group, str] = {
+    "methods": "method",
+    "models": "network",
+    "data": "reader",
+    "augment": "augmentation",
+}
 
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.
 SECTIONS = frozenset(
@@ -47,7 +55,7 @@ SECTIONS = frozenset(
 )
 TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"
-NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` takes
+NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` and `train.augment` take
 
 # Errors that other packages may raise when they are loaded; fedda then goes on without them.
 FAILURES = (Exception, SystemExit)
@@ -221,12 +229,14 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
 
 def _check_name(group: Group, name: str) -> None:
     """Refuse a name that settings cannot hold, or that already means something else."""
-    own = {"methods": own_methods(), "models": NETWORKS, "data": ()}[group]
+    own = {"methods": own_methods(), "models": NETWORKS, "data": (), "augment": AUGMENTATIONS}[
+        group
+    ]
     if name in own:
         raise ConfigError(f"fedda itself has a {KINDS[group]} of that name.")
     if group == "methods" and name in TAKEN:
         raise ConfigError("the name has another meaning in a run's settings.")
-    pattern = {"methods": METHOD_NAME, "models": NETWORK_NAME, "data": ".+"}[group]
+    pattern = {"methods": METHOD_NAME, "data": ".+"}.get(group, NETWORK_NAME)
     if not re.fullmatch(pattern, name):
         raise ConfigError(f"its name does not match {pattern}.")
 

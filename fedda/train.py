@@ -80,6 +80,30 @@ def round_images(
     return shares
 
 
+def balanced(share: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
+    """Repeat images of rare classes until all classes of a share are equally frequent, shuffled.
+
+    Every image stays in the share, and how often it comes depends on the images of the share
+    alone, whatever the seed: two rounds over the same images differ in their order only.
+
+    Args:
+        share: (n,) indices of images.
+        y: the label of every image of the site.
+        draws: decides over the order.
+    """
+    share = share.sort().values
+    label = y[share]
+    count = torch.bincount(label)
+    most = int(count.max())
+    # Image j of the n_c of its class comes at j, j + n_c, j + 2 n_c, .. below `most`.
+    order = label.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order)) - (count.cumsum(0) - count)[label[order]]
+    times = (most - 1 - place) // count[label] + 1
+    repeated = share.repeat_interleave(times)
+    return repeated[torch.randperm(len(repeated), generator=draws)]
+
+
 def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
     """Mini-batches of indices; a single image left over joins the batch before it.
 

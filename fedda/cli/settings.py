@@ -30,6 +30,7 @@ def methods(
         typer.echo(f"{name:10} {plugins.about(name)}{_from(plugins.origin(name))}")
     _show_added("models", "networks that other packages add, for model.name:")
     _show_added("data", "readers that other packages add, for --data:")
+    _show_added("augment", "augmentations that other packages add, for train.augment:")
     for each in [*plugins.broken(), *unfinished]:
         typer.echo(str(each), err=True)
 
@@ -56,6 +57,7 @@ def settings(
             typer.echo(f"{method} is added by {plugins.origin(method)}.")
         _show_added("models", "model.name may also be:")
         _show_added("data", "--data may also be what these readers take:")
+        _show_added("augment", "train.augment may also be:")
         for each in plugins.broken():
             typer.echo(str(each), err=True)
         typer.echo(f"--preset: {', '.join(presets.names(method))}; see --presets")

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedda import plugins
 from fedda.config import (
+    AUGMENTATIONS,
     FEATURES_HIDE,
     NETWORKS,
     ExchangeConfig,
@@ -91,6 +92,14 @@ class RunConfig(Section):
                 f"There is no network '{self.model.name}'; set model.name to one of "
                 f"{', '.join(known)}."
             )
+        names = [name.strip() for name in self.train.augment.split(",")]
+        known = [*AUGMENTATIONS, *plugins.installed("augment")]
+        odd = [name for name in names if name not in known or (name == "none" and len(names) > 1)]
+        if odd:
+            raise ConfigError(
+                f"train.augment names '{odd[0]}'; set it to none, or to some of "
+                f"{', '.join(known[1:])}.{plugins.why_not('augment', odd[0])}"
+            )
         if self.input.resize == "crop" and not self.input.size:
             raise ConfigError(
                 "input.resize is crop, which needs a size to crop to; set input.size, for example "
@@ -160,7 +169,15 @@ class RunConfig(Section):
             classes: names of the classes.
             sites: how many sites take part.
             target: name of the target that adapts, if the run has several.
+
+        Raises:
+            ConfigError: vectors are to be augmented as if they were images.
         """
+        if len(shape) == 1 and self.train.augment != "none":
+            raise ConfigError(
+                f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
+                f"{shape[0]} numbers, not images; set it to none."
+            )
         return Task(
             run=self.run.name,
             method=method,
