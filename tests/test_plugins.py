@@ -108,7 +108,7 @@ class Table:
 
 def open_table(path):
     '''Tables of numbers as .csv files.'''
-    return Table(path) if Path(path).suffix == ".csv" else None
+    return Table(path) if Path(path).suffix == ".tab" else None
 """
 
 
@@ -560,7 +560,7 @@ def add_reader(install: Install, code: str = READER, package: str = "tables") ->
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "site.csv"
+    path = tmp_path / "site.tab"
     path.write_text("0,1,2,3\n1,4,5,6\n1,7,8,9\n")
     return path
 
@@ -592,7 +592,7 @@ def test_no_reader_can_take_over_fedda_s_own_formats(
     with pytest.raises(DataError, match=r"reader tables of tables 1\.0 failed to look at .*Asser"):
         open_site(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
-        open_site(tmp_path / "gone.csv")
+        open_site(tmp_path / "gone.tab")
 
 
 def test_what_no_reader_takes_is_a_folder_of_images(install: Install, tmp_path: Path) -> None:

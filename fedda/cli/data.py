@@ -214,6 +214,35 @@ def import_(
 
 
 @app.command()
+def split(
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="A CSV or parquet table, or a folder of them.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the sites to.")
+    ],
+    by: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column that names each row's site.")
+    ] = "domain",
+) -> None:
+    """Cut one table of images into one folder per site.
+
+    The table has a row per image and the columns path, label and optionally split (train or test),
+    or it is a parquet data set of Hugging Face with the columns image and label. A CSV table's
+    sites refer to the same image files.
+
+      fedda data split ./pacs.csv ./pacs --by domain
+
+      fedda run kd3a --simulate ./pacs --target sketch -c input.size=224
+    """
+    from fedda.data.table import split as cut
+
+    with clear_exit():
+        for site, rows in cut(table, out, by).items():
+            typer.echo(f"{out / site}: {rows} images")
+
+
+@app.command()
 def check(
     path: DataPath,
     role: RoleOption = "source",
@@ -227,7 +256,10 @@ def check(
 
       for a target also a folder of images, or train/*, without class folders,
 
-      an .npz file with x_train, y_train, x_test, y_test, or x, y.
+      an .npz or .h5 file with x_train, y_train, x_test, y_test, or x, y,
+
+      a table of images, .csv or .parquet, with the columns path, label and optionally split; or a
+      parquet data set of Hugging Face with the columns image and label.
 
     Images are png, jpg, bmp, webp or tif. They are turned upright as EXIF says, 16 bits of gray
     become 8 (0 to 65535 become 0 to 255), transparent parts become white, and animations and files

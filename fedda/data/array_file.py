@@ -1,10 +1,11 @@
-"""A site whose data are one .npz file: which arrays are its training and its test set."""
+"""A site whose data are one .npz or HDF5 file: which arrays are its training and its test set."""
 
 from pathlib import Path
 
 import torch
 
 from fedda.data.form import Form
+from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.data.unify import AnySet, conform
@@ -12,13 +13,13 @@ from fedda.errors import DataError
 
 
 class ArrayFile:
-    """One site's .npz file."""
+    """One site's .npz or HDF5 file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
-        with Npz(self.path) as npz:
+        with opened(self.path) as npz:
             x = _train(npz)
             y, classes = _source_labels(npz, x)
             _source_test_labels(npz, x, classes)
@@ -26,12 +27,12 @@ class ArrayFile:
         return _fitted(train, form, progress)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
-        with Npz(self.path) as npz:
+        with opened(self.path) as npz:
             train = Unlabelled(npz.examples(_train(npz)))
         return _fitted(train, form, progress)
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
-        with Npz(self.path) as npz:
+        with opened(self.path) as npz:
             y = _test_labels(npz, _train(npz))
             if y is None:
                 return None
@@ -43,7 +44,7 @@ class ArrayFile:
 
     def describe(self, role: Role) -> Description:
         warnings = []
-        with Npz(self.path) as npz:
+        with opened(self.path) as npz:
             x = _train(npz)
             n, *shape = npz.shape(x)
             counts: dict[str, int] = {}

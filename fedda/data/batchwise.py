@@ -5,12 +5,13 @@ from pathlib import Path
 
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import Form, Resize
+from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
-from fedda.data.npz import Npz
 from fedda.data.pixels import EXTENSIONS, read_images
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
+from fedda.data.table import Table
 from fedda.data.unify import conform
 from fedda.errors import DataError
 
@@ -49,7 +50,7 @@ def stream(
 
 
 def _rows(path: Path, shape: tuple[int, ...], batch: int, resize: Resize) -> Iterator[Named]:
-    with Npz(path) as npz:
+    with opened(path) as npz:
         arrays = [x for x in _ARRAYS if npz.has(x)]
         if not arrays:
             raise DataError(
@@ -85,7 +86,7 @@ def _images(
 
 
 def _others(
-    site: Checked, path: Path, shape: tuple[int, ...], batch: int, resize: Resize
+    site: Checked | Table, path: Path, shape: tuple[int, ...], batch: int, resize: Resize
 ) -> Iterator[Named]:
     _check(f"{path} holds", site.describe("target").shape, shape)
     channels, height, width = shape if len(shape) == 3 else (0, 0, 0)

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from fedda.data import hdf5
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
 from fedda.data.form import Form, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.reader import Checked, added
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
+from fedda.data.table import Table, parts_of
 from fedda.errors import ConfigError, DataError, RunError
 
 
@@ -25,8 +27,8 @@ def load_source(
     """A source's training set, with its labels.
 
     Args:
-        path: an image folder, an .npz file, a folder that holds exactly one .npz file, or what a
-            reader of another package takes.
+        path: an image folder, an .npz file, a folder that holds exactly one .npz file, an HDF5
+            file, a table of images, or what a reader of another package takes.
         channels: 1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads
             a folder as grayscale if all its images are, else as colour.
         size: pixels per side, to which images are resized. 0 leaves them as they are, which needs
@@ -114,7 +116,7 @@ def identities(path: str | Path, role: Role) -> list[bytes]:
     return open_site(path).identities(role)
 
 
-def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder:
+def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder | Table:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
     if not path.exists():
@@ -125,10 +127,15 @@ def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder:
         return ArrayFile(path)
     if (reader := added(path)) is not None:
         return reader
+    if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
+        return ArrayFile(path)
+    if parts_of(path):
+        return Table(path)
     if path.is_file():
         raise DataError(
-            f"{path} is neither a folder nor an .npz file: give the folder of the images, or save "
-            f"arrays with numpy.savez_compressed"
+            f"{path} is neither a folder nor an .npz file, nor a table of images (.csv, .parquet) "
+            f"or an HDF5 file: give the folder of the images, or save arrays with "
+            f"numpy.savez_compressed"
         )
     try:
         archives = sorted(p for p in path.glob("*.npz") if not p.name.startswith("."))

@@ -1,6 +1,7 @@
 """Image files to tensors: first the headers, then the pixels, on a few threads."""
 
 import hashlib
+import io
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,19 @@ _CHUNK = 256  # files handed to the threads at a time: a bad file ends the readi
 _Result = TypeVar("_Result")
 
 
+class Encoded(NamedTuple):
+    """An image file that lies in another file: where it is, for messages, and its bytes."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read_bytes(self) -> bytes:
+        return self.content
+
+
 class Header(NamedTuple):
     width: int
     height: int
@@ -51,8 +65,8 @@ class Header(NamedTuple):
 class Survey(NamedTuple):
     """The sizes and channel counts that occur in many files, each with one file as example."""
 
-    sizes: dict[tuple[int, int], Path]
-    channels: dict[int, Path]
+    sizes: dict[tuple[int, int], Path | Encoded]
+    channels: dict[int, Path | Encoded]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -73,7 +87,7 @@ class Survey(NamedTuple):
         )
 
 
-def survey(files: Sequence[Path]) -> Survey:
+def survey(files: Sequence[Path | Encoded]) -> Survey:
     """Read every file's header, not its pixels."""
     seen = Survey({}, {})
     for file, head in zip(files, _each(_header, files), strict=True):
@@ -82,7 +96,7 @@ def survey(files: Sequence[Path]) -> Survey:
     return seen
 
 
-def read_images(files: Sequence[Path], form: Form, progress: Progress | None) -> Tensor:
+def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress | None) -> Tensor:
     """Decode `files` in order -> uint8 (N, channels, H, W), in memory or in the form's cache.
 
     With `channels` 0 the images are grayscale if all of them are, else colour. With `size` 0
@@ -118,7 +132,7 @@ def read_images(files: Sequence[Path], form: Form, progress: Progress | None) ->
     return x
 
 
-def digest(file: Path, more: str = "") -> bytes:
+def digest(file: Path | Encoded, more: str = "") -> bytes:
     """A digest of a file's content and of `more`."""
     try:
         return hashlib.blake2b(file.read_bytes() + more.encode(), digest_size=DIGEST).digest()
@@ -126,16 +140,18 @@ def digest(file: Path, more: str = "") -> bytes:
         raise DataError(f"{file} cannot be read ({error.strerror}): check it") from error
 
 
-def _each(function: Callable[[Path], _Result], files: Sequence[Path]) -> Iterator[_Result]:
+def _each(
+    function: Callable[[Path | Encoded], _Result], files: Sequence[Path | Encoded]
+) -> Iterator[_Result]:
     with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
         for start in range(0, len(files), _CHUNK):
             yield from list(pool.map(function, files[start : start + _CHUNK]))
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Image.Image]:
+def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
     try:
-        with Image.open(file) as image:
+        with Image.open(io.BytesIO(file.content) if isinstance(file, Encoded) else file) as image:
             if image.mode not in _GRAY | _COLOUR and (image.mode, image.format) != ("I", "PNG"):
                 raise DataError(
                     f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel, or 16 "
@@ -157,7 +173,7 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         ) from error
 
 
-def _header(file: Path) -> Header:
+def _header(file: Path | Encoded) -> Header:
     with _opened(file) as image:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
@@ -165,7 +181,7 @@ def _header(file: Path) -> Header:
         return Header(width, height, 1 if image.mode in _GRAY | {"I"} else 3)
 
 
-def _pixels(file: Path, channels: int, size: int, resize: Resize) -> np.ndarray:
+def _pixels(file: Path | Encoded, channels: int, size: int, resize: Resize) -> np.ndarray:
     """Decode one file and turn it upright -> uint8 (channels, H, W)."""
     with _opened(file) as image:
         turn = _UPRIGHT.get(_orientation(image))
