@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from fedda import models, wire
-from fedda.data.augment import augmentation, views
+from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
 from fedda.settings import Task
 from fedda.train import (
@@ -209,20 +209,24 @@ class Client(NumPyClient):
         """Images as the model takes them, on the site's device: float in [0, 1] (N, C, H, W).
 
         They are augmented by `train.augment` where a gradient is taken. Under `torch.no_grad`, as
-        for votes and statistics, they are as they are.
+        for votes and statistics, they are as they are. If a part of the network is frozen, they
+        are that part's outputs.
         """
-        x = models.as_inputs(self.data.x[indices], self.device)
-        if self._augment is None or not torch.is_grad_enabled():
-            return x
-        return self._augment(x, self._draws)
+        return self._view(indices, augmented=torch.is_grad_enabled())
 
     def views(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Two views of images, each augmented by itself; the same twice with `train.augment=none`.
 
         Unlike `inputs`, they are augmented under `torch.no_grad`, too.
         """
+        return self._view(indices, augmented=True), self._view(indices, augmented=True)
+
+    def _view(self, indices: Tensor, augmented: bool) -> Tensor:
+        if augmented and self._views is not None:
+            view = torch.randint(len(self._views), (len(indices),), generator=self._draws)
+            return models.as_inputs(self._views[view, indices], self.device)
         x = models.as_inputs(self.data.x[indices], self.device)
-        return views(x, self._augment, self._draws) if self._augment else (x, x)
+        return self._augment(x, self._draws) if augmented and self._augment else x
 
     def features(self, indices: Tensor) -> Tensor:
         """The model's features of images -> (N, d)."""
@@ -267,7 +271,10 @@ class Client(NumPyClient):
         self.begin(request)
         p = self._checked(self.predict(self.data.x))
         numbers: Numbers = {"infomax": self._released("infomax", tested.infomax(p), len(p))}
-        held, p = self.site.evaluation(self.task.dims, self.task.names, self.task.resize), None
+        least = 1 if self.site.reproducible else self.site.min_images
+        if (classes := tested.predicted(p, least)) is not None:
+            numbers["predicted"] = self._released("predicted", classes, len(p))
+        held, p = self.site.tested_on(self.task), None
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
@@ -299,9 +306,10 @@ class Client(NumPyClient):
         self._staying: dict[str, Staying] = {}
         self._paced: list[Paced] = []
         self._carried: optim.Optimizer | None = None
-        self._augment = augmentation(self.task.train.augment)
+        self._views = self.site.views(self.task)
+        self._augment = None if self._views is not None else augmentation(self.task.train.augment)
         self._draws = self.generator("augment")
-        self.data = self.site.training(self.task.dims, self.task.resize)
+        self.data = self.site.learnt_from(self.task)
         self.workspace = self.site.workspace(self.task)
         self.model = self.workspace.model
         if "model" in request.arrays:

@@ -17,7 +17,12 @@ Flat = dict[str, Scalar]
 S = TypeVar("S", bound=BaseModel)
 
 # Networks of fedda itself; other packages can add more (`fedda.plugins`).
-NETWORKS = ("digit-cnn", "lenet", "mlp", "identity", "resnet18", "resnet50", "resnet101", "alexnet")
+SMALL = ("digit-cnn", "lenet", "mlp", "identity")
+PRETRAINED = ("efficientnet-lite0", "resnet18", "resnet50", "resnet101", "alexnet")
+NETWORKS = (*SMALL, *PRETRAINED)
+TIMM = "timm:"  # prefix of a network of the package timm
+
+WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
 AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
 
@@ -45,7 +50,10 @@ class InputConfig(Section):
         default=0, description="1: grayscale, 3: RGB, 0: as in the data"
     )
     size: int = Field(
-        default=0, ge=0, le=4096, description="height and width in pixels, 0: as in the data"
+        default=0,
+        ge=0,
+        le=4096,
+        description="height and width in pixels, 0: as in the data, or as pretrained weights want",
     )
     resize: Literal["stretch", "crop"] = Field(
         default="stretch",
@@ -56,16 +64,36 @@ class InputConfig(Section):
 
 
 class ModelConfig(Section):
-    """The network and the source of its first weights."""
+    """The network, the source of its first weights, and how much of it learns."""
 
     name: str = Field(
         default="digit-cnn",
         pattern=r"^[\w.:-]{1,100}$",
-        description=f"architecture: {', '.join(NETWORKS)}, or one that an installed package adds",
+        description=f"architecture: {', '.join(NETWORKS)}, timm:NAME, or one that an installed "
+        "package adds",
     )
     sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
     weights: str = Field(
-        default="none", description="none, a name of torchvision's weights, or a local weights file"
+        default="none",
+        description="none, package (the weights that an installed package holds), default, a name "
+        "of torchvision's weights, or a local weights file",
+    )
+    bottleneck: int = Field(
+        default=0,
+        ge=0,
+        le=WIDEST,
+        description="width of a layer between network and head, linear with BatchNorm; 0: none",
+    )
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the bottleneck's values that are left out in a step of training",
+    )
+    train: Literal["all", "last-block", "bottleneck"] = Field(
+        default="all",
+        description="what learns, besides the head: all, the network's last-block with the "
+        "bottleneck, or the bottleneck alone; the rest stays as pretrained and is not sent",
     )
 
 
@@ -92,12 +120,36 @@ class TrainConfig(Section):
         default=False, description="each site keeps the optimizer's state from round to round"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
+    clip: float = Field(default=0.0, ge=0, description="largest norm of a model's gradient; 0: any")
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        description="the model moves once per so many steps, by the mean of their gradients; the "
+        "last ones of a round may be fewer",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the encoder's products in training; weights, losses, votes and tests stay "
+        "in float32",
+    )
+    channels_last: bool = Field(
+        default=False,
+        description="images as (N, H, W, C) in memory, which can be faster, with bfloat16 above "
+        "all",
+    )
     augment: str = Field(
         default="none",
         pattern=r"^[\w.:, -]{1,200}$",
         description="random changes of the images that are trained on: none, flip-crop (shift, "
         "mirror), digits (turn, shift, scale), photo (cut out, mirror, recolour), those that an "
         "installed package adds, or several in order: digits,mine",
+    )
+    views: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="if a part of the network is frozen: how many augmented views of each image "
+        "its features are computed of, once",
     )
     sampler: Literal["shuffle", "balanced"] = Field(
         default="shuffle",
@@ -138,7 +190,8 @@ class GuardConfig(Section):
     max_change: float = Field(
         default=5.0,
         ge=0,
-        description="largest change of a model, in units of the norm of the model sent; 0: any",
+        description="largest change of a model, in units of the norm of the model sent, or of "
+        "weights of 0.2 if that is more; 0: any",
     )
     max_statistics: float = Field(
         default=1e6,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedda import records
+from fedda import models, records
 from fedda.errors import Code, FeddaError, QuorumError, public
 from fedda.settings import RunConfig
 
@@ -69,7 +69,8 @@ class Sites:
             complete = enough and 0 < expect == len(roles)
             late = now > deadline
             if complete or (enough and now - steady >= wait.settle) or (late and quorum):
-                joined = roster.form(self.offers.values(), self.config.input, class_names)
+                wanted = models.inputs(self.config.input, self.config.model)
+                joined = roster.form(self.offers.values(), wanted, class_names)
                 joined.aims(aim)  # raises if the site that the run names is not a target
                 return joined
             if late:

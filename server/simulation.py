@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedda import models
 from fedda.data import Description, describe, domains
 from fedda.errors import RunError
 from fedda.exchange import Turns
@@ -34,6 +35,7 @@ from .start import check_start, start_of
 from .strategy_modules import roster
 
 Engine = Literal["process", "ray"]
+FEATURES = "features"  # in the folder of all runs: what frozen networks give for images
 SITES = "sites"  # in the run's folder: the state folders of the simulated sites
 
 
@@ -142,6 +144,7 @@ def simulate(
     # One person has the data of all simulated sites, so a site needs no minimum and no secret of
     # its own.
     mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
+    mine |= {"features-dir": str(place.parent.parent / FEATURES), "weights": config.model.weights}
     sites = [mine | dict(site) for site in sites]
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
@@ -177,7 +180,8 @@ def rehearse(
     offer = load("clients", "site.memory").offer
     offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
-    members = roster.form(nodes, config.input, run.classes_without_sources(config, start))
+    wanted = models.inputs(config.input, config.model)
+    members = roster.form(nodes, wanted, run.classes_without_sources(config, start))
     check_start(config, start, members)
     _identify()
     for method, aim in product(config.trainings, members.aims(config.run.target)):

@@ -55,6 +55,8 @@ def finished(run: Path, task: Task) -> Arrays:
     extension = Extension.of(task.about, task.options)
     _check_model(run, about, task.method, task.model, extension)
     _check_data(run, about, task.dims, task.names)
+    if model.backbone is not None:
+        _compare(run, "frozen weights", model.backbone.digest(), task.frozen)
     return models.to_arrays(model)
 
 
@@ -64,6 +66,8 @@ def _check_model(
     theirs = about.config
     _compare(run, "model", theirs.name, config.name)
     _compare(run, "sizes", theirs.sizes, config.sizes)
+    _compare(run, "bottleneck", theirs.bottleneck, config.bottleneck)
+    _compare(run, "train", theirs.train, config.train)
     if (theirs.weights == "none") != (config.weights == "none"):  # pretrained ones normalise inputs
         _compare(run, "weights", theirs.weights, config.weights)
     if about.extension != extension:

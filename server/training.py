@@ -313,6 +313,8 @@ class Training:
         task = self.task
         model = models.blank(task.model, task.dims, task.classes, self._extension)
         models.load_arrays(model, state.model)
+        if models.frozen(task.model):
+            model.attach(models.backbone(task.model, task.dims, fetch=True))
         classes = self.roster.classes
         path = self.folder / MODEL
         about = {"config": task.model, "shape": task.dims, "resize": task.resize}
@@ -391,4 +393,7 @@ class Training:
 def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:
     """Return the description of a training that its sites receive."""
     target = members.target.name if members.several else ""
-    return config.task(method, seed, members.shape, members.classes, len(members.nodes), target)
+    task = config.task(method, seed, members.shape, members.classes, len(members.nodes), target)
+    if not models.frozen(task.model):
+        return task
+    return task.model_copy(update={"frozen": models.digest(task.model, task.dims)})

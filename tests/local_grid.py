@@ -25,6 +25,7 @@ from server import run as server_run
 from server.attendance import Sites
 from server.journal import Event, Journal, Listener
 from server.simulation import LocalGrid
+from server.training import task_for
 from strategies.base import FedDA, Setup
 from strategies.sites.mail import Mail
 from strategies.sites.replies import Reply
@@ -224,8 +225,7 @@ class Bench:
         self.config = RunConfig.parse(settings_of(method) | dotted(s))
         self.grid = ScriptedGrid(nodes, script)
         self.roster: Roster = Sites(self.grid, self.config, Journal()).gather()
-        roster, sites = self.roster, len(self.roster.nodes)
-        self.task = self.config.task(method, 0, roster.shape, roster.classes, sites)
+        self.task = task_for(self.config, method, 0, self.roster)
         extension = models.Extension.of(self.task.about, self.task.options)
         network = models.build(self.task.model, self.task.dims, self.task.classes, 0, extension)
         self.model: Arrays = {n: a.copy() for n, a in models.to_arrays(network).items()}

@@ -17,7 +17,7 @@ from clients import fedavg
 from fedda import plugins
 from fedda.config import AUGMENTATIONS
 from fedda.data import augment
-from fedda.data.augment import augmentation, per_image, views
+from fedda.data.augment import augmentation, per_image
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig
 from fedda.train import balanced, generator
@@ -131,12 +131,6 @@ def test_augmentations_repeat_and_change_every_image_in_its_own_way(
     assert found.shape == x.shape and found.dtype == x.dtype
     assert found.min() >= 0 and found.max() <= 1 + 1e-6
     assert len(found.flatten(1).unique(dim=0)) > 5
-
-
-def test_two_views_differ_and_repeat() -> None:
-    a, b = views(images(), augment.photo, draws())
-    c, d = views(images(), augment.photo, draws())
-    assert torch.equal(a, c) and torch.equal(b, d) and not torch.equal(a, b)
 
 
 def test_none_and_several() -> None:

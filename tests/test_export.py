@@ -17,6 +17,8 @@ from fedda.cli.export import export as command
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 from fedda.models import export
+from fedda.models.backbone import Normalise
+from fedda.models.ready import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES = ("cat", "dog", 'Ä, "b"')
 MLP = ModelConfig(name="mlp", sizes="4")
@@ -105,10 +107,11 @@ def test_onnx_gives_the_models_answers(
 def test_a_pretrained_model_is_exported_with_its_normalisation(tmp_path: Path) -> None:
     """Inputs stay in [0, 1], because the file contains the scaling that ImageNet's weights need."""
     model = models.build(MLP, (3, 4, 4), len(CLASSES), seed=0)
-    model.pretrained = True
+    model.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, repeat=False)
     made = export._traced(export.Classifier(model).eval(), (3, 4, 4)).module()
     x = inputs((3, 4, 4), 3)
-    plain = model.head(model.eval().encoder((x - model.mean) / model.std)).softmax(dim=1)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    plain = model.head(model.eval().encoder((x - mean) / std)).softmax(dim=1)
     torch.testing.assert_close(made(x), plain)
 
 

@@ -51,6 +51,7 @@ CASES = [
     (net("resnet50"), RGB, 2048),
     (net("resnet101"), RGB, 2048),
     (net("alexnet"), (1, 63, 63), 4096),
+    (net("efficientnet-lite0"), (1, 40, 40), 1280),
 ]
 
 

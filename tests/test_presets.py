@@ -14,7 +14,7 @@ from fedda.cli import app
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
-from fedda.models.pretrained import LAST
+from fedda.models.ready import LAST
 from fedda.settings import RunConfig, defaults, presets
 from fedda.settings.presets import BENCHMARKS
 
@@ -193,7 +193,7 @@ def test_the_list_shows_every_value_and_its_source(monkeypatch: pytest.MonkeyPat
 def test_settings_names_the_presets() -> None:
     done = CliRunner().invoke(app, ["settings", "kd3a"])
     assert done.exit_code == 0
-    assert "--preset: paper, official, digit5" in done.output
+    assert "--preset: paper, official, photos" in done.output
 
 
 def test_weights_that_cannot_be_downloaded_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

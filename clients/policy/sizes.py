@@ -39,7 +39,7 @@ def check_names(task: Task, classes: int, side: int) -> None:
 
 
 def check_parameters(request: Request, most: int) -> None:
-    """Bound the values of the run's model, and of all else that the method lays out beside it.
+    """Bound the values of the run's network, and of all else that the method lays out beside it.
 
     A network that another package adds is not built here: only the site itself can install one.
 
@@ -48,7 +48,7 @@ def check_parameters(request: Request, most: int) -> None:
         ModelError: the settings fit no network.
     """
     task = request.task
-    if task.model.name not in NETWORKS:
+    if task.model.name not in NETWORKS and not models.has_weights(task.model.name):
         return
     own = task.method in plugins.own_methods()
     extension = models.Extension.of(task.about, task.options) if own else None
@@ -60,6 +60,9 @@ def check_parameters(request: Request, most: int) -> None:
     outline = Manifest(Kind.MODEL, "float32", tuple(entries))
     layouts = [outline, *request.layouts(task.options, outline).values()]
     values = sum(entry.size for layout in layouts for entry in layout.entries)
+    if models.frozen(task.model):
+        part = models.backbone(task.model, task.dims, weights=False, device="meta")
+        values += sum(tensor.numel() for tensor in part.state_dict().values())
     if values > most:
         raise PolicyError(
             f"The request asks for {task.model.name} with {task.classes} classes, {values:,} "

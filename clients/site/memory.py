@@ -22,10 +22,13 @@ from ..policy.rules import Policy
 from ..policy.trail import Trail
 from . import blocks, reading, state
 from .blocks import Blocks
+from .frozen import Frozen
 
 logger = logging.getLogger("fedda.site")
 
 T = TypeVar("T")
+
+FROZEN = "frozen"  # folder of what the frozen part of a network gives for this site's images
 
 
 class Site:
@@ -38,8 +41,9 @@ class Site:
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
             gradient, in multiples of its largest norm), test-noise (on each number of a test, in
             multiples of its largest value), server (the host that this site dials), cache (auto,
-            memory or disk: where decoded images are kept) and reproducible (true: images are
-            divided into blocks by the site's name, not by chance).
+            memory or disk: where decoded images are kept), weights (its own file of a frozen
+            network's weights), features-dir (where its features are kept) and reproducible (true:
+            images are divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -73,6 +77,10 @@ class Site:
         self._sets: dict[tuple[Any, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
+        folder = None if self.state_dir is None else self.state_dir / self.name / FROZEN
+        if node.get("features-dir"):
+            folder = Path(str(node["features-dir"]))
+        self.frozen = Frozen(self.device, folder, str(node.get("weights", "")))
 
     def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.
@@ -100,6 +108,7 @@ class Site:
         described = data.describe(self.path, self.role)
         if described != self._described:  # the data have changed: those in memory are out of date
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
+            self.frozen.forget()
         return offer(self.role, self.name, described)
 
     def training(
@@ -176,6 +185,29 @@ class Site:
                 tests = data.load_evaluation(self.path, classes=classes, **form, progress=shown)
             self._tests = {key: tests}
         return self._tests[key]
+
+    def learnt_from(self, task: Task) -> "data.Labelled | data.Unlabelled":
+        """What the run's model takes, for every training image: images, or a frozen part's outputs.
+
+        Raises:
+            ConfigError: the site has too few images for a block.
+            ModelError: the weights of the frozen part are not on this machine.
+        """
+        return self.frozen.outputs("train", task, self.training(task.dims, task.resize))
+
+    def views(self, task: Task) -> torch.Tensor | None:
+        """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.
+
+        Raises:
+            ConfigError: there is no such augmentation.
+            ModelError: the weights of the frozen part are not on this machine.
+        """
+        return self.frozen.views(task, self.training(task.dims, task.resize))
+
+    def tested_on(self, task: Task) -> "data.Labelled | None":
+        """The same for the labelled test images; None if there are none."""
+        tests = self.evaluation(task.dims, task.names, task.resize)
+        return None if tests is None else self.frozen.outputs("test", task, tests)
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""
@@ -255,7 +287,7 @@ class Workspace:
         task = self._task
         extension = models.Extension.of(task.about, task.options)
         made = models.blank(task.model, task.dims, task.classes, extension)
-        made.to(self._site.device)
+        made.attach(self._site.frozen.part(task)).to(self._site.device)
         train, compiled = task.train, self._site.compiled
         made.compute(models.Arithmetic(train.precision, train.channels_last, compiled))
         return made

@@ -16,6 +16,7 @@ from fedda.cli import (
     run,
     settings,
     superlink,
+    weights,
 )
 from fedda.cli import client as client_command
 
@@ -37,6 +38,7 @@ app.command()(compare.compare)
 app.command()(settings.methods)
 app.command()(settings.settings)
 app.add_typer(data.app, name="data")
+app.command()(weights.weights)
 app.command()(predict.predict)
 app.command()(export.export)
 app.command()(report.report)

@@ -111,6 +111,16 @@ def client(
             "the norm that it is clipped to; the server can only ask for more (exchange.noise).",
         ),
     ] = 0.0,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="This site's copy of a pretrained network's weights, for runs that freeze a "
+            "network whose weights come from a file. Its hash must be the server's.",
+        ),
+    ] = None,
     reproducible: Annotated[
         bool,
         typer.Option(
@@ -208,6 +218,7 @@ def client(
             "reproducible": reproducible,
             "min-examples": min_examples,
             "noise": noise,
+            "weights": "" if weights is None else str(weights.absolute()),
             "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
             "exchange-hosts": ",".join(exchange_host or ()),

@@ -33,12 +33,12 @@ def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:
     """The settings that all variants share."""
     flat: Flat = {}
     for name in chosen:
-        if name not in presets.BENCHMARKS:
+        if name not in presets.FOR_ALL:
             raise ConfigError(
                 f"There is no preset '{name}' for all methods; a method's own is written "
-                f"METHOD:{name}, and those of benchmarks are {', '.join(presets.BENCHMARKS)}."
+                f"METHOD:{name}, and those of all methods are {', '.join(presets.FOR_ALL)}."
             )
-        flat |= {key: given.value for key, given in presets.BENCHMARKS[name].items()}
+        flat |= {key: given.value for key, given in presets.FOR_ALL[name].items()}
     flat |= {"rounds": rounds} if rounds else {}
     own = overrides("", change)
     for key in filter(is_shared, own):

@@ -68,11 +68,6 @@ def _find(name: str) -> Augmentation:
     return checked
 
 
-def views(x: Tensor, augment: Augmentation, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two views of a batch, changed independently of each other."""
-    return augment(x, draws), augment(x, draws)
-
-
 def per_image(transform: Callable[[Any], Any]) -> Augmentation:
     """An augmentation that applies a transform of torchvision to each image by itself.
 

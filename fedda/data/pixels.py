@@ -163,7 +163,8 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
                     f"the one to use as a file of its own"
                 )
             yield image
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+    # Whatever Pillow stumbles over in a damaged file; a KeyError or a TypeError in a TIFF's tags.
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
         raise DataError(
             f"{file} cannot be read as an image ({error}): replace or remove it"
         ) from error

@@ -3,6 +3,8 @@
 build(config, shape, classes, seed, extension)   a new model, pretrained where settings say so
 blank(config, shape, classes, extension)         the same without weights, to be filled later
 Extension                                        the layers that a method adds to a model
+backbone(config, shape), frozen(config)          the part that stays as pretrained, if there is one
+inputs(input, model)                             the shape of images that the weights were made for
 Arithmetic                  in which precision and layout a model trains, and whether compiled
 to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
 save, load, describe        a finished model as a safetensors file that explains itself
@@ -12,25 +14,35 @@ batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNo
 
 from .arithmetic import Arithmetic
 from .arrays import load_arrays, to_arrays
+from .backbone import Backbone, backbone, digest, frozen
 from .extension import Extension
 from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
 from .networks import Model, as_inputs, blank, build, parameter_count, predict, to_device
+from .ready import has_weights, inputs
 from .saved import Meta, describe, load, save
+from .weights import is_file
 
 __all__ = [
     "Arithmetic",
+    "Backbone",
     "BatchNorm",
     "Extension",
     "Meta",
     "Model",
     "as_inputs",
+    "backbone",
     "batch_statistics",
     "batchnorms",
     "blank",
     "build",
     "describe",
+    "digest",
     "evaluating",
+    "frozen",
+    "has_weights",
+    "inputs",
     "inputs_of",
+    "is_file",
     "load",
     "load_arrays",
     "parameter_count",

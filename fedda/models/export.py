@@ -36,9 +36,12 @@ class Classifier(nn.Module):
     def __init__(self, model: models.Model) -> None:
         super().__init__()
         self.model = model
+        self.backbone = model.backbone  # here it is a part, so that it is written, too
 
     def forward(self, x: Tensor) -> Tensor:
         """softmax(model(x)) -> (N, C)."""
+        if self.backbone is not None:
+            x = self.backbone(x)
         return self.model(x).softmax(dim=1)
 
 

@@ -1,40 +1,36 @@
-"""The networks by name, each split into an encoder and a linear head.
+"""A run's model: an encoder and a linear head, built by name.
 
 x   (N, channels, H, W) images or (N, D) vectors, float in [0, 1]
 z   (N, d) features, z = encoder(x)
     (N, C) logits, head(z)
 
-digit-cnn   Feng et al., KD3A, ICML 2021, Table 4
-lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
-mlp         hidden layers of `model.sizes`; for Amazon Review KD3A has three linear layers in all
-identity    no encoder: the inputs are features, such as vectors of a pretrained network
-resnet18, resnet50, resnet101, alexnet   of torchvision, without their last linear layer
-
-Other packages can add encoders (`fedda.plugins`); a site builds only those it has installed.
+The encoder is a small network (`encoders`), or one that has pretrained weights (`ready`), with a
+bottleneck if `model.bottleneck` says so: linear and BatchNorm, as in Liang et al., SHOT, ICML 2020.
+What `model.train` freezes is no part of the model (`backbone`).
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedda import plugins
-from fedda.config import ModelConfig
-from fedda.errors import FeddaError, ModelError
+from fedda.config import NETWORKS, PRETRAINED, TIMM, ModelConfig
+from fedda.errors import ModelError
 from fedda.train import seed_for
 
 from .arithmetic import Arithmetic
+from .backbone import Backbone, Normalise, frozen, outputs
+from .encoders import encoder as small
 from .extension import Extension
 from .modes import evaluating
-from .pretrained import IMAGENET_MEAN, IMAGENET_STD, LAST, load_pretrained
+from .ready import cut, has_weights, ready
+from .weights import fill
 
 # An image smaller than this has no pixel left at the end of the network.
 _SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
-
-# The widest hidden layer of an mlp: a server must not make a site run out of memory.
-_WIDEST = 100_000
 
 # The learning rate of new layers, in units of that of pretrained ones, as in FADA.
 _NEW_LAYERS = 10
@@ -51,48 +47,57 @@ class Model(nn.Module):
         arithmetic: how the encoder computes while it trains.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Linear,
-        *,
+        normalise: Normalise | None = None,
         pretrained: bool = False,
-        repeat: bool = False,
     ) -> None:
         """Join the two halves.
 
         Args:
             encoder: From inputs to features (N, d).
             head: From features to logits (N, C).
-            pretrained: The encoder expects inputs normalised like those of ImageNet.
-            repeat: The data have one channel and the encoder takes three.
+            normalise: What brings images to the form that the encoder expects, if it needs any.
+            pretrained: The encoder starts from pretrained weights, but for its bottleneck.
         """
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.normalise = normalise
         self.pretrained = pretrained
-        self.repeat = repeat
         self.extension: Extension | None = None
+        names = [name for name, _ in self.named_parameters()]
+        self.fresh = frozenset(n for n in names if n.startswith(("head.", "encoder.bottleneck.")))
         self.arithmetic = Arithmetic()
-        self.fresh = frozenset(f"head.{name}" for name, _ in head.named_parameters())
-        # Constants stay out of the state_dict, which is sent: it holds only what is learnt.
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        self._frozen: tuple[Backbone, ...] = ()  # in a tuple, torch does not count it as a part
 
     @property
     def width(self) -> int:
         """The number of features d."""
         return self.head.in_features
 
+    @property
+    def backbone(self) -> Backbone | None:
+        """The frozen part, which the model needs only for images; None if there is none."""
+        return self._frozen[0] if self._frozen else None
+
+    def attach(self, backbone: Backbone | None) -> Self:
+        """Let the model take images, too, and not only a frozen part's outputs for them."""
+        self._frozen = () if backbone is None else (backbone,)
+        return self
+
     def features(self, x: Tensor) -> Tensor:
-        """Features, z = encoder(x), the input of the head -> (N, d)."""
-        if self.repeat:
-            x = x.expand(-1, 3, -1, -1)
-        if self.pretrained:
-            x = (x - self.mean) / self.std
+        """Features, z = encoder(x), the input of the head -> (N, d).
+
+        Args:
+            x: Inputs of the encoder, or images, if the model's frozen part is attached.
+        """
+        if self._frozen and tuple(x.shape[1:]) == self._frozen[0].shape:
+            x = self._frozen[0](x)
+        if self.normalise is not None:
+            x = self.normalise(x)
         return self.arithmetic(self.encoder, x)
 
     def compute(self, arithmetic: Arithmetic) -> None:
@@ -103,6 +108,12 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits, head(encoder(x)) -> (N, C)."""
         return self.head(self.features(x))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the frozen part along, as `to` does with all others."""
+        for part in self._frozen:
+            part._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Parameter groups of an optimizer, with the learning rate of each.
@@ -120,7 +131,7 @@ class Model(nn.Module):
 
     def extend(self, extension: Extension, seed: int, device: str = "cpu") -> None:
         """Let a method add its layers; their random values depend on the seed alone."""
-        pretrained = {id(p) for p in self.encoder.parameters()}
+        pretrained = {id(p) for name, p in self.named_parameters() if name not in self.fresh}
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.default_generator.manual_seed(seed_for(seed, "extension"))
             extension.add_to(self)
@@ -144,9 +155,7 @@ def build(
         seed: Seed of the weights that are not pretrained.
         extension: The layers that a method adds, or None.
     """
-    model = _assemble(config, shape, classes, seed)
-    if config.weights != "none":
-        load_pretrained(model, config)
+    model = _assemble(config, shape, classes, seed, weights=config.weights != "none")
     if extension is not None:
         model.extend(extension, seed)
     return model
@@ -207,19 +216,64 @@ def predict(model: Model, x: Tensor, batch: int = 256) -> Tensor:
 
 
 def _assemble(
-    config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int, device: str = "cpu"
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    device: str = "cpu",
+    weights: bool = False,
 ) -> Model:
     _check(config, shape, classes)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         # torch.manual_seed would also seed the GPUs, and the fork above does not restore those.
         torch.default_generator.manual_seed(seed)
-        encoder, width = _ENCODERS.get(config.name, _added)(config, shape)
-        return Model(
-            encoder,
-            nn.Linear(width, classes),
-            pretrained=config.weights != "none",
-            repeat=config.name in LAST and shape[0] == 1,
-        )
+        network, width, normalise = _network(config, shape, weights)
+        encoder = network
+        if config.bottleneck or frozen(config):
+            encoder = nn.Sequential(OrderedDict(network=network))
+        if config.bottleneck:
+            encoder.add_module("bottleneck", _bottleneck(config, width))
+        head = nn.Linear(config.bottleneck or width, classes)
+        model = Model(encoder, head, normalise, _learns_pretrained(config))
+    if weights and not frozen(config):
+        fill(network, None if config.bottleneck else head, config, shape[1:], fetch=True)
+    return model
+
+
+def _network(
+    config: ModelConfig, shape: tuple[int, ...], weights: bool
+) -> tuple[nn.Module, int, Normalise | None]:
+    """The part of the network that learns, its number of features, and what comes before it."""
+    if not has_weights(config.name):
+        return *small(config, shape), None
+    if config.train == "bottleneck":
+        return nn.Flatten(), math.prod(outputs(config, shape)), None
+    made = ready(config.name, shape[1:])
+    if frozen(config):
+        if weights:
+            fill(made.network, None, config, shape[1:], fetch=True)
+        return cut(config.name, made.network)[1], made.width, None
+    repeat = shape[0] == 1
+    if config.weights != "none":
+        return made.network, made.width, Normalise(made.mean, made.std, repeat)
+    return made.network, made.width, Normalise((0.0,) * 3, (1.0,) * 3, True) if repeat else None
+
+
+def _bottleneck(config: ModelConfig, width: int) -> nn.Module:
+    """SHOT's bottleneck: linear, BatchNorm, and dropout if there is any."""
+    units = config.bottleneck
+    layers: dict[str, nn.Module] = {
+        "linear": nn.Linear(width, units),
+        "norm": nn.BatchNorm1d(units),
+    }
+    if config.dropout:
+        layers["dropout"] = nn.Dropout(config.dropout)
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _learns_pretrained(config: ModelConfig) -> bool:
+    """Whether some of the layers that learn start from pretrained weights."""
+    return config.weights != "none" and config.train != "bottleneck"
 
 
 def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
@@ -227,24 +281,30 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
     name = config.name
     if classes < 2:
         raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
-    if config.sizes and name in _ENCODERS and name != "mlp":
+    if config.sizes and name in NETWORKS and name != "mlp":
         raise ModelError(
             f"model.sizes is '{config.sizes}', but {name} has fixed sizes; leave it empty "
             "or set model.name to mlp."
         )
-    if config.weights != "none" and name not in LAST:
+    if config.weights != "none" and not has_weights(name):
         raise ModelError(
             f"model.weights is '{config.weights}', but {name} has no pretrained weights; "
-            f"set model.weights to none or model.name to one of {', '.join(LAST)}."
+            f"set model.weights to none or model.name to {TIMM}NAME or one of "
+            f"{', '.join(PRETRAINED)}."
         )
-    if name in ("mlp", "identity") or name not in _ENCODERS:
+    if frozen(config) and config.weights == "none":
+        raise ModelError(
+            f"model.train is {config.train}, so the rest of {name} would keep random weights; set "
+            "model.weights, or set model.train to all."
+        )
+    if name in ("mlp", "identity") or not (name in NETWORKS or has_weights(name)):
         return
     if len(shape) != 3:
         raise ModelError(
             f"{name} takes images of shape (channels, height, width), but the inputs have shape "
             f"{shape}; set model.name to mlp for vectors."
         )
-    if name in LAST and shape[0] not in (1, 3):
+    if has_weights(name) and shape[0] not in (1, 3):
         raise ModelError(
             f"{name} takes images of 1 or 3 channels, but these have {shape[0]}; "
             "set input.channels to 3."
@@ -255,106 +315,3 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
             f"{name} needs images of at least {smallest} x {smallest} pixels, but these are "
             f"{shape[1]} x {shape[2]}; set input.size to {smallest} or more."
         )
-
-
-def _digit_cnn(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """KD3A, Table 4. Padded convolutions keep the size; each of the two poolings halves it."""
-    channels, height, width = shape
-    encoder = nn.Sequential(
-        *(nn.Conv2d(channels, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128), nn.ReLU()),
-        nn.Flatten(),
-    )
-    return encoder, 128 * (height // 4) * (width // 4)
-
-
-def _lenet(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """FRUDA, F.0.2: unpadded convolutions of 20 and 50 channels, each pooled, then 500 units."""
-    channels, height, width = shape
-    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    encoder = nn.Sequential(
-        *(nn.Conv2d(channels, 20, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(50 * sides[0] * sides[1], 500), nn.ReLU()),
-    )
-    return encoder, 500
-
-
-def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Linear, BatchNorm and ReLU per hidden layer; some methods need the BatchNorm."""
-    try:
-        sizes = [int(size) for size in config.sizes.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1 or max(sizes) > _WIDEST:
-        raise ModelError(
-            f"model.sizes is '{config.sizes}', but mlp needs the sizes of its hidden layers; "
-            "set it to, for example, 1000,500,100."
-        )
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, size in zip([math.prod(shape), *sizes[:-1]], sizes, strict=True):
-        layers += [nn.Linear(before, size), nn.BatchNorm1d(size), nn.ReLU()]
-    return nn.Sequential(*layers), sizes[-1]
-
-
-def _identity(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """No encoder: the inputs are the features."""
-    return nn.Flatten(), math.prod(shape)
-
-
-def _torchvision(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Everything before the last linear layer of a torchvision network."""
-    # Here, as it takes as long to import as torch itself, and most networks need none of it.
-    from torchvision.models import get_model
-
-    encoder = get_model(config.name, weights=None)
-    last = encoder.get_submodule(LAST[config.name])
-    assert isinstance(last, nn.Linear)
-    parent, _, name = LAST[config.name].rpartition(".")
-    setattr(encoder.get_submodule(parent), name, nn.Identity())
-    return encoder, last.in_features
-
-
-def _added(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Build an encoder of another package and check it on an input of this shape.
-
-    Raises:
-        ModelError: it is not installed on this machine, does not take these inputs, or gives
-            another number of features than it says.
-    """
-    added = plugins.installed("models").get(config.name)
-    if added is None:
-        raise ModelError(
-            f"The network '{config.name}' is not installed on this machine; install the package "
-            f"that adds it, or set model.name to one of {', '.join([*_ENCODERS])}."
-            f"{plugins.why_not('models', config.name)}"
-        )
-    called = f"The network {config.name} of {added.origin}"
-    try:
-        encoder, width = added.value(config, shape)
-        with evaluating(encoder), torch.no_grad():
-            given = tuple(encoder(torch.zeros(2, *shape)).shape)
-    except FeddaError:
-        raise
-    except Exception as error:  # another package's code, on any shape of data
-        why = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{called} does not take inputs of shape {shape} ({type(error).__name__}: {why}); "
-            "choose another network, or other settings of model and input."
-        ) from error
-    if given != (2, width):
-        raise ModelError(
-            f"{called} says that it gives {width} features per input, but for two inputs it gives "
-            f"an array of shape {given}; correct the package."
-        )
-    return encoder, width
-
-
-_ENCODERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], tuple[nn.Module, int]]] = {
-    "digit-cnn": _digit_cnn,
-    "lenet": _lenet,
-    "mlp": _mlp,
-    "identity": _identity,
-    **dict.fromkeys(LAST, _torchvision),
-}

@@ -10,7 +10,7 @@ from typing import Literal
 import safetensors.torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedda
 from fedda import plugins
@@ -18,10 +18,12 @@ from fedda.config import NETWORKS, ModelConfig
 from fedda.errors import ModelError
 from fedda.files import replacing
 
+from .backbone import backbone, frozen
 from .extension import Extension
 from .networks import Model, blank
 
 _KEY = "fedda"
+_FROZEN = "backbone."  # prefix of the weights that do not learn
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,15 @@ def save(
         about["resize"] = resize
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    parts: dict[str, nn.Module] = {"": model}
+    if frozen(config):
+        assert model.backbone is not None, "a model file stands alone, so it needs the frozen part"
+        parts[_FROZEN] = model.backbone
+    tensors = {
+        f"{prefix}{name}": tensor.detach().cpu().contiguous()
+        for prefix, part in parts.items()
+        for name, tensor in part.state_dict().items()
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -91,7 +101,12 @@ def load(path: str | Path) -> tuple[Model, Meta]:
             model = blank(meta.config, meta.shape, len(meta.classes), meta.extension)
         except ModelError as error:
             raise ModelError(f"'{path}' cannot be loaded. {error}") from error
-        model.load_state_dict(tensors)
+        model.load_state_dict({n: t for n, t in tensors.items() if not n.startswith(_FROZEN)})
+        if frozen(meta.config):
+            made = backbone(meta.config, meta.shape, weights=False)
+            held = {n.removeprefix(_FROZEN): t for n, t in tensors.items() if n.startswith(_FROZEN)}
+            made.load_state_dict(held)
+            model.attach(made)
     return model.eval(), meta
 
 

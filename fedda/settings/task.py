@@ -37,6 +37,9 @@ class Task(Section):
     )
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
+    frozen: str = Field(
+        default="", pattern=r"^[0-9a-f]*$", description="hash of the weights that do not travel"
+    )
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     wire: WireConfig = WireConfig()

@@ -15,6 +15,10 @@ from fedda.wire import Arrays, Kind, Manifest, Packed, Part, pieces
 
 from .roster import Node, Roster
 
+# A model whose weights are smaller than this, in the root of their mean square, counts as if they
+# were so large. A new head is small, and it grows by many times its norm in its first round.
+SMALL = 0.2
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -50,7 +54,7 @@ class Checks:
     def begin(self, sent: Packed) -> None:
         """Set the model at the start of a round, with which the round's replies are compared."""
         self._sent = sent.unpack()
-        self._norm = norm(self._sent)
+        self._unit = max(norm(self._sent), SMALL * math.sqrt(weights(self._sent)))
 
     def read(
         self,
@@ -119,7 +123,7 @@ class Checks:
                     )
         if not most:
             return
-        change = norm(model, self._sent) / max(self._norm, 1e-12)
+        change = norm(model, self._sent) / self._unit
         if change > most:
             raise WireError(
                 f"'{name}' from {node.name} is {change:.1f} norms away from the model that was "
@@ -134,9 +138,18 @@ def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
     """
     total = 0.0
     for name, values in arrays.items():
-        if values.dtype.kind == "f" and "running_" not in name:
+        if _is_weight(name, values):
             for part, other in pieces(values, values if minus is None else minus[name]):
                 with np.errstate(over="ignore"):  # an infinite norm is beyond every bound
                     moved = part if minus is None else part - other
                     total += float(np.vdot(moved, moved))
     return math.sqrt(total)
+
+
+def weights(arrays: Arrays) -> int:
+    """Return how many numbers `norm` is over."""
+    return sum(values.size for name, values in arrays.items() if _is_weight(name, values))
+
+
+def _is_weight(name: str, values: np.ndarray) -> bool:
+    return values.dtype.kind == "f" and "running_" not in name

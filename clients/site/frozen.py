@@ -1,0 +1,176 @@
+"""The frozen part of a pretrained network at a site: it runs once per image, and never again.
+
+Its weights are the site's own copy, and must have the hash that the request names. Its outputs stay
+in memory, and with a folder to keep them in also on the site's disk.
+"""
+
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedda import data, models
+from fedda.data.augment import Augmentation, augmentation
+from fedda.errors import ModelError
+from fedda.files import replacing
+from fedda.settings import Task
+from fedda.train import generator
+
+logger = logging.getLogger("fedda.site")
+
+BATCH = 64  # images at a time
+FILES = 64  # of outputs that stay on the disk
+
+Images = TypeVar("Images", bound=data.Labelled | data.Unlabelled)
+
+
+class Frozen:
+    """The frozen parts that a site needs, and what they give for its images.
+
+    Args:
+        device: where they run.
+        folder: where outputs are kept; None: in memory only.
+        weights: this site's own file of weights, for runs whose weights come from a file; or empty.
+    """
+
+    def __init__(self, device: torch.device, folder: Path | None, weights: str) -> None:
+        self._device = device
+        self._folder = folder
+        self._weights = weights
+        self._parts: dict[tuple[Any, ...], models.Backbone] = {}
+        self._taken: dict[tuple[Any, ...], Any] = {}
+        self._views: dict[tuple[Any, ...], Tensor] = {}
+
+    def forget(self) -> None:
+        """Forget the outputs, as the images have changed."""
+        self._taken, self._views = {}, {}
+
+    def part(self, task: Task) -> models.Backbone | None:
+        """The frozen part of a training's network; None if all of it learns.
+
+        Raises:
+            ModelError: its weights are not on this machine, or are not the server's.
+        """
+        if not models.frozen(task.model):
+            return None
+        key = (task.model, task.frozen, task.dims)
+        if key not in self._parts:
+            self._parts = {key: self._make(task)}
+        return self._parts[key]
+
+    def outputs(self, what: str, task: Task, images: Images) -> Images:
+        """The same examples as the run's model takes them: images, or a frozen part's outputs.
+
+        Args:
+            what: `train` or `test`; the last set of each stays in memory.
+            task: names the part.
+            images: as bytes or floats, (N, channels, H, W).
+
+        Raises:
+            ModelError: as for `part`.
+        """
+        part = self.part(task)
+        if part is None:
+            return images
+        key = (what, task.model, task.frozen, task.dims, task.names if what == "test" else ())
+        if key not in self._taken:
+            self._taken = {k: v for k, v in self._taken.items() if k[0] != what}
+            self._taken[key] = replace(images, x=self._computed(task, images.x, part))
+        return self._taken[key]
+
+    def views(self, task: Task, images: data.Labelled | data.Unlabelled) -> Tensor | None:
+        """The outputs for V views of each image, changed by `train.augment` -> (V, N, *out).
+
+        They are computed once, too, so a training sees the same V views in every round. None if
+        nothing is augmented, or nothing is frozen.
+
+        Raises:
+            ConfigError: there is no such augmentation.
+            ModelError: as for `part`.
+        """
+        names, part = task.train.augment, self.part(task)
+        augment = augmentation(names)
+        if augment is None or part is None:
+            return None
+        key = (task.model, task.frozen, task.dims, names, task.train.views)
+        if key not in self._views:
+            found = [
+                self._computed(task, images.x, part, augment, f"{names} {view}")
+                for view in range(task.train.views)
+            ]
+            self._views = {key: torch.stack(found)}
+        return self._views[key]
+
+    def _make(self, task: Task) -> models.Backbone:
+        config, own = task.model, self._weights
+        if models.is_file(config.weights):
+            if not own:  # a server must not choose a path that is opened here
+                raise ModelError(
+                    f"The frozen weights of this run come from a file, '{config.weights}' at the "
+                    "server; start this site with --weights and its own copy of that file."
+                )
+            config = config.model_copy(update={"weights": own})
+        made = models.backbone(config, task.dims)
+        if (found := made.digest()) != task.frozen:
+            raise ModelError(
+                f"The weights '{config.weights}' of {config.name} at this site have the hash "
+                f"{found}, but the server's have {task.frozen}; install the same file or package "
+                "at both."
+            )
+        return made.to(self._device)
+
+    @torch.no_grad()
+    def _computed(
+        self,
+        task: Task,
+        x: Tensor,
+        part: models.Backbone,
+        augment: Augmentation | None = None,
+        view: str = "",
+    ) -> Tensor:
+        """Outputs for all images, or for a view of all -> (N, *out) float32, on the CPU."""
+        place = None
+        if self._folder is not None:
+            about = f"{task.frozen} {tuple(x.shape)} {x.dtype} {view}"
+            content = hashlib.blake2b(about.encode(), digest_size=16)
+            for images in x.split(BATCH):  # they may lie on the disk, and be more than memory holds
+                content.update(images.contiguous().numpy().data)
+            place = self._folder / f"{content.hexdigest()}.safetensors"
+            if (kept := _read(place, len(x))) is not None:
+                return kept
+        logger.info("computing features of %d images with %s, once", len(x), task.model.name)
+        draws, parts = generator("view", view), []
+        for images in x.split(BATCH):
+            inputs = models.as_inputs(images, self._device)
+            inputs = inputs if augment is None else augment(inputs, draws)
+            parts.append(part(inputs).float().cpu())
+        found = torch.cat(parts)
+        if place is not None:
+            _keep(place, found)
+        return found
+
+
+def _read(place: Path, count: int) -> Tensor | None:
+    try:
+        kept = load_file(place)["outputs"]
+    except (OSError, SafetensorError, KeyError):
+        return None  # not there, or damaged
+    return kept if len(kept) == count else None
+
+
+def _keep(place: Path, found: Tensor) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as part:
+            save_file({"outputs": found}, part)
+        files = sorted(place.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+        for old in files[:-FILES]:
+            old.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:  # a full disk costs time, not the round
+        logger.warning("features cannot be kept on disk (%s)", error)
