@@ -95,7 +95,7 @@ def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Fed
 
 
 def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Federation) -> None:
-    settings = KD3A | {"wait.min-sources": 3, "wait.train": 8.0}
+    settings = KD3A | {"wait.min-sources": 3, "wait.train": 15.0}
     hub.act("carl", {"2": ["sleep", 600]})
     hub.act("town", {"3": ["sleep", 600]})
     run = hub.begin("paused", settings)

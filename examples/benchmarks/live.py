@@ -31,14 +31,17 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def domains(folder: Path, sources: int, examples: int = 16) -> dict[str, tuple[str, Path]]:
-    """Write random vectors for the sources and one target -> role and file of each site."""
+def domains(
+    folder: Path, sources: int, examples: int = 16, shape: tuple[int, ...] = (FEATURES,)
+) -> dict[str, tuple[str, Path]]:
+    """Write random vectors, or images, for the sources and a target -> role and file of each."""
     folder.mkdir(parents=True, exist_ok=True)
     sites = {}
     for number in range(sources + 1):
         name = f"source-{number:02}" if number < sources else "target"
         rng = np.random.default_rng(number)
-        x = rng.random((examples, FEATURES), dtype=np.float32)
+        x = rng.random((examples, *shape), dtype=np.float32)
+        x = x if len(shape) == 1 else (255 * x).astype(np.uint8)
         y = np.arange(examples) % CLASSES
         arrays = {"x_train": x, "x_test": x, "y_test": np.concatenate([[CLASSES - 1], y[1:]])}
         if name != "target":

@@ -12,6 +12,9 @@ sites' own work.
     resident_45mb_s        a wave with a model of --mb megabytes, the slower of the two kinds
     resident_45mb_wave_s   each wave with that model: train, evaluate
     resident_45mb_round_s  a whole round with that model
+    resident_frozen_s      a whole round of a ResNet-18 of which only a bottleneck learns
+    frozen_mb              the size of what travels of it, in megabytes
+    frozen_whole_mb        the size of all of it
     stock_tiny_s           a round with Flower's own SuperNodes (`fedda-client --stock`)
     stock_tiny_wave_s      each wave of such a round: train, evaluate
     model_mb               the size of the large model, in megabytes
@@ -28,6 +31,8 @@ import tempfile
 from pathlib import Path
 
 import live
+import torch
+import torchvision
 
 from fedda.ops.federation import Deployment
 
@@ -53,6 +58,9 @@ def main() -> None:
     )
     parser.add_argument("--mb-rounds", type=int, default=8, help="with the large model")
     parser.add_argument(
+        "--frozen-rounds", type=int, default=8, help="with the frozen ResNet-18; 0: skip it"
+    )
+    parser.add_argument(
         "--stock-rounds", type=int, default=3, help="with Flower's SuperNode; 0: skip it"
     )
     args = parser.parse_args()
@@ -77,6 +85,9 @@ def main() -> None:
                 figures["resident_45mb_round_s"] = round(measured.overhead(), 3)
                 figures["model_mb"] = round(measured.model / 1e6, 2)
                 live.say(f"{args.mb:g} MB: {figures['resident_45mb_s']} s a wave")
+        if args.frozen_rounds:
+            live.say("starting a server and resident clients with images")
+            figures |= frozen(folder, app, args)
         if args.stock_rounds:
             live.say("starting a server and Flower's own SuperNodes")
             stock = {name: ["--stock"] for name in sites}
@@ -86,6 +97,27 @@ def main() -> None:
                 figures["stock_tiny_wave_s"] = waves(measured)
     figures["load_before"] = round(load, 2)
     print(json.dumps(figures))
+
+
+def frozen(folder: Path, app: Path, args: argparse.Namespace) -> dict[str, object]:
+    """Time rounds of a network whose weights, here random ones, lie at every site."""
+    weights = folder / "resnet18.pth"
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), weights)
+    sites = live.domains(folder / "images", args.sources, shape=(32, 32, 3))
+    own = {name: ["--weights", str(weights)] for name in sites}
+    chosen = {"name": "resnet18", "weights": str(weights), "train": "bottleneck", "bottleneck": 256}
+    settings = {
+        "method": "fedavg",
+        "rounds": args.frozen_rounds + live.WARM_UP + 1,
+        **{f"model.{key}": value for key, value in chosen.items()},
+    }
+    with Deployment(folder / "frozen", sites, client_options=own) as deployment:
+        measured = live.run(deployment, app, "frozen", settings)
+    return {
+        "resident_frozen_s": round(measured.overhead(), 3),
+        "frozen_mb": round(measured.model / 1e6, 2),
+        "frozen_whole_mb": round(weights.stat().st_size / 1e6, 1),
+    }
 
 
 def tiny(rounds: int) -> dict[str, object]:

@@ -11,6 +11,14 @@ turns, and every figure is a median over --repeats turns, as other programs dist
     ratio_bfloat16    the same in bfloat16, the plain loop with torch.autocast around the network
     bfloat16_speedup  the site's seconds in float32 / its seconds in bfloat16
     images_per_s      of each arm, by name
+
+And with a pretrained network, --frozen, under a bottleneck (needs fedda[pretrained]):
+
+    frozen_speedup      seconds of a round that trains all of it / of one on kept features
+    frozen_bytes_share  bytes of the model that travels if only the bottleneck learns / if all does
+    frozen_accuracy     in %, of a bottleneck trained on kept features, and on features that are
+                        computed again for every batch: the same training twice
+
     load_before       the machine's load average when the benchmark began
 
 The last line of the output is one JSON object with these keys.
@@ -22,7 +30,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +50,18 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 def make_data(path: Path, args: argparse.Namespace) -> None:
-    """Write images of noise with labels."""
+    """Write images of noise with labels; a class has a slightly brighter band of rows."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (args.images, args.size, args.size, 3), dtype=np.uint8)
-    np.savez(path, x_train=x, y_train=np.arange(args.images) % CLASSES)
+    x = rng.integers(0, 200, (args.images, args.size, args.size, 3), dtype=np.uint8)
+    y = np.arange(args.images) % CLASSES
+    band = np.arange(args.size) * CLASSES // args.size  # (H,)
+    x += (30 * (band == y[:, None])).astype(np.uint8)[:, :, None, None]
+    np.savez(path, x_train=x, y_train=y)
 
 
-def configure(args: argparse.Namespace, precision: str) -> RunConfig:
+def configure(
+    args: argparse.Namespace, precision: str, model: Mapping[str, Any] | None = None
+) -> RunConfig:
     """A run of FedAvg that trains the network in this precision."""
     flat = {
         "method": "fedavg",
@@ -58,6 +71,7 @@ def configure(args: argparse.Namespace, precision: str) -> RunConfig:
         "train.batch-size": args.batch,
         "train.precision": precision,
         "train.channels-last": args.channels_last,
+        **{f"model.{key}": value for key, value in (model or {}).items()},
     }
     return RunConfig.parse(flat)
 
@@ -69,6 +83,8 @@ def site_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callabl
     site = load("clients", "site.memory").Site(node | {"compile": args.compile})
     classes = tuple(map(str, range(CLASSES)))
     task = config.task("fedavg", 0, (3, args.size, args.size), classes, 2)
+    if models.frozen(config.model):
+        task = task.model_copy(update={"frozen": models.digest(config.model, task.dims)})
     model = models.build(config.model, task.dims, CLASSES, 0)
     arrays = {"model": wire.pack(models.to_arrays(model), wire.Kind.MODEL)}
     request = load("clients", "site.request").Request(
@@ -119,6 +135,68 @@ def plain_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callab
     return train
 
 
+def frozen_figures(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What it saves to leave a pretrained network as it is, and that it costs no accuracy."""
+    sized = {"images": args.frozen_images, "size": args.frozen_size, "network": args.frozen}
+    args = argparse.Namespace(**(vars(args) | sized))
+    path = folder / f"{args.frozen}.npz"
+    make_data(path, args)
+    learn = ("all", "bottleneck")
+    configs = {
+        part: configure(args, "float32", {"train": part, "weights": "package", "bottleneck": 256})
+        for part in learn
+    }
+    arms: dict[str, Any] = {part: site_arm(configs[part], path, args) for part in learn}
+    seconds: dict[str, list[float]] = {part: [] for part in learn}
+    for number in range(args.repeats + 1):
+        for part, arm in arms.items():
+            arm()
+            if number:  # the first turn computes the features
+                seconds[part].append(arm.seconds)
+    shape = (3, args.size, args.size)
+    sizes = [
+        len(
+            wire.pack(
+                models.to_arrays(models.blank(c.model, shape, CLASSES)), wire.Kind.MODEL
+            ).buffer
+        )
+        for c in configs.values()
+    ]
+    return {
+        "frozen_speedup": round(ratio(*(seconds[part] for part in learn)), 1),
+        "frozen_bytes_share": round(sizes[1] / sizes[0], 3),
+        "frozen_accuracy": accuracies(configs["bottleneck"], path, args),
+    }
+
+
+def accuracies(config: RunConfig, path: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Train a bottleneck twice, on kept features and on features computed batch by batch."""
+    with np.load(path) as file:
+        x, y = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
+    x = x.permute(0, 3, 1, 2).contiguous()
+    part = models.backbone(config.model, tuple(x.shape[1:]))
+    with torch.no_grad():
+        kept = torch.cat(
+            [part(models.as_inputs(some, torch.device("cpu"))) for some in x.split(64)]
+        )
+    found = {}
+    for name, inputs in (("kept", kept), ("recomputed", x)):
+        model = models.build(config.model, tuple(x.shape[1:]), CLASSES, 0).attach(part).train()
+        optimizer = make_optimizer(model.groups(config.train.lr), config.train, config.train.lr)
+        draws = torch.Generator().manual_seed(0)
+        for _ in range(args.frozen_epochs):
+            for indices in torch.randperm(len(x), generator=draws).split(args.batch):
+                loss = F.cross_entropy(
+                    model(models.as_inputs(inputs[indices], y.device)), y[indices]
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        right = models.predict(model, inputs).argmax(dim=1) == y
+        found[name] = round(100 * right.float().mean().item(), 2)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -131,6 +209,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument(
+        "--frozen", default="efficientnet-lite0", help="a network with packaged weights, or none"
+    )
+    parser.add_argument(
+        "--frozen-size", type=int, default=96, help="height and width of its images"
+    )
+    parser.add_argument("--frozen-images", type=int, default=128, help="of one of its rounds")
+    parser.add_argument("--frozen-epochs", type=int, default=5, help="for its accuracy")
     parser.add_argument("--compile", action="store_true", help="the site's networks")
     args = parser.parse_args()
 
@@ -150,6 +236,7 @@ def main() -> None:
                 arm()
                 if number:  # the first turn loads data and sets up kernels
                     seconds[name].append(arm.seconds)
+        frozen = {} if args.frozen == "none" else frozen_figures(Path(scratch), args)
     figures: dict[str, Any] = {
         f"ratio_{p}": round(ratio(seconds[f"site_{p}"], seconds[f"plain_{p}"]), 3)
         for p in PRECISIONS
@@ -158,7 +245,7 @@ def main() -> None:
     figures["images_per_s"] = {
         name: round(args.images / statistics.median(each), 1) for name, each in seconds.items()
     }
-    print(json.dumps(figures | {"load_before": load_before}))
+    print(json.dumps(figures | frozen | {"load_before": load_before}))
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
