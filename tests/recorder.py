@@ -64,7 +64,7 @@ def record_frames(folder: Path) -> None:
 
 def requests(folder: Path) -> Iterator[dict[str, Any]]:
     """What `record_requests` wrote."""
-    for line in (folder / REQUESTS).read_text().splitlines():
+    for line in _lines(folder / REQUESTS):
         entry = json.loads(line)
         for way in ("headers", "answered"):
             entry[way] = {b64decode(k).decode(): b64decode(v).decode() for k, v in entry[way]}
@@ -73,9 +73,15 @@ def requests(folder: Path) -> Iterator[dict[str, Any]]:
 
 def frames(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     """What `record_frames` wrote: to or from, the site, the frame."""
-    for line in (folder / FRAMES).read_text().splitlines():
+    for line in _lines(folder / FRAMES):
         way, site, data = json.loads(line)
         yield way, site, b64decode(data)
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file; sites go on asking, so the last one may be half written."""
+    whole, _, _ = path.read_text().rpartition("\n")
+    return whole.splitlines()
 
 
 if __name__ == "__main__":
