@@ -1,6 +1,6 @@
 """Writing files so that they exist complete or not at all, and saying why one cannot be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,6 +34,17 @@ def writing(path: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
+
+
+def keep_newest(files: Iterable[Path], most: int) -> None:
+    """Delete all but the files that were changed last.
+
+    Raises:
+        OSError: a file is gone, or cannot be deleted.
+    """
+    by_age = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+    for old in by_age[most:]:
+        old.unlink(missing_ok=True)
 
 
 def partial_path(path: Path) -> Path:

@@ -18,13 +18,14 @@ from torch import Tensor
 from fedda import data, models
 from fedda.data.augment import Augmentation, augmentation
 from fedda.errors import ModelError
-from fedda.files import replacing
+from fedda.files import keep_newest, replacing
 from fedda.settings import Task
 from fedda.train import generator
 
 logger = logging.getLogger("fedda.site")
 
 BATCH = 64  # images at a time
+DIGEST = 16  # bytes
 FILES = 64  # of outputs that stay on the disk
 
 Images = TypeVar("Images", bound=data.Labelled | data.Unlabelled)
@@ -81,7 +82,8 @@ class Frozen:
         key = (what, task.model, task.frozen, task.dims, task.names if what == "test" else ())
         if key not in self._taken:
             self._taken = {k: v for k, v in self._taken.items() if k[0] != what}
-            self._taken[key] = replace(images, x=self._computed(task, images.x, part))
+            content = self._content(images.x)
+            self._taken[key] = replace(images, x=self._computed(task, images.x, content, part))
         return self._taken[key]
 
     def views(self, task: Task, images: data.Labelled | data.Unlabelled) -> Tensor | None:
@@ -100,8 +102,9 @@ class Frozen:
             return None
         key = (task.model, task.frozen, task.dims, names, task.train.views)
         if key not in self._views:
+            content = self._content(images.x)
             found = [
-                self._computed(task, images.x, part, augment, f"{names} {view}")
+                self._computed(task, images.x, content, part, augment, f"{names} {view}")
                 for view in range(task.train.views)
             ]
             self._views = {key: torch.stack(found)}
@@ -125,11 +128,21 @@ class Frozen:
             )
         return made.to(self._device)
 
+    def _content(self, x: Tensor) -> str:
+        """A digest of images; empty if nothing is kept on disk."""
+        if self._folder is None:
+            return ""
+        content = hashlib.blake2b(f"{tuple(x.shape)} {x.dtype}".encode(), digest_size=DIGEST)
+        for images in x.split(BATCH):  # they may lie on the disk, and be more than memory holds
+            content.update(images.contiguous().numpy().data)
+        return content.hexdigest()
+
     @torch.no_grad()
     def _computed(
         self,
         task: Task,
         x: Tensor,
+        content: str,
         part: models.Backbone,
         augment: Augmentation | None = None,
         view: str = "",
@@ -137,11 +150,9 @@ class Frozen:
         """Outputs for all images, or for a view of all -> (N, *out) float32, on the CPU."""
         place = None
         if self._folder is not None:
-            about = f"{task.frozen} {tuple(x.shape)} {x.dtype} {view}"
-            content = hashlib.blake2b(about.encode(), digest_size=16)
-            for images in x.split(BATCH):  # they may lie on the disk, and be more than memory holds
-                content.update(images.contiguous().numpy().data)
-            place = self._folder / f"{content.hexdigest()}.safetensors"
+            about = f"{task.frozen} {content} {view}"
+            name = hashlib.blake2b(about.encode(), digest_size=DIGEST).hexdigest()
+            place = self._folder / f"{name}.safetensors"
             if (kept := _read(place, len(x))) is not None:
                 return kept
         logger.info("computing features of %d images with %s, once", len(x), task.model.name)
@@ -169,8 +180,6 @@ def _keep(place: Path, found: Tensor) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing(place) as part:
             save_file({"outputs": found}, part)
-        files = sorted(place.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-        for old in files[:-FILES]:
-            old.unlink(missing_ok=True)
+        keep_newest(place.parent.glob("*.safetensors"), FILES)
     except (OSError, SafetensorError) as error:  # a full disk costs time, not the round
         logger.warning("features cannot be kept on disk (%s)", error)

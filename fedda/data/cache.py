@@ -26,7 +26,7 @@ from torch import Tensor
 from fedda.data.sets import DIGEST
 from fedda.data.stored import Stored
 from fedda.errors import ConfigError, DataError
-from fedda.files import replacing
+from fedda.files import keep_newest, replacing
 
 logger = logging.getLogger("fedda.data")
 
@@ -127,10 +127,8 @@ class Cache:
         """Delete what an interruption left, and the entries used longest ago."""
         for half in self.folder.glob(f".*{_ENDING}.part"):
             half.unlink(missing_ok=True)
-        others = [path for path in self.folder.glob(f"*{_ENDING}") if path != new]
-        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in others[KEPT - 1 :]:
-            old.unlink(missing_ok=True)  # a process that uses it keeps it open
+        others = (path for path in self.folder.glob(f"*{_ENDING}") if path != new)
+        keep_newest(others, KEPT - 1)  # a process that uses a deleted one keeps it open
 
 
 def key_of(contents: Sequence[bytes], *form: Any) -> str:
