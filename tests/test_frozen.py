@@ -17,7 +17,7 @@ from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import data, models, plugins, records
 from fedda.config import InputConfig, ModelConfig
-from fedda.errors import ModelError, PolicyError
+from fedda.errors import ConfigError, ModelError, PolicyError
 from fedda.models import export
 from fedda.models.ready import ready
 from fedda.settings import RunConfig, Task
@@ -179,6 +179,15 @@ def test_a_model_file_stands_alone(tmp_path: Path, saved: dict[str, Path]) -> No
 def test_impossible_settings_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence.replace("(", r"\(")):
         models.build(config(**given), IMAGES, 3, seed=0)
+
+
+def test_a_run_may_name_a_network_of_timm_and_crop_to_its_size() -> None:
+    own = {"model.name": VIT, "model.weights": "default", "input.resize": "crop"}
+    chosen = RunConfig.parse(own)
+    chosen.check()
+    assert models.inputs(chosen.input, chosen.model).size == 160
+    with pytest.raises(ConfigError, match=r"set input\.size"):
+        RunConfig.parse({"input.resize": "crop"}).check()
 
 
 def test_images_take_the_size_of_the_weights() -> None:

@@ -21,6 +21,7 @@ from fedda.files import replacing
 from .backbone import backbone, frozen
 from .extension import Extension
 from .networks import Model, blank
+from .ready import has_weights
 
 _KEY = "fedda"
 _FROZEN = "backbone."  # prefix of the weights that do not learn
@@ -140,7 +141,7 @@ def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
 
 def _check_size(meta: Meta, tensors: dict[str, Tensor]) -> None:
     """Refuse a description of a larger model than the file holds, before any of it is built."""
-    if meta.config.name not in NETWORKS:
+    if meta.config.name not in NETWORKS and not has_weights(meta.config.name):
         return  # another package's network, which may build nothing without values
     own = meta.extension is not None and meta.extension.method in plugins.own_methods()
     extension = meta.extension if own else None

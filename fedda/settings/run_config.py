@@ -14,6 +14,7 @@ from fedda.config import (
     AUGMENTATIONS,
     FEATURES_HIDE,
     NETWORKS,
+    TIMM,
     ExchangeConfig,
     Flat,
     GuardConfig,
@@ -87,9 +88,9 @@ class RunConfig(Section):
         if len(set(self.seeds)) < len(self.seeds):  # equal results would give a spread of 0
             raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
         known = [*NETWORKS, *plugins.installed("models")]
-        if self.model.name not in known:
+        if self.model.name not in known and not self.model.name.startswith(TIMM):
             raise ConfigError(
-                f"There is no network '{self.model.name}'; set model.name to one of "
+                f"There is no network '{self.model.name}'; set model.name to {TIMM}NAME or one of "
                 f"{', '.join(known)}."
             )
         names = [name.strip() for name in self.train.augment.split(",")]
@@ -100,7 +101,7 @@ class RunConfig(Section):
                 f"train.augment names '{odd[0]}'; set it to none, or to some of "
                 f"{', '.join(known[1:])}.{plugins.why_not('augment', odd[0])}"
             )
-        if self.input.resize == "crop" and not self.input.size:
+        if self.input.resize == "crop" and not self.input.size and self.model.weights == "none":
             raise ConfigError(
                 "input.resize is crop, which needs a size to crop to; set input.size, for example "
                 "to 224."
