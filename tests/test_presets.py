@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 from fedda import models, plugins
 from fedda.cli import app
 from fedda.cli import run as run_command
+from fedda.compare import Plan, Variant
+from fedda.compare.options import shared_of
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
 from fedda.models.ready import LAST
 from fedda.settings import RunConfig, defaults, presets
-from fedda.settings.presets import BENCHMARKS
+from fedda.settings.presets import BENCHMARKS, STARTS
 
 EVERY = [(m, p) for m in plugins.methods() for p in presets.names(m)]
 PAPERS = ("KD3A", "FADA", "FedDaDiL", "FRUDA")
@@ -93,6 +95,21 @@ def test_rotated_mnist_has_the_values_of_fruda() -> None:
 
 
 # ---- which wins --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_all_methods_that_average_as_fedavg_does_start_with_its_weighting(name: str) -> None:
+    heirs = [m for m in plugins.methods() if "weighting" in plugins.method(m).config.model_fields]
+    heirs.remove("kd3a")  # its weights are of another kind
+    assert {"adabn", "fedprox", "fdann", "mdan"} <= set(heirs)
+    for method in heirs:
+        assert presets.settings(method, [name])[f"{method}.weighting"] == "uniform"
+    variants = [Variant(m) for m in heirs]
+    plan = Plan(Path(), Path(), variants, ["t"], [0], shared_of([], [name], 0))
+    for cell in plan.cells():
+        method = cell.variant.method
+        assert plan.config(cell).options[method].weighting == "uniform"
+    assert "fedprox.weighting" not in presets.settings("adabn", [name])
 
 
 def test_the_last_preset_wins() -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import typer
 
+from fedda import plugins
 from fedda.config import Flat
 from fedda.data import domains
 from fedda.errors import ConfigError, RunError
@@ -38,7 +39,8 @@ def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:
                 f"There is no preset '{name}' for all methods; a method's own is written "
                 f"METHOD:{name}, and those of all methods are {', '.join(presets.FOR_ALL)}."
             )
-        flat |= {key: given.value for key, given in presets.FOR_ALL[name].items()}
+        values = presets.for_all(name, plugins.methods())
+        flat |= {key: given.value for key, given in values.items()}
     flat |= {"rounds": rounds} if rounds else {}
     own = overrides("", change)
     for key in filter(is_shared, own):

@@ -4,12 +4,13 @@
     benchmark   the same for a published data set, for any method: the table below
     method      settings of the method, `PRESETS` of its module, such as `paper` and `official`
 
-If several are given, the last one wins. A benchmark's `kd3a.gate` has no effect on other methods. A
-value that no paper gives has "ours" as its source, and the reason.
+If several are given, the last one wins. A benchmark's `kd3a.gate` has no effect on other methods;
+`fedavg.weighting` also holds for methods that average models as FedAvg does. A value that no paper
+gives has "ours" as its source, and the reason.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedda import plugins
@@ -89,6 +90,7 @@ HEADS: Preset = {
     "model.bottleneck": Given(256, "Liang et al., SHOT, ICML 2020, section 4.2"),
     "model.dropout": Given(0.5, OURS),
     "fedavg.weighting": Given("uniform", "ours: small sources may be nearest to the target"),
+    "kd3a.focus-by-examples": Given(False, "ours: as for fedavg.weighting; KD3A's code"),
     "rounds": Given(60, OURS),
     "train.batch-size": Given(50, "ours: as KD3A on small networks"),
     "train.optimizer": Given("sgd", "ours: as SHOT"),
@@ -179,7 +181,15 @@ def table(method: str) -> dict[str, Preset]:
         }
         for name, values in own.items()
     }
-    return chosen | FOR_ALL
+    return chosen | {name: for_all(name, [method]) for name in FOR_ALL}
+
+
+def for_all(name: str, methods: Iterable[str]) -> Preset:
+    """A start's or benchmark's values, those for FedAvg also for methods with FedAvg's settings."""
+    fedavg, preset = plugins.method("fedavg").config, FOR_ALL[name]
+    heirs = [m for m in methods if issubclass(plugins.method(m).config, fedavg)]
+    own = {k.removeprefix("fedavg."): v for k, v in preset.items() if k.startswith("fedavg.")}
+    return {f"{m}.{k}": v for m in heirs for k, v in own.items()} | preset
 
 
 def settings(method: str, chosen: Sequence[str]) -> Flat:

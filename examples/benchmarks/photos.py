@@ -1,0 +1,231 @@
+"""Office-Caltech10 with pretrained networks: every method, each domain as the target.
+
+    python examples/benchmarks/photos.py --data DATA --table frozen
+
+DATA holds `office_caltech10_photos/` (images/DOMAIN/CLASS/*.jpg) and, for the table googlenet,
+`office_caltech10_googlenet1024/` (one .npz per domain); they are not part of fedda. As is usual
+with this benchmark, a target is tested on the same images that it adapts to without their labels.
+Every accuracy is that of the last round, or of the round with the highest infomax, which needs no
+labels. Trainings are kept in --out, so the same command continues where it was stopped. The last
+line is one JSON object: table -> variant -> target -> [mean, standard deviation].
+
+Tables:
+    frozen      all methods; features of EfficientNet-Lite0 at 224 pixels, under a bottleneck that
+                learns (--preset photos); needs fedda[pretrained]
+    finetuned   FedAvg, AdaBN, FedProx and KD3A; the whole network learns, at 96 pixels; beside them
+                the same methods with the frozen network at 96 pixels
+    googlenet   all methods; GoogLeNet's features (--preset vectors)
+
+Controls below the tables frozen and googlenet, which no federation could train:
+    pooled      one linear head on the sources' pooled features, each source weighing the same; its
+                regularisation is the best one for sources held out in turn, without the target
+    oracle      the same with the target's labels, in five folds of the target's own images
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fedda import data, models, plugins
+from fedda.compare import Plan, Variant
+from fedda.compare.about import header
+from fedda.compare.plan import BENCHMARK, CELLS
+from fedda.compare.statistics import by_target
+from fedda.compare.tables import as_csv, as_markdown, markdown
+from fedda.config import Flat
+from fedda.data.benchmarks import Options, import_benchmark
+from fedda.errors import ConfigError
+from fedda.halves import load
+from fedda.settings import RunConfig, presets
+
+BASELINE = Variant("fedavg", label="FedAvg (source-only)")
+FIRST = [
+    BASELINE,
+    Variant("adabn", label="AdaBN"),
+    Variant("fedprox", label="FedProx"),
+    Variant("kd3a", label="KD3A"),
+]
+ALL = [
+    *FIRST,
+    Variant("kd3a", "paper", label="KD3A paper"),
+    Variant("kd3a", "official", label="KD3A official"),
+    Variant("feddadil", label="FedDaDiL-R"),
+    Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
+]
+CHANGED: Flat = {"input.size": 96}  # of the preset photos, in the table finetuned
+WHOLE: Flat = {
+    "model.train": "all",
+    "rounds": 4,
+    "train.batch-size": 32,
+    "train.lr": 0.01,
+    "train.lr-end": 0.001,
+    "train.momentum": 0.9,
+    "train.precision": "bfloat16",
+    "train.channels-last": True,
+}
+TUNED = [
+    *(Variant(v.method, settings=WHOLE, label=f"{v.label}, all learns") for v in FIRST),
+    *(Variant(v.method, label=f"{v.label}, frozen") for v in FIRST),
+]
+# table -> folder of the data, preset, changes of the preset, variants, baseline
+TABLES: dict[str, tuple[str, str, Flat, list[Variant], str]] = {
+    "frozen": ("office_caltech10_photos", "photos", {}, ALL, BASELINE.name),
+    "finetuned": ("office_caltech10_photos", "photos", CHANGED, TUNED, TUNED[0].name),
+    "googlenet": ("office_caltech10_googlenet1024", "vectors", {}, ALL, BASELINE.name),
+}
+STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the controls' heads
+FOLDS = 5
+
+Features = dict[str, tuple[np.ndarray, np.ndarray]]  # by domain: (N, d), (N,)
+
+
+def prepare(source: Path, out: Path) -> list[str]:
+    """Write the domains where the trainings read them, unless they are there -> their names."""
+    if not (out / BENCHMARK).is_file():
+        if any(source.glob("*.npz")):
+            out.mkdir(parents=True)
+            for path in accuracy.domains(source):
+                with np.load(path) as file:
+                    x, y = file["x"].astype(np.float32), file["y"]
+                np.savez(out / path.name, x_train=x, y_train=y, x_test=x, y_test=y)
+            (out / BENCHMARK).write_text(json.dumps({"options": {"transductive": True}}))
+        else:
+            options = Options(transductive=True, files="symlink")
+            import_benchmark("office-caltech10", source, out, options)
+    return list(data.domains(out))
+
+
+def plan(args: argparse.Namespace, table: str) -> Plan:
+    """The trainings of one table."""
+    folder, preset, changes, variants, _ = TABLES[table]
+    domains = prepare(args.data / folder, args.out / folder)
+    chosen = presets.for_all(preset, plugins.methods())
+    flat = {key: given.value for key, given in chosen.items()} | changes
+    if odd := set(args.target or ()) - set(domains):
+        raise ConfigError(f"There is no domain {min(odd)}; they are {', '.join(domains)}.")
+    targets = tuple(args.target or domains)
+    return Plan(args.out / folder, args.out / table, variants, targets, args.seeds, flat)
+
+
+def features(made: Plan) -> Features:
+    """What the trainings learn from: a frozen network's outputs, or the vectors themselves."""
+    config = RunConfig.parse({"method": "fedavg", "run.name": "features", **made.settings})
+    found: Features = {}
+    names = data.domains(made.data)
+    for name, path in names.items():
+        if models.frozen(config.model):
+            size = models.inputs(config.model, config.input).size
+            dims = (config.input.channels, size, size)
+            images = data.load_source(path, channels=dims[0], size=size)
+            task = config.task("fedavg", 0, dims, images.classes, len(names) - 1)
+            task = task.model_copy(update={"frozen": models.digest(config.model, dims)})
+            kept = made.out / CELLS / "features"
+            images = (
+                load("clients", "site.frozen")
+                .Frozen(torch.device("cpu"), kept, "")
+                .outputs("train", task, images)
+            )
+        else:
+            images = data.load_source(path, channels=0, size=0)
+        found[name] = images.x.numpy(), images.y.numpy()
+    return found
+
+
+def head(strength: float) -> Any:
+    """A linear head on standardised features."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
+
+
+def fitted(known: Features, sources: Sequence[str], strength: float) -> Any:
+    """A head on the pooled features of sources that weigh the same."""
+    x, y = (np.concatenate(part) for part in zip(*(known[s] for s in sources), strict=True))
+    alike = np.concatenate([np.full(len(known[s][1]), 1 / len(known[s][1])) for s in sources])
+    weights = alike * len(alike) / alike.sum()
+    return head(strength).fit(x, y, logisticregression__sample_weight=weights)
+
+
+def controls(known: Features, targets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Accuracy of the pooled head and of the oracle, by target."""
+    rows: dict[str, dict[str, float]] = {"pooled (control)": {}, "oracle (control)": {}}
+    for target in targets:
+        sources = [s for s in known if s != target]
+
+        def held_out(strength: float, sources: list[str] = sources) -> float:
+            others = ((s, [o for o in sources if o != s]) for s in sources)
+            return float(np.mean([fitted(known, o, strength).score(*known[s]) for s, o in others]))
+
+        best = max(STRENGTHS, key=held_out)
+        rows["pooled (control)"][target] = fitted(known, sources, best).score(*known[target])
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+        scores = cross_val_score(head(best), *known[target], cv=folds)
+        rows["oracle (control)"][target] = float(scores.mean())
+    return rows
+
+
+def kept_controls(made: Plan) -> dict[str, dict[str, float]]:
+    """The same, from the file of an earlier call if there is one."""
+    path = made.out / "controls.json"
+    if not path.is_file() or set(made.targets) - set(
+        next(iter(json.loads(path.read_text()).values()))
+    ):
+        path.write_text(json.dumps(controls(features(made), made.targets)))
+    rows = json.loads(path.read_text())
+    return {name: {t: row[t] for t in made.targets} for name, row in rows.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
+    parser.add_argument("--target", action="append", help="default: all domains")
+    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    out = Path("runs/photos")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the tables and CSV files here")
+    jobs = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
+    args = parser.parse_args(arguments)
+
+    answer: dict[str, Any] = {}
+    for table in args.table or TABLES:
+        made = plan(args, table)
+        failed = made.run(args.jobs, accuracy.note)
+        scores = made.scores()
+        command = f"python examples/benchmarks/photos.py --data DATA --table {table}"
+        command += accuracy.typed(parser, args, "target", "seeds")
+        text = header(made, f"photos-{table}", command)
+        text += as_markdown(scores, TABLES[table][4], made.targets)
+        answer[table] = accuracy.figures(by_target(scores))
+        if table != "finetuned":
+            rows = kept_controls(made)
+            cells = [[n, *(f"{100 * row[t]:.1f}" for t in made.targets)] for n, row in rows.items()]
+            text += (
+                "\n".join(["", "### Controls", "", *markdown(["", *made.targets], cells)]) + "\n"
+            )
+            answer[table] |= {n: {t: [v, None] for t, v in row.items()} for n, row in rows.items()}
+        for folder in filter(None, (made.out, args.results)):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"photos-{table}.md").write_text(text)
+            (folder / f"photos-{table}.csv").write_text(as_csv(scores))
+        print(text)
+        for cell, error in failed.items():
+            print(f"FAILED {cell.name}: {error}", flush=True)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    with accuracy.plainly():
+        main()
