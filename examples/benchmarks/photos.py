@@ -125,7 +125,7 @@ def features(made: Plan) -> Features:
     names = data.domains(made.data)
     for name, path in names.items():
         if models.frozen(config.model):
-            size = models.inputs(config.model, config.input).size
+            size = models.inputs(config.input, config.model).size
             dims = (config.input.channels, size, size)
             images = data.load_source(path, channels=dims[0], size=size)
             task = config.task("fedavg", 0, dims, images.classes, len(names) - 1)
@@ -155,10 +155,10 @@ def fitted(known: Features, sources: Sequence[str], strength: float) -> Any:
     return head(strength).fit(x, y, logisticregression__sample_weight=weights)
 
 
-def controls(known: Features, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Accuracy of the pooled head and of the oracle, by target."""
+def controls(known: Features) -> dict[str, dict[str, float]]:
+    """Accuracy of the pooled head and of the oracle, with each domain as the target."""
     rows: dict[str, dict[str, float]] = {"pooled (control)": {}, "oracle (control)": {}}
-    for target in targets:
+    for target in known:
         sources = [s for s in known if s != target]
 
         def held_out(strength: float, sources: list[str] = sources) -> float:
@@ -176,10 +176,8 @@ def controls(known: Features, targets: Sequence[str]) -> dict[str, dict[str, flo
 def kept_controls(made: Plan) -> dict[str, dict[str, float]]:
     """The same, from the file of an earlier call if there is one."""
     path = made.out / "controls.json"
-    if not path.is_file() or set(made.targets) - set(
-        next(iter(json.loads(path.read_text()).values()))
-    ):
-        path.write_text(json.dumps(controls(features(made), made.targets)))
+    if not path.is_file():
+        path.write_text(json.dumps(controls(features(made))))
     rows = json.loads(path.read_text())
     return {name: {t: row[t] for t in made.targets} for name, row in rows.items()}
 
@@ -211,10 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answer[table] = accuracy.figures(by_target(scores))
         if table != "finetuned":
             rows = kept_controls(made)
-            cells = [[n, *(f"{100 * row[t]:.1f}" for t in made.targets)] for n, row in rows.items()]
-            text += (
-                "\n".join(["", "### Controls", "", *markdown(["", *made.targets], cells)]) + "\n"
-            )
+            cells = [[name, *(f"{100 * v:.1f}" for v in r.values())] for name, r in rows.items()]
+            lines = ["", "### Controls", "", *markdown(["", *made.targets], cells)]
+            text += "\n".join(lines) + "\n"
             answer[table] |= {n: {t: [v, None] for t, v in row.items()} for n, row in rows.items()}
         for folder in filter(None, (made.out, args.results)):
             folder.mkdir(parents=True, exist_ok=True)
