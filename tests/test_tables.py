@@ -136,7 +136,7 @@ def encoded(i: int) -> dict[str, Any]:
     return {"bytes": out.getvalue(), "path": None}
 
 
-def hugging_face(folder: Path, damaged: bool = False) -> Path:
+def hugging_face(folder: Path, damaged: bool = False, hidden: int | None = None) -> Path:
     """A data set as Hugging Face writes it: splits in files, numbers with names in the metadata."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (folder / "data").mkdir(parents=True)
@@ -148,6 +148,8 @@ def hugging_face(folder: Path, damaged: bool = False) -> Path:
             "label": [i % 2 for i in numbers],
             "domain": ["photo" if i < 2 else "sketch" for i in numbers],
         }
+        if hidden is not None and split == "test":
+            columns["label"] = [hidden] * len(numbers)
         if damaged:
             columns["image"][0]["bytes"] = columns["image"][0]["bytes"][:50]
         made = arrow.table(columns).replace_schema_metadata(about)
@@ -165,6 +167,15 @@ def test_hugging_face_parquet(tmp_path: Path) -> None:
     assert values(sketch.x) == [2, 3] and sketch.classes == ("cat", "dog")
     with pytest.raises(DataError, match=r"row 1 of .*parquet cannot be read as an image"):
         data.verify(hugging_face(tmp_path / "bad", damaged=True), "target")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(-1, r"no label in row 1"), (2, r"number 2 in its column label")]
+)
+def test_numbers_without_a_name_are_no_labels(tmp_path: Path, number: int, words: str) -> None:
+    path = hugging_face(tmp_path / "hf", hidden=number)
+    with pytest.raises(DataError, match=words):
+        data.load_evaluation(path)
 
 
 def test_parquet_with_paths(tmp_path: Path) -> None:

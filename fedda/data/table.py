@@ -165,8 +165,20 @@ def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
     features = about.get("info", {}).get("features", {})
     for name in names:
         if texts := features.get(name, {}).get("names"):  # numbers that have names
-            columns[name] = [None if v is None else texts[v] for v in columns[name]]
+            columns[name] = [_text(file, name, texts, v) for v in columns[name]]
     return columns
+
+
+def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> str | None:
+    """The name of a number; None if it has none: Hugging Face writes -1 for an unknown label."""
+    if number is None or number == -1:
+        return None
+    if not 0 <= number < len(texts):
+        raise DataError(
+            f"{file} has the number {number} in its column {column}, which its metadata gives "
+            f"{len(texts)} names: mend the numbers or the names"
+        )
+    return texts[number]
 
 
 def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
