@@ -309,9 +309,15 @@ def test_a_site_downloads_nothing(
 @pytest.mark.parametrize("method", plugins.own_methods())
 def test_every_method_runs_on_features(method: str, domains: list[Node], tmp_path: Path) -> None:
     given = ON_FEATURES | {"method": method, "rounds": 4, "run.dir": str(tmp_path)}
-    results, _ = run(domains, given)
+    nodes = [{**node, "state-dir": str(tmp_path / "state")} for node in domains]
+    results, _ = run(nodes, given)
     (training,) = results["trainings"][method]
     assert training["rounds"][-1]["accuracy"] > 0 and not results["events"]
+    files = list(tmp_path.glob("state/*/models/**/*.safetensors"))
+    assert bool(files) == (method == "feddadil")  # its heads, which the target keeps
+    for kept in files:
+        model, about = models.load(kept)
+        assert models.predict(model, torch.rand(2, *about.shape)).shape == (2, 4)
 
 
 def test_only_what_learns_crosses(domains: list[Node]) -> None:

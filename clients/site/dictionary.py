@@ -248,6 +248,7 @@ class Dictionary:
             made = models.blank(task.model, task.dims, task.classes, mixture)
             made.encoder.load_state_dict(self.model.encoder.state_dict())
             made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
+            made.attach(self.site.frozen.part(task))  # a file stands alone
             path = folder / f"{kind}.safetensors"
             about = {"config": task.model, "shape": task.dims, "resize": task.resize}
             models.save(path, made, classes=task.names, **about)

@@ -68,10 +68,9 @@ WHOLE: Flat = {
     "model.train": "all",
     "rounds": 4,
     "train.batch-size": 32,
-    "train.lr": 0.01,
-    "train.lr-end": 0.001,
+    "train.lr": 0.002,  # that of new layers is ten times as high
+    "train.lr-end": 0.0002,
     "train.momentum": 0.9,
-    "train.precision": "bfloat16",
     "train.channels-last": True,
 }
 TUNED = [
