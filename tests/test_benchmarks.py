@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedda import plugins
 from fedda.errors import DataError, RunError
 from fedda.ops.spawn import LOOPBACK
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, presets
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
@@ -36,6 +37,8 @@ DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googl
 DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
 DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
+PHOTOS = ("--data", "HERE/more", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
+PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
 ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
 ROUNDS += ("--frozen-rounds", "1")
 SMALL: dict[str, tuple[str, ...]] = {
@@ -58,6 +61,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         "8",
     ),
     "lazy": LAZY,
+    "photos": PHOTOS,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
     "rounds": ROUNDS,
@@ -84,7 +88,7 @@ LEFT_OUT: dict[str, set[str]] = {
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with four tiny domains of noise, and three small ones of vectors."""
+    """A folder with four tiny domains of noise, and twice three small ones of vectors."""
     folder = tmp_path_factory.mktemp("benchmarks")
     digits = folder / "data" / "digits"
     digits.mkdir(parents=True)
@@ -97,14 +101,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "y_test": np.arange(20) % 10,
         }
         np.savez(digits / f"{name}.npz", **found)
-    vectors = folder / "data" / "office_caltech10_googlenet1024"
-    vectors.mkdir()
-    draw = np.random.default_rng(0)
-    centre = draw.normal(size=(10, 12))
-    for name in ("amazon", "dslr", "webcam"):
-        y = np.arange(80) % 10
-        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
-        np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
+    for place, count in (("data", 80), ("more", 300)):  # gradients are summed over 256 at least
+        vectors = folder / place / "office_caltech10_googlenet1024"
+        vectors.mkdir(parents=True)
+        draw = np.random.default_rng(0)
+        centre = draw.normal(size=(10, 12))
+        for name in ("amazon", "dslr", "webcam"):
+            y = np.arange(count) % 10
+            x = centre[y] + 0.5 * draw.normal(size=(count, 12)) + 0.3 * draw.normal(size=12)
+            np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
     return folder
 
 
@@ -234,6 +239,30 @@ def test_the_accuracy_in_small(here: Path) -> None:
     assert printed("accuracy", here) == found
     assert [path.stat().st_mtime_ns for path in begun] == times  # no cell was trained again
     assert len(begun) == 6
+
+
+@pytest.mark.slow
+def test_the_photos_in_small(here: Path) -> None:
+    """Every method is in the table that has them all, and the controls are below it."""
+    found = printed("photos", here)["googlenet"]
+    assert {"FedAvg (source-only)", "KD3A official", "MDAN", "oracle (control)"} <= set(found)
+    text = (here / "made" / "photos-googlenet.md").read_text()
+    assert "--table googlenet --target webcam --rounds 2 --seeds 0\n" in text
+    for row in found.values():
+        mean, _ = row["webcam"]
+        assert 0 <= mean <= 1 and f"{100 * mean:.1f}" in text
+    assert "not finished" not in text
+
+
+def test_every_table_of_photos_has_valid_settings(load: Any) -> None:
+    photos = load("photos")
+    for _, preset, changes, variants, baseline in photos.TABLES.values():
+        assert baseline in {v.name for v in variants}
+        given = presets.for_all(preset, plugins.methods())
+        shared = {k: v.value for k, v in given.items()} | changes
+        for variant in variants:
+            config = RunConfig.parse({**shared, **variant.flat()})
+            assert config.method == variant.method and config.model.bottleneck == 256
 
 
 @pytest.mark.slow

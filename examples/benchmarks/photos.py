@@ -15,6 +15,7 @@ Tables:
     finetuned   FedAvg, AdaBN, FedProx and KD3A; the whole network learns, at 96 pixels; beside them
                 the same methods with the frozen network at 96 pixels
     googlenet   all methods; GoogLeNet's features (--preset vectors)
+    dils        DILS, as `frozen`, with caltech as the only source
 
 Controls below the tables frozen and googlenet, which no federation could train:
     pooled      one linear head on the sources' pooled features, each source weighing the same; its
@@ -32,6 +33,7 @@ from typing import Any
 import accuracy
 import numpy as np
 import torch
+from adversarial import Part
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -50,6 +52,8 @@ from fedda.halves import load
 from fedda.settings import RunConfig, presets
 
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")
+# DILS begins as FedAvg does, and adapts in the last 20 of the 60 rounds.
+BOTH: list[Flat] = [{"dils.loss": loss, "dils.pretrain": 40} for loss in ("adda", "wassda")]
 FIRST = [
     BASELINE,
     Variant("adabn", label="AdaBN"),
@@ -62,6 +66,15 @@ ALL = [
     Variant("kd3a", "official", label="KD3A official"),
     Variant("feddadil", label="FedDaDiL-R"),
     Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
+    Variant("fdann", label="f-DANN"),
+    Variant("fwdgrl", label="f-WDGRL"),
+    Variant("fdan", label="f-DAN"),
+    Variant("mdan", label="MDAN"),
+]
+ONE = "caltech"  # the only source in the table dils
+PAIR = [
+    *FIRST[:2],
+    *(Variant("dils", settings=b, label=f"DILS {b['dils.loss']}") for b in BOTH),
 ]
 CHANGED: Flat = {"input.size": 96}  # of the preset photos, in the table finetuned
 WHOLE: Flat = {
@@ -82,6 +95,7 @@ TABLES: dict[str, tuple[str, str, Flat, list[Variant], str]] = {
     "frozen": ("office_caltech10_photos", "photos", {}, ALL, BASELINE.name),
     "finetuned": ("office_caltech10_photos", "photos", CHANGED, TUNED, TUNED[0].name),
     "googlenet": ("office_caltech10_googlenet1024", "vectors", {}, ALL, BASELINE.name),
+    "dils": ("office_caltech10_photos", "photos", {}, PAIR, BASELINE.name),
 }
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the controls' heads
 FOLDS = 5
@@ -113,8 +127,11 @@ def plan(args: argparse.Namespace, table: str) -> Plan:
     flat = {key: given.value for key, given in chosen.items()} | changes
     if odd := set(args.target or ()) - set(domains):
         raise ConfigError(f"There is no domain {min(odd)}; they are {', '.join(domains)}.")
-    targets = tuple(args.target or domains)
-    return Plan(args.out / folder, args.out / table, variants, targets, args.seeds, flat)
+    sources = (ONE,) if table == "dils" else ()
+    targets = tuple(t for t in args.target or domains if t not in sources)
+    flat |= {"rounds": args.rounds} if args.rounds else {}
+    place = args.out / folder, args.out / table
+    return Part(*place, variants, targets, args.seeds, flat, sources=sources)
 
 
 def features(made: Plan) -> Features:
@@ -188,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
     parser.add_argument("--target", action="append", help="default: all domains")
+    parser.add_argument("--rounds", type=int, default=0, help="default: those of the preset")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     out = Path("runs/photos")
     parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
@@ -202,11 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         failed = made.run(args.jobs, accuracy.note)
         scores = made.scores()
         command = f"python examples/benchmarks/photos.py --data DATA --table {table}"
-        command += accuracy.typed(parser, args, "target", "seeds")
+        command += accuracy.typed(parser, args, "target", "rounds", "seeds")
         text = header(made, f"photos-{table}", command)
         text += as_markdown(scores, TABLES[table][4], made.targets)
         answer[table] = accuracy.figures(by_target(scores))
-        if table != "finetuned":
+        if table in ("frozen", "googlenet"):
             rows = kept_controls(made)
             cells = [[name, *(f"{100 * v:.1f}" for v in r.values())] for name, r in rows.items()]
             lines = ["", "### Controls", "", *markdown(["", *made.targets], cells)]
