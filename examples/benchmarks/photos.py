@@ -10,8 +10,8 @@ labels. Trainings are kept in --out, so the same command continues where it was 
 line is one JSON object: table -> variant -> target -> [mean, standard deviation].
 
 Tables:
-    frozen      all methods but the adversarial ones; features of EfficientNet-Lite0 at 224 pixels, under a bottleneck that
-                learns (--preset photos); needs fedda[pretrained]
+    frozen      all methods but the adversarial ones; features of EfficientNet-Lite0 at 224 pixels,
+                under a bottleneck that learns (--preset photos); needs fedda[pretrained]
     finetuned   FedAvg, AdaBN, FedProx and KD3A; the whole network learns, at 96 pixels; beside them
                 the same methods with the frozen network at 96 pixels
     googlenet   the same methods; GoogLeNet's features (--preset vectors)
