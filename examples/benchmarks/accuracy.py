@@ -314,6 +314,19 @@ def note(what: str, cell: Cell, value: Any) -> None:
         print(f"{where}: {value or 'done'}", flush=True)
 
 
+def publish(
+    stem: str, text: str, scores: Sequence[Score], failed: Mapping[Cell, str], *folders: Path | None
+) -> None:
+    """Print tables and what failed, and write tables and scores to the folders that are given."""
+    for folder in filter(None, folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{stem}.md").write_text(text)
+        (folder / f"{stem}.csv").write_text(as_csv(scores))
+    print(text)
+    for cell, error in failed.items():
+        print(f"FAILED {cell.name}: {error}", flush=True)
+
+
 def figures(table: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[str, Any]:
     """Means and standard deviations, rounded, as the JSON object holds them."""
     return {
@@ -387,13 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             command += typed(parser, args, "full", "images", "epochs", "target", "seeds", "threads")
             text = header(made, stem, command) + as_markdown(scores, BASELINE.name, made.targets)
             text += against_fedavg(scores)
-            for folder in filter(None, (made.out, args.results)):
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"{stem}.md").write_text(text)
-                (folder / f"{stem}.csv").write_text(as_csv(scores))
-            print(text)
-            for cell, error in failed.items():
-                print(f"FAILED {cell.name}: {error}", flush=True)
+            publish(stem, text, scores, failed, made.out, args.results)
             answer.setdefault(name, {})[table] = figures(by_target(scores))
     print(json.dumps(answer))
 

@@ -42,7 +42,7 @@ from fedda.compare import Plan, Variant
 from fedda.compare.about import header
 from fedda.compare.plan import BENCHMARK, CELLS
 from fedda.compare.statistics import by_target
-from fedda.compare.tables import as_csv, as_markdown, markdown
+from fedda.compare.tables import as_markdown, markdown
 from fedda.config import Flat
 from fedda.data.benchmarks import Options, import_benchmark
 from fedda.errors import ConfigError
@@ -214,13 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             lines = ["", "### Controls", "", *markdown(["", *made.targets], cells)]
             text += "\n".join(lines) + "\n"
             answer[table] |= {n: {t: [v, None] for t, v in row.items()} for n, row in rows.items()}
-        for folder in filter(None, (made.out, args.results)):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"photos-{table}.md").write_text(text)
-            (folder / f"photos-{table}.csv").write_text(as_csv(scores))
-        print(text)
-        for cell, error in failed.items():
-            print(f"FAILED {cell.name}: {error}", flush=True)
+        accuracy.publish(f"photos-{table}", text, scores, failed, made.out, args.results)
     print(json.dumps(answer))
 
 
