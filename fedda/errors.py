@@ -11,6 +11,7 @@
     ├── KeyFileError    a key or certificate is missing, expired or not registered
     ├── ExchangeError   the exchange of gradients was refused, or ended early
     ├── LostError       a site lost its own state of a training, which nobody else has
+    ├── ForgottenError  a site no longer has a model that a request only names
     ├── PolicyError     the site's policy does not allow what was asked
     ├── BudgetError     a budget of the site's policy is spent
     └── RunError        a run, a checkpoint or a server process cannot go on
@@ -39,6 +40,7 @@ class Code(IntEnum):
     POLICY = 1010
     BUDGET = 1011
     RESTARTED = 1012
+    FORGOTTEN = 1013
 
     @property
     def public(self) -> str:
@@ -59,6 +61,7 @@ _PUBLIC = {
     Code.LOST: "the site lost its own state of this training; restart its client with the same "
     "--state-dir as before, or begin the run anew",
     Code.RESTARTED: "the site's program was restarted before it had answered",
+    Code.FORGOTTEN: "the site no longer has the model that it was sent before",
     Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
@@ -126,6 +129,10 @@ class ExchangeError(FeddaError):
 
 class LostError(FeddaError):
     code = Code.LOST
+
+
+class ForgottenError(FeddaError):
+    code = Code.FORGOTTEN
 
 
 class PolicyError(FeddaError):

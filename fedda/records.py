@@ -7,6 +7,8 @@ A message holds at most these records, and any other is refused:
     task        the run's settings                        (requests)
     step        numbers of this round                     (requests)
     exchange    an invitation to the exchange             (requests)
+    kept        SHA-256 of arrays, by name: those that the site is to keep if they come with it,
+                and those that it has kept if they do not (requests)
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
 """
@@ -22,11 +24,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedda.errors import WireError
 from fedda.wire import Manifest, Packed, shown
 
-Table = Literal["task", "step", "exchange", "metrics", "offer"]
+Table = Literal["task", "step", "exchange", "kept", "metrics", "offer"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"
-RECORDS = ("arrays", "manifests", "task", "step", "exchange", "metrics", "offer")
+RECORDS = ("arrays", "manifests", "task", "step", "exchange", "kept", "metrics", "offer")
 
 
 def write(arrays: Mapping[str, Packed] | None = None, **tables: Mapping[str, Any]) -> RecordDict:

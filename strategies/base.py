@@ -60,6 +60,7 @@ class FedDA(Strategy):
         self.weights: dict[str, float] = {}
         self.session: Session | None = None
         self._mail = setup.mail
+        self._buffer: object = None  # of the model at the start of the round
 
     # ---- what a method writes -------------------------------------------------------------
 
@@ -121,11 +122,14 @@ class FedDA(Strategy):
         """Begin a round: set its number, its model and what sends its requests."""
         self.round = server_round
         self._mail = self._mail or Mail(grid)
+        self._mail.again = self.post.held.again
         self._online = self.setup.online(grid)
         text = Manifest(Kind.MODEL, "float32", self.setup.model.entries).text
-        self.global_model = records.from_arrays(arrays, {"model": text})["model"]
-        self.model = self.as_sent(self.global_model)
-        self.post.checks.begin(self.global_model)
+        model = records.from_arrays(arrays, {"model": text})["model"]
+        if model.buffer is not self._buffer:  # a round begins with the model of the last test
+            self._buffer, self.global_model = model.buffer, model
+            self.model = self.as_sent(model)
+            self.post.checks.begin(model)
         self.post.open.clear()
 
     def is_online(self, node: Node) -> bool:
@@ -186,7 +190,20 @@ class FedDA(Strategy):
         phase, node = self.phase, self.roster.target
         layouts = phase.layouts_for(True)(self.options, self.setup.model)
         heading = Heading(self.round, phase.name, "test", "target")
-        return self.post.write(node, heading, phase.test, layouts, self.tested())
+        return self.post.write(
+            node, heading, phase.test, layouts, self.tested(), keep=self._comes_again()
+        )
+
+    def _comes_again(self) -> bool:
+        """Whether the target trains with the tested model in the next round.
+
+        Only fedda's own mail sends a request again whose model the target has lost.
+        """
+        if self.setup.mail is None or self.round == self.task.rounds:
+            return False
+        hops = self.task.stage(self.round + 1).phase.hops.values()
+        enters = [hop["target"].enters for hop in hops if "target" in hop]
+        return any("model" in {**rule.arrays, **rule.optional} for rule in enters)
 
     def ask(
         self,

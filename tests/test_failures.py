@@ -146,6 +146,33 @@ def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federati
     assert final_model(results, "kd3a") == final_model(hub.alone("revived", settings), "kd3a")
 
 
+def test_a_target_that_is_killed_between_test_and_training_gets_the_model_again(
+    hub: Federation,
+) -> None:
+    settings = KD3A | {"wait.min-sources": 3, "wait.settle": 30.0}
+    hub.act("carl", {"2": ["hold", 0]})
+    run = hub.begin("forgotten", settings)
+    hub.processes["carl"].wait_for("acting: hold in round 2", PATIENCE)
+    hub.kill("town")  # it has tested round 1's model, and is asked to train once carl is done
+    hub.revive("town")
+    hub.processes["town"].wait_for("connected", PATIENCE)
+    hub.act("carl", {})
+    results = run.finish()
+    assert results["events"] == []
+    assert [e["round"] for e in run.find("round")] == [1, 2, 3]
+    hub.processes["town"].wait_for("no longer has the 'model'", PATIENCE)
+    alone = hub.alone("forgotten", settings)
+    assert final_model(results, "kd3a") == final_model(alone, "kd3a")
+    sent, wanted = (
+        [entry["bytes"]["to target model"] for entry in r["trainings"]["kd3a"][0]["rounds"]]
+        for r in (results, alone)
+    )
+    # In round 2 the request with K teachers came twice, the second time with the model.
+    size = wanted[0] // (len(SITES) - 1 + 2)
+    assert wanted == [5 * size, 4 * size, 4 * size]
+    assert sent == [5 * size, 8 * size, 4 * size]
+
+
 def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
     settings = KD3A | {
         "kd3a.smoothing": 0.5,  # its state is at the server

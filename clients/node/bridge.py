@@ -86,7 +86,7 @@ def query(message: Message, site: Site) -> Message:
 
 def train(message: Message, site: Site) -> Message:
     """Check the request, let the method's client train, check the reply."""
-    request = _read(message, site, {"task", "step", "exchange"})
+    request = _read(message, site, {"task", "step", "exchange", "kept"})
     if request.is_test:
         raise WireError("A training request asks for a test.")
     if request.exchange is not None:
@@ -103,11 +103,13 @@ def train(message: Message, site: Site) -> Message:
 
 def evaluate(message: Message, site: Site) -> Message:
     """Check the request, let the method's client test the model, check the reply."""
-    request = _read(message, site, {"task", "step"})
+    request = _read(message, site, {"task", "step", "kept"})
     if not request.is_test:
         raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
     site.gate.book(request)
-    return _reply(message, request, site, {}, _client(request, site).test(request))
+    reply = _reply(message, request, site, {}, _client(request, site).test(request))
+    site.shelf.put(request.arrays, dict(message.content.get("kept", {})))  # type: ignore[arg-type]
+    return reply
 
 
 def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
@@ -115,6 +117,8 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
     arrays, tables = records.read(message.content)
     if not {"task", "step"} <= set(tables) <= set(allowed):
         raise WireError(f"A request must hold task and step, but holds {sorted(tables)}.")
+    tests = message.metadata.message_type.startswith("evaluate")  # its arrays are kept afterwards
+    arrays = site.shelf.take(arrays, {} if tests else tables.get("kept", {}))
     request = Request.make(tables["task"], tables["step"], arrays, tables.get("exchange"))
     if site.role not in PLAYED_BY[request.part] or (request.contract.labels and not site.labels):
         raise WireError(

@@ -23,6 +23,7 @@ from ..policy.trail import Trail
 from . import blocks, reading, state
 from .blocks import Blocks
 from .frozen import Frozen
+from .shelf import Shelf
 
 logger = logging.getLogger("fedda.site")
 
@@ -67,6 +68,7 @@ class Site:
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
+        self.shelf = Shelf()
         self.noted = ""  # the training whose first note was tried last
         self._obey(Policy.parse(str(node.get("policy", ""))), node)
         if node.get("threads"):

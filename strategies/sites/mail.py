@@ -58,6 +58,9 @@ class Mail:
     def owed(self, node_ids: Collection[int]) -> None:
         """Note at each look without a reply which nodes still owe one; here do nothing."""
 
+    def again(self, reply: Message) -> Message | None:
+        """Make the request anew that a reply says the site could not serve; here there is none."""
+
     def failed(self) -> bool:
         """Whether what the requests are for has failed already, whatever replies come; here not."""
         return False
@@ -71,9 +74,7 @@ class Mail:
         """
         asked: dict[str, int] = {}  # node id by request id
         for request in requests:
-            self.sent(request)
-            node = request.metadata.dst_node_id
-            asked |= {i: node for i in self.grid.push_messages([request]) if i}
+            asked |= self._push(request)
             del request
         deadline, pause, waiting = time.monotonic() + wait, POLL, dict.fromkeys(asked)
         while waiting:
@@ -91,6 +92,11 @@ class Mail:
                 if reply.metadata.src_node_id != node:
                     continue
                 self.received(reply)
+                if (request := self.again(reply)) is not None:
+                    new = self._push(request)
+                    asked, waiting = asked | new, waiting | dict.fromkeys(new)
+                    del request
+                    continue
                 yield reply
                 del reply  # free it before the next one is fetched
             now = time.monotonic()
@@ -102,3 +108,9 @@ class Mail:
                 self.owed({asked[request_id] for request_id in waiting})
             pause = POLL if arrived else min(pause * 1.3, POLL_MOST)
             time.sleep(pause)
+
+    def _push(self, request: Message) -> dict[str, int]:
+        """Send a request -> its node's id by its own; empty if the server did not take it."""
+        self.sent(request)
+        node = request.metadata.dst_node_id
+        return {i: node for i in self.grid.push_messages([request]) if i}

@@ -10,6 +10,7 @@ from fedda import records
 from fedda.errors import FeddaError, public
 from fedda.wire import Manifest, Packed, Part
 
+from .held import Held
 from .replies import Checks, Reply
 from .roster import Node, Roster
 from .setup import Setup
@@ -32,11 +33,13 @@ class Post:
         open: the requests that have no reply yet, by the name of the site: the contract of the
             part that it was asked to do, and the layouts of the arrays that this part sends
             besides the run's model.
+        held: which site keeps the model that it was sent to test.
     """
 
     def __init__(self, setup: Setup) -> None:
         self.checks = Checks(setup.guard, setup.model)
         self.open: dict[str, tuple[Part, Mapping[str, Manifest]]] = {}
+        self.held = Held()
         self._setup = setup
 
     def write(
@@ -48,6 +51,7 @@ class Post:
         arrays: Mapping[str, Packed],
         numbers: Mapping[str, float] | None = None,
         exchange: Mapping[str, Any] | None = None,
+        keep: bool = False,
     ) -> Message:
         """Make a request to one site, with records of its own, valid until the deadline.
 
@@ -59,14 +63,24 @@ class Post:
             arrays: the arrays to send.
             numbers: the numbers to send.
             exchange: the site's invitation to sum gradients, if it has one.
+            keep: whether the site is to keep the model for its next request.
         """
         self.open[node.name] = (part, layouts)
         tables = {"exchange": exchange} if exchange else {}
-        step = {**vars(heading), **(numbers or {})}
-        content = records.write(arrays, task=self._setup.task.flat(), step=step, **tables)
+        tables |= {"step": {**vars(heading), **(numbers or {})}, "task": self._setup.task.flat()}
         wait, tests = self._setup.wait, heading.hop == "test"
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
-        return Message(content, node.id, kind, ttl=ttl, group_id=str(heading.round))
+
+        def made(kept: Mapping[str, str]) -> Message:
+            sent = arrays if keep else {n: p for n, p in arrays.items() if n not in kept}
+            content = records.write(sent, **tables, **({"kept": kept} if kept else {}))
+            return Message(content, node.id, kind, ttl=ttl, group_id=str(heading.round))
+
+        if keep:
+            return made(self.held.ask(node.name, arrays))
+        if kept := self.held.name(node.name, arrays):
+            self.held.named(node.name, node.id, lambda: made({}))
+        return made(kept)
 
     def accept(
         self,
@@ -92,6 +106,7 @@ class Post:
                 notice("stale", node.name if node else "", "a reply nobody asked for; dropped")
                 continue
             part, layouts = self.open.pop(node.name)
+            self.held.answered(node.name, node.id, not message.has_error())
             if message.has_error():
                 notice("failed", node.name, public(message.error.code))
                 failed(node.name)
@@ -108,3 +123,4 @@ class Post:
         for name in sorted(self.open):
             notice("silent", name, "no reply in time; left out of this round")
         self.open.clear()
+        self.held.forget()

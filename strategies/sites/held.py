@@ -1,0 +1,81 @@
+"""Which model each site keeps, so that it is sent once although two requests need it.
+
+The target gets a round's model for its test, and in many methods again in the next round, to train
+with. So the test's request asks the site to keep the model, and the next request only names it, by
+the SHA-256 of its bytes. A site that no longer has it, as after a restart, says so, and is sent the
+whole request at once.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from flwr.app import Message
+
+from fedda.errors import Code
+from fedda.wire import Packed
+
+MODEL = "model"  # the only array that is kept
+MOST_LOST = 2  # times that a site loses it in a row; then it is no more asked to keep any
+
+Whole = Callable[[], Message]
+
+
+class Held:
+    """The models that the sites of one training keep, as far as the server knows."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, str] = {}  # by site: what its open request asks it to keep
+        self._held: dict[str, str] = {}  # by site: what it keeps
+        self._whole: dict[int, tuple[str, Whole]] = {}  # by node: the site, and its request
+        self._lost: Counter[str] = Counter()
+        self._hashed: tuple[object, str] = (None, "")  # the last buffer, and its hash
+
+    def ask(self, site: str, arrays: Mapping[str, Packed]) -> dict[str, str]:
+        """The table of a request that asks a site to keep the model that comes with it."""
+        if MODEL not in arrays or self._lost[site] >= MOST_LOST:
+            return {}
+        self._asked[site] = self._hash(arrays[MODEL])
+        return {MODEL: self._asked[site]}
+
+    def name(self, site: str, arrays: Mapping[str, Packed]) -> dict[str, str]:
+        """The table of a request that leaves out the model that a site has; empty if it has not.
+
+        A site gives a model away with its first use.
+        """
+        digest = self._held.pop(site, "")
+        if not digest or MODEL not in arrays or self._hash(arrays[MODEL]) != digest:
+            return {}
+        return {MODEL: digest}
+
+    def named(self, site: str, node: int, whole: Whole) -> None:
+        """Note how to make a request with all its arrays, if the site has lost one."""
+        self._whole[node] = (site, whole)
+
+    def answered(self, site: str, node: int, ok: bool) -> None:
+        """Note the answer to a request: only a site that served it has kept what it was to keep."""
+        asked = self._asked.pop(site, "")
+        if ok and asked:
+            self._held[site] = asked
+        if ok and self._whole.pop(node, None) is not None:
+            self._lost[site] = 0
+
+    def again(self, reply: Message) -> Message | None:
+        """The whole request for a site that has lost what the last one named; else None."""
+        site, whole = self._whole.get(reply.metadata.src_node_id, ("", None))
+        if whole is None or not reply.has_error() or reply.error.code != Code.FORGOTTEN:
+            return None
+        del self._whole[reply.metadata.src_node_id]
+        self._lost[site] += 1
+        return whole()
+
+    def forget(self) -> None:
+        """Free the requests that nobody will ask for any more, as a hop is over."""
+        self._whole.clear()
+
+    def _hash(self, packed: Packed) -> str:
+        buffer, digest = self._hashed
+        if buffer is not packed.buffer:
+            digest = hashlib.sha256(packed.buffer).hexdigest()
+            self._hashed = (packed.buffer, digest)
+        return digest
