@@ -4,6 +4,7 @@
     ├── ConfigError     a setting is unknown, has the wrong type or contradicts another
     ├── DataError       a file or folder of a site cannot be used
     ├── ModelError      a model or its weights cannot be built or read
+    │   └── WeightsError  a site has not the frozen weights that the run is made with
     ├── WireError       an array or number may not leave or enter a process
     ├── NotFiniteError  training diverged
     ├── RosterError     the sites that joined cannot form a run
@@ -41,6 +42,7 @@ class Code(IntEnum):
     BUDGET = 1011
     RESTARTED = 1012
     FORGOTTEN = 1013
+    WEIGHTS = 1014
 
     @property
     def public(self) -> str:
@@ -61,6 +63,8 @@ _PUBLIC = {
     Code.LOST: "the site lost its own state of this training; restart its client with the same "
     "--state-dir as before, or begin the run anew",
     Code.RESTARTED: "the site's program was restarted before it had answered",
+    Code.WEIGHTS: "the site does not have the server's frozen weights; the full text is in the "
+    "site's own log",
     Code.FORGOTTEN: "the site no longer has the model that it was sent before",
     Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
@@ -101,6 +105,10 @@ class DataError(FeddaError):
 
 class ModelError(FeddaError):
     code = Code.MODEL
+
+
+class WeightsError(ModelError):
+    code = Code.WEIGHTS
 
 
 class WireError(FeddaError):

@@ -4,7 +4,7 @@ A message holds at most these records, and any other is refused:
 
     arrays      packed arrays by name, one flat Flower array each
     manifests   their layouts, by the same names
-    task        the run's settings                        (requests)
+    task        the run's settings                        (requests, queries about weights)
     step        numbers of this round                     (requests)
     exchange    an invitation to the exchange             (requests)
     kept        SHA-256 of arrays, by name: those that the site is to keep if they come with it,

@@ -19,7 +19,7 @@ from fedda.ops.lock import alone
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint
+from . import checkpoint, frozen_weights
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
@@ -84,6 +84,9 @@ def _train(
                 f"simulation has room for {room}, one per CPU; give --engine process, which needs "
                 f"one CPU only, or use a machine with {together} CPUs."
             )
+    task = task_for(config, config.method, config.seeds[0], aims[0])
+    there = [node for node in members.nodes if node.id in sites.there()]
+    frozen_weights.check(grid, task, there, config.wait.evaluate)
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
     for seed, target, method in product(config.seeds, targets, config.trainings):
         (aim,) = members.aims(target)

@@ -166,6 +166,8 @@ class ScriptedGrid(LocalGrid):
             elif name in ("step", "metrics"):
                 crossing.numbers |= set(record) - {"phase", "hop", "part"}
                 crossing.hop = str(record.get("hop", ""))
+            elif name == "kept":  # models that come now, or that came with an earlier request
+                crossing.arrays |= dict.fromkeys(record, "model")
             elif name not in ("arrays", "task"):
                 crossing.numbers |= {f"{name}: {key}" for key in record}
 

@@ -325,7 +325,8 @@ def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
             assert not content
         else:
             task, step = content["task"], content["step"]
-            assert set(content) - {"exchange"} <= {"arrays", "manifests", "task", "step"}
+            assert set(content) - {"exchange", "kept"} <= {"arrays", "manifests", "task", "step"}
+            assert set(content.get("kept", {})) <= {"model"}
             sections = ("model.", "train.", "wire.", "options.")
             assert all(k in TASK or k.startswith(sections) for k in task)
             heading = [str(step[k]) for k in ("part", "phase", "hop")]

@@ -8,19 +8,24 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision
+from flwr.app import Message
 from torch import Tensor
 
 from clients import fedavg
+from clients.app import make_app
+from clients.policy.gate import Gate
+from clients.policy.rules import Limits, Policy
 from clients.policy.sizes import check_parameters
 from clients.site.frozen import Frozen
 from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import data, models, plugins, records
 from fedda.config import InputConfig, ModelConfig
-from fedda.errors import ConfigError, ModelError, PolicyError
+from fedda.errors import Code, ConfigError, ModelError, PolicyError, RosterError
 from fedda.models import export
 from fedda.models.ready import ready
 from fedda.settings import RunConfig, Task
+from server.simulation import LocalGrid
 from tests.local_grid import Bench, Node, run
 
 LITE: dict[str, Any] = {"name": "efficientnet-lite0", "weights": "package"}
@@ -332,6 +337,54 @@ def test_only_what_learns_crosses(domains: list[Node]) -> None:
     assert not np.array_equal(after["head.weight"], before["head.weight"])
     whole = models.parameter_count(models.blank(config(), (1, 32, 32), 4))
     assert sum(array.size for array in after.values()) < 0.01 * whole
+
+
+def test_sites_without_the_weights_are_named_before_the_run_begins(
+    domains: list[Node], tmp_path: Path, saved: dict[str, Path]
+) -> None:
+    other = tmp_path / "other.pth"
+    state = torch.load(saved["resnet18"], weights_only=True)
+    state["conv1.weight"][0, 0, 0, 0] += 1e-3
+    torch.save(state, other)
+    here = str(saved["resnet18"])
+    own = {"anna": here, "bert": str(other), "carl": "", "town": here}
+    nodes = [{**node, "weights": own[node["name"]]} for node in domains]
+    given = ON_FEATURES | {"method": "fedavg", "rounds": 1, "run.dir": str(tmp_path / "runs")}
+    given |= {"model.name": "resnet18", "model.weights": here}
+    sentence = f"^bert, carl do not have the weights .* start each with --weights and a .*{here}"
+    with pytest.raises(RosterError, match=sentence):
+        run(nodes, given)
+    results, _ = run([{**node, "weights": here} for node in nodes], given | {"run.name": "all"})
+    assert results["events"] == []
+
+
+def test_a_question_about_weights_is_bound_by_the_policy(domains: list[Node]) -> None:
+    bench = Bench(domains, "fedavg", **{k.replace(".", "__"): v for k, v in ON_FEATURES.items()})
+    for forbids, code in (
+        ('{"limits": {"parameters": 3000000}}', Code.POLICY),
+        ('{"allow": {"networks": ["mlp"]}}', Code.POLICY),
+        ("", None),
+    ):
+        app = make_app([{**domains[0], "policy": forbids}])
+        grid = LocalGrid(app, [{"partition-id": 0}])
+        question = Message(records.write(task=bench.task.flat()), 1, "query", ttl=60)
+        (reply,) = grid.send_and_receive([question])
+        assert (reply.error.code if reply.has_error() else None) == code
+    (reply,) = grid.send_and_receive([Message(records.write(step={"round": 1}), 1, "query")])
+    assert reply.error.code == Code.WIRE
+
+
+def test_a_policy_bounds_the_views_of_a_frozen_network(domains: list[Node]) -> None:
+    views = {"train.augment": "flip-crop", "train.views": 5}
+    given = {k.replace(".", "__"): v for k, v in (ON_FEATURES | views).items()}
+    bench = Bench(domains, "fedavg", **given)
+    arrays, tables = records.read(bench.begin()[0].content)
+    request = Request.make(tables["task"], tables["step"], arrays)
+    Gate(Policy(limits=Limits(views=5))).admit(request)
+    with pytest.raises(PolicyError, match=r"asks for 5 augmented views .* 4 at most"):
+        Gate(Policy(limits=Limits(views=4))).admit(request)
+    plain = Request.make({**tables["task"], "train.augment": "none"}, tables["step"], arrays)
+    Gate(Policy(limits=Limits(views=1))).admit(plain)
 
 
 def test_a_policy_counts_the_frozen_part(domains: list[Node]) -> None:

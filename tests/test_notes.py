@@ -261,7 +261,7 @@ def test_a_new_run_of_the_same_name_takes_the_old_notes_away(tmp_path: Path) -> 
     assert {p.name for p in folder.iterdir()} == {notes.FIRST}
 
 
-@pytest.mark.parametrize("trouble", ["full disk", "no folder"])
+@pytest.mark.parametrize("trouble", ["full disk", "no folder", "no random state"])
 def test_a_note_that_fails_is_logged_and_the_round_goes_on(
     domains: list[Node],
     tmp_path: Path,
@@ -276,6 +276,15 @@ def test_a_note_that_fails_is_logged_and_the_round_goes_on(
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(notes.np, "savez", full)
+    elif trouble == "no random state":
+        fork = torch.random.fork_rng
+
+        def failing(*gpus: Any, **others: Any) -> Any:
+            if gpus:  # as notes call it
+                raise RuntimeError("the device is gone")
+            return fork(**others)
+
+        monkeypatch.setattr(torch.random, "fork_rng", failing)
     else:
         (tmp_path / "state").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING, "fedda.site"):

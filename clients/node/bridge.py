@@ -15,6 +15,7 @@ from flwr.app import Error, Message
 from fedda import plugins, records
 from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.methods import PartName
+from fedda.settings import Task
 from fedda.wire import Manifest, Packed, Rule
 
 from ..base import Client
@@ -78,7 +79,14 @@ def expired(message: Message) -> bool:
 
 
 def query(message: Message, site: Site) -> Message:
-    """Tell the server what this site offers."""
+    """Tell the server what this site offers, and check the frozen weights that it asks for."""
+    tables = records.read(message.content)[1]
+    if set(tables) - {"task"}:
+        raise WireError(f"A question may hold a task, but holds {sorted(tables)}.")
+    if "task" in tables:
+        task = Task.parse(tables["task"])
+        site.gate.admit_frozen(task)
+        site.frozen.part(task)
     content = records.write(offer=site.offer())
     site.gate.release({}, sum(records.size(content).values()))
     return Message(content, reply_to=message)

@@ -15,11 +15,12 @@ from typing import Any, Self
 
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
+from fedda.settings import Task
 from fedda.wire import Kind, Packed
 
 from ..site.request import Request
 from . import sizes
-from .rules import Policy, named
+from .rules import Names, Policy, named
 from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
@@ -75,27 +76,42 @@ class Gate:
             PolicyError: it is not allowed; the error says what is missing in the policy.
             ModelError: its settings fit no network.
         """
-        allow, task, phase = self.policy.allow, request.task, request.stage.phase.name
-        for what, name, patterns in (
-            ("method", task.method, allow.methods),
-            ("network", task.model.name, allow.networks),
-            ("phase", phase, allow.phases),
-        ):
-            if not named(name, patterns):
-                raise PolicyError(
-                    f"The policy does not allow the {what} '{name}': it allows "
-                    f"{', '.join(patterns) or 'none'} (allow.{what}s)."
-                )
+        task, phase = request.task, request.stage.phase.name
+        self._check_named("phase", phase, self.policy.allow.phases)
+        self._check_task(task)
         self._check_kinds(request)
         if request.exchange is not None:
             self._check_exchange(request.exchange.invitation)
         limits = self.policy.limits
-        sizes.check_names(task, limits.classes, limits.image_side)
         # Atoms and discriminators may be larger in one phase than in another.
         key = (task.model, task.dims, task.classes, task.options, phase, request.is_test)
         if key != self._measured:
             sizes.check_parameters(request, limits.parameters)
             self._measured = key
+
+    def admit_frozen(self, task: Task) -> None:
+        """Check that the frozen part of a training's network may be read here.
+
+        Raises:
+            PolicyError: it may not; the error says what is missing in the policy.
+            ModelError: the settings fit no network.
+        """
+        self._check_task(task)
+        sizes.check_frozen(task, self.policy.limits.parameters)
+
+    def _check_task(self, task: Task) -> None:
+        allow, limits = self.policy.allow, self.policy.limits
+        self._check_named("method", task.method, allow.methods)
+        self._check_named("network", task.model.name, allow.networks)
+        sizes.check_names(task, limits.classes, limits.image_side)
+        sizes.check_views(task, limits.views)
+
+    def _check_named(self, what: str, name: str, patterns: Names) -> None:
+        if not named(name, patterns):
+            raise PolicyError(
+                f"The policy does not allow the {what} '{name}': it allows "
+                f"{', '.join(patterns) or 'none'} (allow.{what}s)."
+            )
 
     def book(self, request: Request) -> None:
         """Take a request from the budgets.

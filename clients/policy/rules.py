@@ -20,6 +20,7 @@ from fedda.errors import ConfigError
 MOST_CLASSES = 10_000
 MOST_SIDE = 4096  # pixels
 MOST_PARAMETERS = 2**28  # 1 GiB as float32
+MOST_VIEWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = re.compile(
     rf"(?P<first>{'|'.join(DAYS)})(-(?P<last>{'|'.join(DAYS)}))? "
@@ -39,11 +40,12 @@ class Allow(Section):
 
 
 class Limits(Section):
-    """The largest model and input that a request may name."""
+    """The largest model and input that a request may name, and the most views of each image."""
 
     image_side: int = Field(default=MOST_SIDE, ge=1, le=MOST_SIDE)
     classes: int = Field(default=MOST_CLASSES, ge=2, le=MOST_CLASSES)
     parameters: int = Field(default=MOST_PARAMETERS, ge=1, le=MOST_PARAMETERS)
+    views: int = Field(default=MOST_VIEWS, ge=1, le=MOST_VIEWS)
 
 
 class Leaving(Section):

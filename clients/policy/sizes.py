@@ -38,6 +38,20 @@ def check_names(task: Task, classes: int, side: int) -> None:
         )
 
 
+def check_views(task: Task, most: int) -> None:
+    """Bound the views of each image that a frozen network computes; others are not computed ahead.
+
+    Raises:
+        PolicyError: it asks for more.
+    """
+    ahead = models.frozen(task.model) and task.train.augment != "none"
+    if ahead and task.train.views > most:
+        raise PolicyError(
+            f"The request asks for {task.train.views} augmented views of each image; this site "
+            f"computes {most} at most (limits.views)."
+        )
+
+
 def check_parameters(request: Request, most: int) -> None:
     """Bound the values of the run's network, and of all else that the method lays out beside it.
 
@@ -60,11 +74,30 @@ def check_parameters(request: Request, most: int) -> None:
     outline = Manifest(Kind.MODEL, "float32", tuple(entries))
     layouts = [outline, *request.layouts(task.options, outline).values()]
     values = sum(entry.size for layout in layouts for entry in layout.entries)
-    if models.frozen(task.model):
-        part = models.backbone(task.model, task.dims, weights=False, device="meta")
-        values += sum(tensor.numel() for tensor in part.state_dict().values())
+    values += _frozen_values(task)
     if values > most:
         raise PolicyError(
             f"The request asks for {task.model.name} with {task.classes} classes, {values:,} "
             f"values with all that {task.method} adds; this site takes {most:,} at most."
         )
+
+
+def check_frozen(task: Task, most: int) -> None:
+    """Bound the values of the frozen part alone.
+
+    Raises:
+        PolicyError: there are more.
+        ModelError: the settings fit no network.
+    """
+    if (values := _frozen_values(task)) > most:
+        raise PolicyError(
+            f"The frozen part of {task.model.name} has {values:,} values; this site takes {most:,} "
+            "at most."
+        )
+
+
+def _frozen_values(task: Task) -> int:
+    if not models.frozen(task.model):
+        return 0
+    part = models.backbone(task.model, task.dims, weights=False, device="meta")
+    return sum(tensor.numel() for tensor in part.state_dict().values())

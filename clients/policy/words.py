@@ -21,6 +21,7 @@ phases = ["*"]               # of methods: `fedda methods --wire` names them
 image-side = 512             # pixels
 classes = 1000
 parameters = 100_000_000     # values of the model, and of all that the method adds
+views = 8                    # augmented views of each image that a frozen network computes
 
 [leaving]                    # what may leave this site
 models = true
@@ -60,6 +61,7 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Methods: {_names(allow.methods)}. Phases: {_names(allow.phases)}."
     yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
     yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
+    yield f"A frozen network computes {limits.views} views of each image at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     named = {"tests": "numbers of tests"}

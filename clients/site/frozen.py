@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedda import data, models
 from fedda.data.augment import Augmentation, augmentation
-from fedda.errors import ModelError
+from fedda.errors import ModelError, WeightsError
 from fedda.files import keep_newest, replacing
 from fedda.settings import Task
 from fedda.train import generator
@@ -56,7 +56,7 @@ class Frozen:
         """The frozen part of a training's network; None if all of it learns.
 
         Raises:
-            ModelError: its weights are not on this machine, or are not the server's.
+            WeightsError: its weights are not on this machine, or are not the server's.
         """
         if not models.frozen(task.model):
             return None
@@ -114,14 +114,17 @@ class Frozen:
         config, own = task.model, self._weights
         if models.is_file(config.weights):
             if not own:  # a server must not choose a path that is opened here
-                raise ModelError(
+                raise WeightsError(
                     f"The frozen weights of this run come from a file, '{config.weights}' at the "
                     "server; start this site with --weights and its own copy of that file."
                 )
             config = config.model_copy(update={"weights": own})
-        made = models.backbone(config, task.dims)
+        try:
+            made = models.backbone(config, task.dims)
+        except ModelError as error:
+            raise WeightsError(str(error)) from error
         if (found := made.digest()) != task.frozen:
-            raise ModelError(
+            raise WeightsError(
                 f"The weights '{config.weights}' of {config.name} at this site have the hash "
                 f"{found}, but the server's have {task.frozen}; install the same file or package "
                 "at both."

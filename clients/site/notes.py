@@ -18,7 +18,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,9 +75,7 @@ def received(client: Noted) -> float:
     """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
-        with _harmless(client):
-            notes = Notes(client)
-            notes.take("received", first=True)
+        _harmlessly(client, lambda: Notes(client).take("received", first=True))
     return time.perf_counter() - start
 
 
@@ -89,15 +87,18 @@ def tested(client: Noted, test: Labelled | None, p: Tensor | None) -> None:
         test: the labelled test images, if there are any.
         p: (N, C) the predicted class probabilities of these images.
     """
+
+    def take() -> None:
+        notes = Notes(client)
+        # If the target trains, its first request was one to train.
+        notes.take("tested", first=not client.trains, test=test)
+        if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
+            notes.confusion(test, p)
+        if notes.is_last and (arrays := client.keepsakes()):
+            notes.write_arrays(DICTIONARY, arrays)
+
     if client.site.notes:
-        with _harmless(client):
-            notes = Notes(client)
-            # If the target trains, its first request was one to train.
-            notes.take("tested", first=not client.trains, test=test)
-            if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
-                notes.confusion(test, p)
-            if notes.is_last and (arrays := client.keepsakes()):
-                notes.write_arrays(DICTIONARY, arrays)
+        _harmlessly(client, take)
 
 
 class Notes:
@@ -208,13 +209,12 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-@contextlib.contextmanager
-def _harmless(client: Noted) -> Iterator[None]:
-    """Leave model and random numbers as they were, and log every error instead of raising it."""
+def _harmlessly(client: Noted, take: Callable[[], None]) -> None:
+    """Take notes, leave model and random numbers as they were, and log every error."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(gpus), torch.no_grad(), evaluating(client.model):
-            yield
+            take()
     except Exception as error:  # a full disk, a full GPU: the run is worth more than a note
         logger.warning("the notes of this round are not complete (%s); the round goes on", error)
