@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from fedda.errors import RunError, WireError
 from fedda.files import replacing
@@ -27,6 +27,11 @@ from fedda.wire import Arrays, Manifest, Packed, lay_out
 UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
 UNREADABLE += (WireError, RecursionError)
 UNTESTED = "untested"  # in the entry of a round of which no test came back
+DTYPES = {  # numpy's names -> those of safetensors
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (32, 64)},
+    **{"uint8": "U8", "uint16": "U16", "bool": "BOOL"},
+}
 ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
 
 
@@ -61,18 +66,16 @@ def write(folder: Path, state: State) -> None:
     # By number, as the name of a memory and the names of its arrays may both contain a slash.
     for place, packed in enumerate(state.arrays.values()):
         flat |= {f"memory/{place}/{n}": a for n, a in packed.raw().items()}
-    data = save({n: np.asarray(a, order="C") for n, a in flat.items()})
     held = replace_fields(state, model={}, arrays={})
     facts = {k: v for k, v in asdict(held).items() if k not in ("model", "arrays")}
     facts["layouts"] = {name: packed.manifest.text for name, packed in state.arrays.items()}
-    facts["digest"] = hashlib.sha256(data).hexdigest()
     # The arrays are written first, to a file named after their round. The JSON file, replaced last,
     # names that file, so a crash in between leaves the previous checkpoint valid.
     facts["arrays"] = f"{state.round}.{ARRAYS}"
-    facts["order"] = list(flat)  # safetensors sorts names, but the order in a packed model counts
+    facts["order"] = list(flat)  # reading gives no order, but the order in a packed model counts
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace(folder / facts["arrays"], data)
+        facts["digest"] = _write_arrays(folder / facts["arrays"], flat)
         replace(folder / FACTS, json.dumps(facts, indent=1).encode())
     except OSError as error:
         raise RunError(
@@ -124,6 +127,32 @@ def replace(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write_arrays(path: Path, flat: Arrays) -> str:
+    """Write a safetensors file -> its SHA-256.
+
+    The library's own function copies all arrays twice in memory first; each is here written from
+    where it lies. The format: the header's length in 8 bytes, a header in JSON, the arrays.
+    """
+    order = sorted(flat, key=lambda name: -flat[name].itemsize)  # each begins at its alignment
+    header, end = {}, 0
+    for name in order:
+        begin, end = end, end + flat[name].nbytes
+        about = {"dtype": DTYPES[str(flat[name].dtype)], "shape": list(flat[name].shape)}
+        header[name] = about | {"data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    total = hashlib.sha256()
+    with replacing(path) as part, part.open("wb") as file:
+        for piece in (len(text).to_bytes(8, "little"), text, *(flat[name] for name in order)):
+            if isinstance(piece, np.ndarray):
+                piece = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+            total.update(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return total.hexdigest()
 
 
 def _packed(manifest: Manifest, flat: Arrays, prefix: str) -> Packed:

@@ -21,10 +21,13 @@ from .sites.roster import Node
 class FedAvg(FedDA):
     """Per round: 1 model to each source, 1 model back from each."""
 
+    _memory: Arrays | None = None  # of the last round's mean, for the next one
+
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
         self.shares = self.count(self.roster.sources)
-        mean = RunningMean(self.global_model.unpack())
+        mean = RunningMean(self.global_model.unpack(), self._memory)
+        self._memory = mean.memory
         losses, weight = {}, {}
         for reply in self.accept(replies, needs={"loss"}):
             name = reply.node.name

@@ -1,5 +1,6 @@
 """Whole runs: repeatable, resumable after any round, and honest about the sites that failed."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from flwr.app import Error, Message
 from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.app import make_app
@@ -376,6 +378,26 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
     checkpoint.write(tmp_path, a_state(2))
     assert_same(checkpoint.read(tmp_path), a_state(2))
+
+
+def test_a_checkpoints_arrays_are_a_file_of_safetensors(tmp_path: Path) -> None:
+    arrays = {
+        "odd": np.array([True, False, True]),
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "none": np.zeros((0, 2), np.float16),
+        "count": np.array(3, np.int64),
+        "bits": np.array([7], np.uint16),
+        "d": np.full((2, 2), np.nan),
+    }
+    file = tmp_path / "a.safetensors"
+    found, digest = {}, checkpoint._write_arrays(file, arrays)
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    with safe_open(file, framework="np") as opened:  # the library's own checks hold
+        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
 
 
 def damage(folder: Path, how: str) -> None:
