@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 from torch.nn import functional as F
 
 from fedda import models
@@ -45,7 +45,7 @@ class Pair(Summing):
         with self.stream() as stream, self.mode(half):
             sync, d = self.lazy(stream, "discriminator"), self.model.head.in_features
             copy = Copy.make(d, options.discriminator, self.task.seed, sync, self.device)
-            encoder = self.paced(optim.Adam(self.moved(), lr=options.lr)) if half.mapping else None
+            encoder = self.paced(self.adam()) if half.mapping else None
             head = {n: w.clone() for n, w in self.model.head.state_dict().items()}
             self.stays("discriminator", copy, strict=True)
             self.stays("model", Network(self.model, encoder), strict=True)
@@ -90,9 +90,10 @@ class Pair(Summing):
             raise lost(last)
         self.model.load_state_dict(saved.get("module"))
 
-    def moved(self) -> list[nn.Parameter]:
-        """Return the parameters that a mapping loss trains."""
-        return list(self.model.encoder.parameters())
+    def adam(self) -> optim.Optimizer:
+        """Make the optimizer of what a mapping loss trains: here the encoder."""
+        betas = (self.options.beta1, self.options.beta2)
+        return optim.Adam(self.model.encoder.parameters(), lr=self.options.lr, betas=betas)
 
     def beside(self, z: Tensor, indices: Tensor) -> Tensor | float:
         """Return a further loss that the same step minimises: here none."""
@@ -108,9 +109,12 @@ class Pair(Summing):
 class Collaborator(Pair, fedavg.Source):
     """Trains its model on labels first, and then helps the target to adapt."""
 
-    def moved(self) -> list[nn.Parameter]:
-        """CADA: the classifier is trained together with the encoder."""
-        return list(self.model.parameters())
+    def adam(self) -> optim.Optimizer:
+        """CADA: the classifier is trained in the same steps, at its own rate."""
+        optimizer, o = super().adam(), self.options
+        rest = {"params": list(self.model.head.parameters()), "lr": o.head_lr}
+        optimizer.add_param_group(rest)
+        return optimizer
 
     def beside(self, z: Tensor, indices: Tensor) -> Tensor:
         """CADA: train the classifier on the features; this does not change the features."""

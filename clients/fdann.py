@@ -13,9 +13,11 @@ from torch.nn import functional as F
 
 from fedda.adversarial.discriminators import (
     HALVES,
+    Discriminator,
     Loss,
     accuracy,
     discriminator_loss,
+    inverted_loss,
     reversed_loss,
 )
 from fedda.data import Labelled, Unlabelled
@@ -123,11 +125,17 @@ class Member(Summing):
         return pull, self.discriminate(z, n)
 
     def against(self, z: Tensor) -> Tensor:
-        """Apply the reversal layer of all discriminators -> scalar."""
+        """Let every discriminator pull at the features; its own weights do not move -> scalar."""
         fixed = z.detach().requires_grad_()
-        losses = {n: reversed_loss(self.half, c.DI, fixed) for n, c in self.copies.items()}
+        losses = {n: self.deceive(c.DI, fixed) for n, c in self.copies.items()}
         (g,) = torch.autograd.grad(self.combined(losses), fixed)
         return (z * g).sum()
+
+    def deceive(self, DI: Discriminator, z: Tensor) -> Tensor:
+        """The encoder's loss against one discriminator, by `reversal.loss` -> scalar."""
+        if self.options.reversal.loss == "inverted":
+            return inverted_loss(self.side, DI, z)
+        return reversed_loss(self.half, DI, z)
 
     def combined(self, losses: dict[str, Tensor]) -> Tensor:
         """Make one loss of the losses against each discriminator, by array name: here the mean."""

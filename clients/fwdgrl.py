@@ -7,7 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedda.adversarial.discriminators import Loss, discriminator_loss
+from fedda.adversarial.discriminators import (
+    Discriminator,
+    Loss,
+    discriminator_loss,
+    reversed_loss,
+)
 from fedda.exchange import Stream
 
 from . import fdann
@@ -37,6 +42,10 @@ class Member(fdann.Member):
         """Take the critic's step first, then train the encoder against the new critic."""
         numbers = self.discriminate(z, n)
         return self.against(z), numbers
+
+    def deceive(self, DI: Discriminator, z: Tensor) -> Tensor:
+        """The encoder's side of the minimax: there are no labels to invert."""
+        return reversed_loss(self.half, DI, z)
 
     def own(self, copy: Copy, z: Tensor) -> Tensor:
         return discriminator_loss(self.half, copy.DI, z, self.options.penalty, self.points)

@@ -112,8 +112,10 @@ class TrainConfig(Section):
     )
     lr: float = Field(default=0.05, gt=0, description="learning rate of the first round")
     lr_end: float = Field(default=0.001, ge=0, description="learning rate of the last round")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="how the learning rate goes from lr to lr-end over the rounds"
+    schedule: Literal["cosine", "linear", "constant", "ganin"] = Field(
+        default="cosine",
+        description="how the learning rate goes from lr to lr-end over the rounds; ganin: it falls "
+        "to a sixth of lr as (1 + 10 q)^-.75, whatever lr-end is",
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
     carry_momentum: bool = Field(

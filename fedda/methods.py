@@ -103,7 +103,8 @@ class Method:
         title: the name that reports show.
         config: the class of its settings, which have keys `NAME.*` in the run's settings.
         phases: its phases, in order.
-        presets: its presets, by the name that `--preset` takes.
+        presets: its presets, by the name that `--preset` takes; keys are the method's own, or
+            those of a section that all methods share, such as `train.lr`.
         stays: a function of the settings: whether the adapted model stays at the target.
         extend: adds the method's layers to a model, given settings that JSON can hold. The added
             layers are sent, saved, loaded and exported like all others.

@@ -168,6 +168,11 @@ def origin(name: str) -> str:
     return OWN if name in own_methods() else installed("methods")[name].origin
 
 
+def full_key(method: str, key: str) -> str:
+    """A key of a method's preset as a run has it: `train.lr` is a run's own, `gate.low` is not."""
+    return key if key.partition(".")[0] in SECTIONS else f"{method}.{key}"
+
+
 def about(name: str) -> str:
     """The first line of the docstring of a method's module."""
     return _first_line(algorithm(name))
@@ -274,7 +279,8 @@ def _check_settings(made: Method) -> None:
     if odd:
         raise ConfigError(f"the default of '{odd[0]}' is not a text, number or truth value.")
     for preset in made.presets.values():
-        validate(made.config, unflatten(preset), made.name)
+        own = {k: v for k, v in preset.items() if full_key(made.name, k) != k}
+        validate(made.config, unflatten(own), made.name)
 
 
 def _half(folder: Half, name: str) -> ModuleType:

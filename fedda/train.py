@@ -142,8 +142,13 @@ def windows(
 
 
 def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:
-    """The rate of one round: lr in the first, lr-end in the last."""
+    """The rate of one round: lr in the first, lr-end in the last.
+
+    `ganin` is the rate of Ganin et al., JMLR 2016, section 5.2.2, and of SHOT: lr (1 + 10 q)^-.75.
+    """
     done = (server_round - 1) / max(rounds - 1, 1)
+    if config.schedule == "ganin":
+        return config.lr * (1 + 10 * done) ** -0.75
     share = {
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "linear": 1 - done,

@@ -31,7 +31,7 @@ class DILS(FedDA):
         if not self.adapts:
             return [self.request(collaborator, {"model": self.model})]
         before = self.stage.rounds_before(self.round)
-        steps = self.steps_per_round(pair)
+        steps = self.steps_per_round(pair) * self.options.epochs
         self.convene({"discriminator": pair}, syncs(before * steps, steps, self.setup.summing.p))
         first = {"model": self.model} if not before else {}
         trained = self.memory.arrays.get(collaborator.name)

@@ -25,6 +25,7 @@ from tests.reference import windows
 
 METHODS = ["fdann", "fwdgrl", "fdan"]
 BATCH, LR, DI_LR, GAMMA, WIDTH = 16, 0.02, 0.01, 10.0, 16
+BETAS = (0.4, 0.99)
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
     "run.name": "four",
@@ -40,6 +41,8 @@ SETTINGS: dict[str, Any] = {
     "track.tensorboard": False,
     "fdann.discriminator.sizes": "8",
     "fdann.discriminator.lr": DI_LR,
+    "fdann.discriminator.beta1": BETAS[0],
+    "fdann.discriminator.beta2": BETAS[1],
     "fwdgrl.discriminator.sizes": "8",
     # Not Adam: the gradient of a critic's bias can be 0 up to rounding, and Adam magnifies that.
     "fwdgrl.discriminator.optimizer": "sgd",
@@ -96,7 +99,9 @@ def groups(pairs: bool) -> dict[str, list[str]]:
     return {f"/{s}": [s] for s in SOURCES} if pairs else {"": list(SOURCES)}
 
 
-def centralised(method: str, domains: list[Node], p: int, pairs: bool, rounds: int) -> Any:
+def centralised(
+    method: str, domains: list[Node], p: int, pairs: bool, rounds: int, loss: str = "inverted"
+) -> Any:
     """Train a method for that many rounds in one plain loop -> the model."""
     config = RunConfig.parse(SETTINGS)
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
@@ -108,8 +113,9 @@ def centralised(method: str, domains: list[Node], p: int, pairs: bool, rounds: i
         return twin.matching(start, W, members, data, EXAMPLES, p, LR)
     DIs = {d: Discriminator(WIDTH, (8,), seed_for(0, f"gradient{d}")) for d in members}
     if method == "fdann":
-        adam = partial(optim.Adam, lr=DI_LR)
-        return twin.adversarial("grl", start, DIs, members, data, {}, EXAMPLES, p, LR, adam)
+        adam = partial(optim.Adam, lr=DI_LR, betas=BETAS)
+        loss = {"reversal": "grl"}.get(loss, loss)
+        return twin.adversarial(loss, start, DIs, members, data, {}, EXAMPLES, p, LR, adam)
     draws: dict[str, torch.Generator] = {}
     calls = dict.fromkeys(EXAMPLES, 0)
     per_round = 2 * len(data["town"][0])  # critic steps
@@ -145,12 +151,13 @@ def cases(*fast: tuple[int, bool]) -> pytest.MarkDecorator:
 
 
 def assert_as_in_one_place(
-    domains: list[Node], folder: Path, method: str, p: int, pairs: bool
+    domains: list[Node], folder: Path, method: str, p: int, pairs: bool, loss: str = ""
 ) -> None:
     """Check that two rounds over four sites give the loop's model, not that of `alone`."""
-    settings = {"exchange.p": p, f"{method}.pairs": pairs}
+    settings: dict[str, Any] = {"exchange.p": p, f"{method}.pairs": pairs}
+    settings |= {f"{method}.reversal.loss": loss} if loss else {}
     found = load_file(run(domains, folder, method, **settings)["model"])
-    wanted = centralised(method, domains, p, pairs, rounds=2)
+    wanted = centralised(method, domains, p, pairs, 2, loss or "inverted")
     plain = alone(domains, method, p)
     moved = 0.0
     for name, value in wanted.state_dict().items():

@@ -56,8 +56,8 @@ def test_every_setting_has_a_description() -> None:
 def test_presets_are_valid_settings(preset: tuple[str, str]) -> None:
     method, name = preset
     chosen = plugins.method(method).presets[name]
-    parsed = RunConfig.parse({f"{method}.{k}": v for k, v in chosen.items()})
-    assert {k: parsed.flat()[f"{method}.{k}"] for k in chosen} == chosen
+    parsed = RunConfig.parse({plugins.full_key(method, k): v for k, v in chosen.items()})
+    assert {k: parsed.flat()[plugins.full_key(method, k)] for k in chosen} == chosen
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from tests.reference import windows
 from tests.reference.lazy import mapping, whole_loss
 
 STEPS, SIDE = 3, 16  # steps per round: 40 and 48 images in batches of 16
-DI_LR, LR, GAMMA = 0.01, 0.003, 10.0
+DI_LR, LR, HEAD_LR, GAMMA = 0.01, 0.003, 0.001, 10.0
+BETAS, DI_BETAS = (0.6, 0.99), (0.4, 0.995)
 DILS: dict[str, Any] = {
     "method": "dils",
     "rounds": 2,
@@ -34,9 +35,15 @@ DILS: dict[str, Any] = {
     "input.size": SIDE,
     "train.batch-size": 16,
     "dils.pretrain": 0,
+    "dils.epochs": 1,
     "dils.lr": LR,
+    "dils.beta1": BETAS[0],
+    "dils.beta2": BETAS[1],
+    "dils.head-lr": HEAD_LR,
     "dils.penalty": GAMMA,
     "dils.discriminator.lr": DI_LR,
+    "dils.discriminator.beta1": DI_BETAS[0],
+    "dils.discriminator.beta2": DI_BETAS[1],
     "dils.discriminator.sizes": "8",
     "exchange.min-examples": 1,
     "exchange.expose-features": True,
@@ -98,11 +105,12 @@ def centralised(
     S.train(loss == "cada")
     T.train()
     DI = Discriminator(500, (8,), seed=0)
-    moves_DI: optim.Optimizer = optim.Adam(DI.parameters(), lr=DI_LR)
+    moves_DI: optim.Optimizer = optim.Adam(DI.parameters(), lr=DI_LR, betas=DI_BETAS)
     if loss == "wassda":
         moves_DI = optim.SGD(DI.parameters(), lr=DI_LR, momentum=0.9)
-    moves_T = optim.Adam(T.encoder.parameters(), lr=LR)
-    moves_S = optim.Adam(S.parameters(), lr=LR)
+    moves_T = optim.Adam(T.encoder.parameters(), lr=LR, betas=BETAS)
+    head = {"params": S.head.parameters(), "lr": HEAD_LR}
+    moves_S = optim.Adam([{"params": S.encoder.parameters()}, head], lr=LR, betas=BETAS)
     history: list[Tensor] = []
     both = [batches(node, rounds * STEPS, p) for node in nodes]
     draws: dict[str, torch.Generator] = {}
@@ -194,6 +202,16 @@ def test_after_the_pretraining_only_gradients_cross(
         for way in gradients:
             assert syncs * size < entry["bytes"][way] < syncs * (size + 64) + 200
     assert {round(sum(entry["weights"].values()), 9) for entry in found} == {1.0}
+
+
+def test_an_adapting_round_can_have_the_steps_of_several_epochs(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = {"rounds": 2, "dils.pretrain": 1, "dils.epochs": 4, "exchange.p": 2}
+    _, adapting = run(pair, tmp_path, **settings)["trainings"]["dils"][0]["rounds"]
+    size = sum(w.numel() for w in Discriminator(500, (8,)).parameters()) * 4
+    syncs = 4 * STEPS // 2
+    assert syncs * size < adapting["bytes"]["from target gradient"] < syncs * (size + 64) + 200
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+import torch
+from torch import Tensor, nn
+
 from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import HALVES
+from fedda.settings import RunConfig, presets
+from fedda.train import learning_rate
+from fedda.wire import Role
 from tests.adversarial_runs import (
     WIDTH,
     assert_as_in_one_place,
@@ -18,6 +26,52 @@ def test_four_sites_compute_the_same_as_one_plain_loop(
     domains: list[Node], tmp_path: Path, p: int, pairs: bool
 ) -> None:
     assert_as_in_one_place(domains, tmp_path, "fdann", p, pairs)
+
+
+def test_a_reversed_gradient_gives_what_one_plain_loop_gives(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    assert_as_in_one_place(domains, tmp_path, "fdann", 3, False, loss="reversal")
+
+
+class Rising(nn.Module):
+    """A discriminator of one feature whose logit is the feature itself."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("side", "v", "inverted", "reversed_"),
+    [
+        # DI is sure, and wrong: the target's features pass for a source's. Nothing is left to do,
+        # but the reversed gradient is the largest.
+        ("target", 30.0, 0.0, -1.0),
+        ("source", -30.0, 0.0, 1.0),
+        # DI is sure, and right: only inverted labels still pull.
+        ("target", -30.0, -1.0, 0.0),
+        ("source", 30.0, 1.0, 0.0),
+        ("target", 0.0, -0.5, -0.5),
+        ("source", 0.0, 0.5, 0.5),
+    ],
+)
+def test_inverted_labels_stop_where_the_discriminator_is_deceived(
+    side: Role, v: float, inverted: float, reversed_: float
+) -> None:
+    z = torch.full((2, 1), v, requires_grad=True)
+    for loss, slope in (
+        (discriminators.inverted_loss(side, Rising(), z), inverted),
+        (discriminators.reversed_loss(HALVES["grl", side], Rising(), z), reversed_),
+    ):
+        (g,) = torch.autograd.grad(loss, z)
+        torch.testing.assert_close(g, torch.full((2, 1), slope / 2))
+
+
+def test_the_paper_reverses_gradients_and_lets_all_rates_fall_as_ganin_does() -> None:
+    config = RunConfig.parse({"method": "fdann"} | presets.settings("fdann", ["paper"]))
+    assert config.options["fdann"].reversal.loss == "reversal"
+    rates = [learning_rate(config.train, t, 11) for t in (1, 2, 11)]
+    assert rates == pytest.approx([0.01, 0.01 * 2**-0.75, 0.01 * 11**-0.75])
 
 
 def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ SETTINGS: dict[str, Any] = {
     "train.schedule": "constant",
     # Large enough for the discriminators' losses to change the weights and move the encoders.
     "mdan.mu": 0.5,
+    "mdan.loss": "reversal",
     "mdan.discriminator.sizes": "8",
     "mdan.discriminator.optimizer": "sgd",
     "mdan.discriminator.lr": 0.5,
@@ -136,7 +138,8 @@ def test_the_mean_of_models_uses_the_weights(domains: list[Node], maximum: str, 
     assert {s: weights[s] / (1 - weights["town"]) for s in SOURCES} == pytest.approx(rounds.weights)
 
 
-def test_the_targets_encoder_moves_by_the_weighted_gradients() -> None:
+@pytest.mark.parametrize("loss", ["inverted", "reversal"])
+def test_the_targets_encoder_moves_by_the_weighted_gradients(loss: str) -> None:
     """As loops over the discriminators give it; their numbers are reported beside their mean."""
     torch.manual_seed(0)
     z = torch.randn(5, 3)
@@ -146,15 +149,18 @@ def test_the_targets_encoder_moves_by_the_weighted_gradients() -> None:
     target = mdan.Target(None)  # type: ignore[arg-type]
     target.half = half
     target.copies = {f"discriminator/{s}": _Copy(DI) for s, DI in DIs.items()}
-    target.request = _Asked({f"weight/{s}": weight for s, weight in w.items()})  # type: ignore[assignment]
+    numbers = {f"weight/{s}": weight for s, weight in w.items()}
+    options = RunConfig.parse(SETTINGS | {"mdan.loss": loss}).options["mdan"]
+    target.request = _Asked(numbers, options)  # type: ignore[assignment]
     moved = z.clone().requires_grad_()
     target.against(moved).backward()
     wanted = torch.zeros_like(z)
     for s, DI in DIs.items():
         at = z.clone().requires_grad_()
-        twin.half(DI, at, source=False).backward()
+        pull = twin.half(DI, at, source=loss == "inverted")
+        (pull if loss == "inverted" else -pull).backward()
         assert at.grad is not None
-        wanted -= w[s] * at.grad
+        wanted += w[s] * at.grad
     torch.testing.assert_close(moved.grad, wanted)
     each = {f"discriminator/{s}": {"discriminator-loss": float(i)} for i, s in enumerate(w)}
     assert target.reported(each) == pytest.approx(
@@ -168,8 +174,11 @@ class _Copy:
 
 
 class _Asked:
-    def __init__(self, numbers: dict[str, float]) -> None:
+    part = "target"
+
+    def __init__(self, numbers: dict[str, float], options: Any) -> None:
         self.numbers = numbers
+        self.task = SimpleNamespace(options=options)
 
 
 def test_a_source_that_was_away_keeps_no_old_weight(domains: list[Node]) -> None:
@@ -294,14 +303,18 @@ def test_two_rounds_compute_the_same_as_in_one_place(
     assert max(apart) > 2e-4
 
 
+@pytest.mark.parametrize("loss", ["inverted", "reversal"])
 def test_with_one_source_mdan_computes_the_same_as_f_dann(
-    domains: list[Node], runs: dict[str, str]
+    domains: list[Node], runs: dict[str, str], loss: str
 ) -> None:
     """To the bit: the only weight is 1, whatever the losses."""
+    chosen = form("soft", "code") | {"mdan.loss": loss}
     nodes = [node for node in domains if node["name"] in ("bert", "town")]
     common = runs | {"run.expect": 2, "rounds": 3}
-    found = model_of(run(nodes, common | form("soft", "code") | {"run.name": "mdan"})[0])
-    same = {n.replace("mdan", "fdann"): v for n, v in SETTINGS.items() if "mu" not in n}
+    found = model_of(run(nodes, common | chosen | {"run.name": "mdan"})[0])
+    same = {
+        n.replace("mdan", "fdann"): v for n, v in SETTINGS.items() if n[5:] not in ("mu", "loss")
+    }
     same |= {
         "method": "fdann",
         "run.name": "fdann",
@@ -311,6 +324,7 @@ def test_with_one_source_mdan_computes_the_same_as_f_dann(
         "fdann.pairs": True,
         "fdann.reversal.strength": SETTINGS["mdan.mu"],
         "fdann.reversal.schedule": "constant",
+        "fdann.reversal.loss": loss,
     }
     wanted = model_of(run(nodes, common | same)[0])
     assert all(torch.equal(found[name], value) for name, value in wanted.items())

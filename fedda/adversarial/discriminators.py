@@ -32,6 +32,11 @@ from fedda.train import generator
 from fedda.wire import Entry, Kind, Manifest, Role
 
 Loss = Literal["adda", "grl", "wassda", "cada"]
+Deception = Literal["inverted", "reversal"]
+
+# Adam's betas where two sides train against each other, as in Radford et al., DCGAN, ICLR 2016,
+# section 4: an average over many gradients pushes on after the other side has answered.
+BETA1, BETA2 = 0.5, 0.999
 
 SIZES = r"^([1-9]\d{0,4}(,[1-9]\d{0,4})*)?$"
 
@@ -49,6 +54,10 @@ class Network(Section):
     )
     lr: float = Field(default=0.001, gt=0, description="learning rate of the discriminator")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
+    beta1: float = Field(
+        default=BETA1, ge=0, lt=1, description="adam's average of gradients; .9 breaks adversaries"
+    )
+    beta2: float = Field(default=BETA2, ge=0, lt=1, description="adam's average of their squares")
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -68,6 +77,16 @@ class Reversal(Section):
     def at(self, q: float) -> float:
         """The weight when a share q of the training is over -> float."""
         return self.strength * (reversal(q) if self.schedule == "ganin" else 1.0)
+
+
+class Deceived(Reversal):
+    """What encoders minimise to deceive a discriminator that gives probabilities."""
+
+    loss: Deception = Field(
+        default="inverted",
+        description="inverted: the discriminator's loss on exchanged labels, bounded below; "
+        "reversal: minus its loss, without bound once it is deceived",
+    )
 
 
 def reversal(q: float) -> float:
@@ -123,7 +142,7 @@ def width(model: Manifest) -> int:
 def make_optimizer(DI: nn.Module, config: Network) -> optim.Optimizer:
     """The configured optimizer; equal gradients keep equal copies equal."""
     if config.optimizer == "adam":
-        return optim.Adam(DI.parameters(), lr=config.lr)
+        return optim.Adam(DI.parameters(), lr=config.lr, betas=(config.beta1, config.beta2))
     return optim.SGD(DI.parameters(), lr=config.lr, momentum=config.momentum)
 
 
@@ -218,6 +237,16 @@ def reversed_loss(half: Half, DI: nn.Module, z: Tensor) -> Tensor:
     For a critic this is the encoder's side of Shen et al.'s minimax, which has no penalty.
     """
     return -half.discriminator(_fixed(DI, z))
+
+
+def inverted_loss(side: Role, DI: nn.Module, z: Tensor) -> Tensor:
+    """This side's half of DI's loss on inverted labels, for its encoder -> scalar.
+
+    Goodfellow et al., NeurIPS 2014, section 3, and CADA's mapping losses. Its gradient in v is
+    sigmoid(v) at a source and sigmoid(v) - 1 at the target. It vanishes once DI is deceived. The
+    gradient of the reversed loss is then the largest, and never stops.
+    """
+    return HALVES["cada", side].mapping(_fixed(DI, z))  # type: ignore[misc]
 
 
 def _fixed(DI: nn.Module, z: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import Loss, Network
+from fedda.adversarial.discriminators import BETA1, BETA2, Loss, Network
 from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
 from fedda.methods import Method, Phase
@@ -40,11 +40,25 @@ class Config(Section):
         ge=0,
         description="rounds at the beginning that train the collaborator on labels",
     )
-    discriminator: Network = Network()
+    epochs: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        description="an adapting round has this many times the steps of a round of pretraining; it "
+        "sends no models, so long rounds save messages",
+    )
+    discriminator: Network = Network(sizes="500,500", lr=0.0002)
     lr: float = Field(
-        default=0.00001,
+        default=0.0002,
         gt=0,
         description="learning rate of an adapting encoder, by Adam; if too high, it collapses",
+    )
+    beta1: float = Field(
+        default=BETA1, ge=0, lt=1, description="Adam's average of that encoder's gradients"
+    )
+    beta2: float = Field(default=BETA2, ge=0, lt=1, description="and its average of their squares")
+    head_lr: float = Field(
+        default=0.001, gt=0, description="learning rate of the collaborator's classifier with cada"
     )
     penalty: float = Field(
         default=10.0, ge=0, description="gamma, the gradient penalty of wassda on each side"
@@ -59,11 +73,20 @@ class Config(Section):
 
 # FRUDA, appendix F.0.2: learning rates of the target's encoder and of the discriminators. FRUDA
 # does not say which optimizers it uses for them, nor what layers its discriminators have.
+# Adam's betas are those that Adam's own paper proposes.
+ADAM: dict[str, Scalar] = {
+    "loss": "adda",
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "discriminator.optimizer": "adam",
+    "discriminator.beta1": 0.9,
+    "discriminator.beta2": 0.999,
+}
 PRESETS: dict[str, dict[str, Scalar]] = {
     # Rotated MNIST and Mic2Mic
-    "paper": {"loss": "adda", "lr": 1e-3, "discriminator.lr": 1e-2},
-    "paper-digits": {"loss": "adda", "lr": 1e-6, "discriminator.lr": 1e-4},
-    "paper-office-caltech": {"loss": "adda", "lr": 1e-6, "discriminator.lr": 1e-5},
+    "paper": ADAM | {"lr": 1e-3, "discriminator.lr": 1e-2},
+    "paper-digits": ADAM | {"lr": 1e-6, "discriminator.lr": 1e-4},
+    "paper-office-caltech": ADAM | {"lr": 1e-6, "discriminator.lr": 1e-5},
 }
 
 

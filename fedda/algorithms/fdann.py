@@ -4,12 +4,15 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 
     K        size    sources
     DI       network discriminator, with identical copies at all sites; with `pairs` K of them
-    lambda   float   weight of the reversed gradient, growing with the training
+    lambda   float   weight of the adversarial loss, growing with the training
 
-Each source minimises its cross entropy minus lambda times its half of DI's loss. The target
-minimises only the second term. With Adam the length of a step does not depend on lambda, so nothing
-would limit the target's steps: use sgd. DI's loss is FRUDA's eq. 8, averaged over the sources, plus
-eq. 9 (`fedda.adversarial.discriminators`). After each round encoders are averaged over all sites,
+Each source minimises its cross entropy plus lambda times an adversarial loss, the target the second
+term alone. That loss is its half of DI's loss with the other side's label (`reversal.loss=inverted`)
+or minus its half (`reversal`, as in the paper). The first is never below 0. The second has no
+bound: once the target's features deceive DI, its gradient is the largest, and they grow without
+end. With Adam the length of a step does not depend on lambda, so nothing would limit the target's
+steps: use sgd. DI's loss is FRUDA's eq. 8, averaged over the sources, plus eq. 9
+(`fedda.adversarial.discriminators`). After each round encoders are averaged over all sites,
 and classifiers over the sources. So when a round begins all sites have the same encoder, and during
 the round each site changes its own. A round is a whole number of windows
 (`fedda.adversarial.lazy`). The next round continues with the same discriminator, which is sent with
@@ -21,7 +24,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import Network, Reversal
+from fedda.adversarial.discriminators import Deceived, Network
 from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
@@ -33,13 +36,14 @@ class Config(fedavg.Config):
     """f-DANN's settings, and FedAvg's for the weights of sites."""
 
     discriminator: Network = Network()
-    reversal: Reversal = Reversal()
+    reversal: Deceived = Deceived()
     pairs: bool = Field(
         default=False, description="one discriminator per source, instead of one for all sources"
     )
 
 
 # Ganin et al., section 5.2: the network for MNIST; for other data they use two layers of 1024.
+# Section 5.2.2: the rate of all layers falls as (1 + 10 q)^-.75, and momentum is .9.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {
         "discriminator.sizes": "100",
@@ -48,6 +52,11 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "discriminator.momentum": 0.9,
         "reversal.strength": 1.0,
         "reversal.schedule": "ganin",
+        "reversal.loss": "reversal",
+        "train.optimizer": "sgd",
+        "train.lr": 0.01,
+        "train.momentum": 0.9,
+        "train.schedule": "ganin",
     }
 }
 

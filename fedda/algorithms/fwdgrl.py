@@ -12,14 +12,20 @@ encoders make one step to lower W (`fedda.adversarial.discriminators`).
 
 from pydantic import Field
 
-from fedda.algorithms import fdann
+from fedda.adversarial.discriminators import Network, Reversal
+from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method
 
 
-class Config(fdann.Config):
-    """f-WDGRL's settings, in addition to f-DANN's."""
+class Config(fedavg.Config):
+    """f-WDGRL's settings, and FedAvg's for the weights of sites."""
 
+    discriminator: Network = Network()
+    reversal: Reversal = Reversal()
+    pairs: bool = Field(
+        default=False, description="one critic per source, instead of one for all sources"
+    )
     critic_steps: int = Field(
         default=5, ge=1, description="steps of the critic before each step of the encoders"
     )
@@ -34,6 +40,8 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "discriminator.sizes": "100",
         "discriminator.optimizer": "adam",
         "discriminator.lr": 0.0001,
+        "discriminator.beta1": 0.9,
+        "discriminator.beta2": 0.999,
         "critic-steps": 5,
         "penalty": 10.0,
         "reversal.strength": 1.0,

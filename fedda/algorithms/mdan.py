@@ -24,8 +24,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedda.adversarial.discriminators import Network, Reversal
+from fedda.adversarial.discriminators import Deceived, Deception, Network
 from fedda.algorithms import fdann, fedavg
+from fedda.config import Scalar
 from fedda.methods import Method, Phase
 from fedda.wire import MODEL, Kind, Part, Rule
 
@@ -41,16 +42,28 @@ class Config(fedavg.Config):
     sign: Sign = Field(default="code", description="of mu d in a term; code: plus, paper: minus")
     gamma: float = Field(default=10.0, gt=0, description="sharpness of the soft maximum")
     mu: float = Field(default=0.01, ge=0, description="weight of d and of its reversed gradient")
+    loss: Deception = Field(
+        default="inverted",
+        description="what encoders minimise: the discriminator's loss on exchanged labels "
+        "(inverted), or minus its loss (reversal)",
+    )
     pairs: ClassVar[bool] = True
 
     @property
-    def reversal(self) -> Reversal:
-        return Reversal(strength=self.mu, schedule="constant")
+    def reversal(self) -> Deceived:
+        return Deceived(strength=self.mu, schedule="constant", loss=self.loss)
 
 
 # Settings of the authors' code, which trains everything by Adadelta.
-CODE = {"max": "soft", "sign": "code", "gamma": 10.0, "mu": 0.01, "discriminator.sizes": ""}
-PRESETS = {"paper": CODE | {"sign": "paper"}, "official": CODE}
+CODE: dict[str, Scalar] = {
+    "max": "soft",
+    "sign": "code",
+    "gamma": 10.0,
+    "mu": 0.01,
+    "loss": "reversal",
+    "discriminator.sizes": "",
+}
+PRESETS: dict[str, dict[str, Scalar]] = {"paper": CODE | {"sign": "paper"}, "official": CODE}
 
 
 def domain_losses(CE: Tensor, d: Tensor, mu: float, sign: Sign = "code") -> Tensor:

@@ -62,7 +62,8 @@ class Variant:
         if self.preset and self.preset not in presets:
             known = ", ".join(presets) or "none"
             raise ConfigError(f"{self.method} has no preset '{self.preset}'; it has {known}.")
-        chosen = {f"{self.method}.{k}": v for k, v in presets.get(self.preset, {}).items()}
+        own = presets.get(self.preset, {})
+        chosen = {plugins.full_key(self.method, k): v for k, v in own.items()}
         return {"method": self.method, **chosen, **self.settings}
 
 

@@ -1,8 +1,9 @@
 """Signs, seen without labels, that a training may have gone wrong.
 
 They are found in what a run reports anyway, round by round: the share of the target's images that
-KD3A's teachers are sure of, the weights of the sites, and the number of classes that the target's
-predictions use. None of them proves an error, and a training without them may still be wrong.
+KD3A's teachers are sure of, the weights of the sites, the number of classes that the target's
+predictions use, and how often a discriminator is right. None of them proves an error, and a
+training without them may still be wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 UNSURE = 0.05  # a smaller share of kept images teaches the target next to nothing
 LOST = 0.5  # a share of kept images below this part of its highest one is a loss
 ONE_SIDED = 0.7  # a source above this share of the sources' weight decides nearly alone
+OVERRUN = 0.4  # a discriminator that is right less often follows encoders that outrun it
 LASTING = 3  # so many rounds in a row, or the last round, make a doubt
 
 Round = Mapping[str, Any]
@@ -22,7 +24,7 @@ class Doubt:
     """A reason to doubt a training.
 
     Attributes:
-        what: `classes`, `kept` or `weights`.
+        what: `classes`, `kept`, `weights` or `discriminator`.
         round: the round in which it was noticed.
         text: what was seen, and what to do.
     """
@@ -43,7 +45,7 @@ def doubts(
 
     Args:
         history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
-            (a number of classes) and `weights` by site.
+            (a number of classes), `weights` by site and `discriminator-accuracy`.
         rounds: the number of rounds that the training will have.
         classes: C, the number of classes of the sources.
         examples: the sources' numbers of examples; sites that are not among them are targets.
@@ -56,6 +58,7 @@ def doubts(
             "classes": _classes(entry, classes, int(most["predicted"])),
             "kept": _kept(entry, most["kept"]),
             "weights": _weights(entry, examples),
+            "discriminator": _discriminator(entry),
         }
         for what, text in seen.items():
             row[what] = row.get(what, 0) + 1 if text else 0
@@ -93,6 +96,16 @@ def _kept(entry: Round, before: float) -> str:
             "kd3a.mixup-among=heard or kd3a.mixup=0"
         )
     return ""
+
+
+def _discriminator(entry: Round) -> str:
+    if entry.get("discriminator-accuracy", 1.0) >= OVERRUN:
+        return ""
+    return (
+        f"the discriminator is right about {100 * entry['discriminator-accuracy']:.0f} % of the "
+        "images, less often than by chance: the encoders change faster than it can learn; lower "
+        "their learning rate or reversal.strength, or raise discriminator.lr"
+    )
 
 
 def _weights(entry: Round, examples: Mapping[str, int]) -> str:

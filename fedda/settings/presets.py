@@ -176,7 +176,7 @@ def table(method: str) -> dict[str, Preset]:
     other = "ours" if plugins.origin(method) == plugins.OWN else plugins.origin(method)
     chosen = {
         name: {
-            f"{method}.{k}": Given(v, sources.get(name.split("-")[0], other))
+            plugins.full_key(method, k): Given(v, sources.get(name.split("-")[0], other))
             for k, v in values.items()
         }
         for name, values in own.items()

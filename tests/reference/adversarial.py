@@ -22,6 +22,11 @@ def half(loss: str, v: Tensor, source: bool) -> Tensor:
     return -(p if source else 1 - p).log().mean()
 
 
+def deceiving(loss: str, v: Tensor, source: bool) -> Tensor:
+    """What one side's encoder minimises: its half on the other side's label, or minus its half."""
+    return half("grl", v, not source) if loss == "inverted" else -half(loss, v, source)
+
+
 def averaged(local: Mapping[str, nn.Module], counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Average encoders over all sites and heads over the sources, weighted by their examples."""
     mean: dict[str, Tensor] = {}
@@ -71,7 +76,7 @@ def adversarial(
     """Do the whole training -> the last mean model.
 
     Args:
-        loss: grl or wassda.
+        loss: grl, inverted (whose discriminators learn as those of grl) or wassda.
         model: the model before the first round.
         DIs: discriminators by name.
         members: the sources of each discriminator.
@@ -129,8 +134,8 @@ def adversarial(
                 # the encoder follows the critic after its step, but a discriminator before its step
                 against = DIs if loss == "wassda" else before
                 mine = [d for d in DIs if s == "town" or s in members[d]]
-                halves = [half(loss, against[d](z[s]), s != "town") for d in mine]
-                objective: Any = -strength * sum(halves) / len(mine)
+                pulls = [deceiving(loss, against[d](z[s]), s != "town") for d in mine]
+                objective: Any = strength * sum(pulls) / len(mine)
                 y = data[s][t][n][1]
                 if y is not None:
                     objective = objective + F.cross_entropy(local[s].head(z[s]), y)
