@@ -39,25 +39,25 @@ class Pair(Summing):
     def adapt(self) -> Numbers:
         """Run all lines for the steps of one round; the first round of the phase initialises."""
         options, count = self.options, self.request.steps
-        half, done = HALVES[options.loss, self.side], count * self.rounds_before
+        half, per_step = HALVES[options.loss, self.side], self.steps_of_discriminator
+        done = count * per_step * self.rounds_before
         draws = self.generator("penalty")
         totals: dict[str, Tensor | float] = {}
         with self.stream() as stream, self.mode(half):
             sync, d = self.lazy(stream, "discriminator"), self.model.head.in_features
             copy = Copy.make(d, options.discriminator, self.task.seed, sync, self.device)
             encoder = self.paced(self.adam()) if half.mapping else None
-            head = {n: w.clone() for n, w in self.model.head.state_dict().items()}
             self.stays("discriminator", copy, strict=True)
             self.stays("model", Network(self.model, encoder), strict=True)
-            if "model" in self.request.arrays:  # CADA: take the classifier that came
-                self.model.head.load_state_dict(head)
             if sync.steps != done:  # then it would wait for sums of other steps
                 raise WireError(
                     f"The request begins at step {done + 1}, so this site must have taken {done} "
                     f"steps, but it has taken {sync.steps}."
                 )
-            for indices in self.windows(done, count):
-                with nullcontext() if half.mapping else torch.no_grad():
+            copy.bounded = half.critic and options.spectral
+            for i, indices in enumerate(self.windows(done, count * per_step), start=1):
+                moves = encoder is not None and i % per_step == 0
+                with nullcontext() if moves else torch.no_grad():
                     z = self.features(indices)  # line 3
                 L_DI = discriminator_loss(half, copy.DI, z, options.penalty, draws)
                 g = flat_gradient(L_DI, copy.DI)  # line 4
@@ -65,17 +65,29 @@ class Pair(Summing):
                 if not half.critic:
                     with torch.no_grad():
                         numbers["discriminator-accuracy"] = accuracy(copy.DI(z), self.side)
-                if encoder:  # lines 6 and 7
+                if per_step > 1:  # a critic is ahead of the encoder: it moves before
+                    copy.apply(g, len(indices))
+                if encoder is not None and moves:  # lines 6 and 7
                     loss = mapping_loss(half, copy.DI, z)
                     numbers["loss"] = loss.detach()
                     loss = loss + self.beside(z, indices)
                     encoder.zero_grad()
                     loss.backward()
                     encoder.step()
-                copy.apply(g, len(indices))  # lines 5 and 8 to 11
+                if per_step == 1:
+                    copy.apply(g, len(indices))  # lines 5 and 8 to 11
                 totals = {n: totals.get(n, 0.0) + value for n, value in numbers.items()}
             sync.settle()
-        return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+        each = {"loss": count}  # all others are of the discriminator's steps
+        numbers = {n: float(t) / each.get(n, count * per_step) for n, t in totals.items()}
+        numbers |= {"steps": count}
+        clipped = sync.clipped
+        return numbers if clipped is None else numbers | {"clipped": clipped}
+
+    @property
+    def steps_of_discriminator(self) -> int:
+        """Steps of the discriminator per step of the encoders."""
+        return self.options.steps_of_discriminator(self.exchange.lazy.p)
 
     @property
     def rounds_before(self) -> int:
@@ -130,15 +142,35 @@ class Target(Pair):
     """Trains its own encoder, which leaves this site only with `dils.share`."""
 
     def adapt(self) -> Numbers:
-        """Run algorithm 1, with CADA on the collaborator's latest classifier; save the model."""
-        numbers, task = super().adapt(), self.task
+        """Run algorithm 1, and save the model."""
+        numbers = super().adapt()
         self.settle()  # before the model is saved
+        self.save()
+        return numbers
+
+    def take(self) -> Numbers:
+        """CADA: take over the classifier of the model that came, for tests and later rounds."""
+        head = {n: w.clone() for n, w in self.model.head.state_dict().items()}
+        task, server_round = self.task, self.request.round
+        kept = self.workspace.recall(task, server_round, state.METHOD)
+        if kept is None:
+            raise lost(server_round)
+        self.model.load_state_dict(kept.get("model/module"))
+        self.model.head.load_state_dict(head)
+        kept.tensors |= {f"model/module/head.{n}": w.cpu() for n, w in head.items()}
+        self.workspace.remember(task, server_round, state.METHOD, kept)
+        self.save()
+        return {"steps": 0}
+
+    def save(self) -> None:
+        """Save the adapted model at this site, if it keeps anything on its disk."""
+        task = self.task
         path = state.model_path(self.site, task)
         if path is not None:
             about = {"config": task.model, "shape": task.dims, "resize": task.resize}
             models.save(path, self.model, classes=task.names, **about)
-        return numbers
 
     def outgoing(self) -> dict[str, Packed]:
         """Return nothing, unless the target shares its model."""
-        return super().outgoing() if self.options.share else {}
+        shares = self.options.share and self.request.hop == "adapt"
+        return super().outgoing() if shares else {}

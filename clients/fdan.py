@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedda.adversarial.lazy import LazySync
 from fedda.exchange import Group, Stream
 from fedda.maths import fourier
 from fedda.models import evaluating
@@ -24,6 +25,7 @@ class Member(fdann.Member):
     """What both parts do differently from f-DANN."""
 
     shared: ClassVar[str] = "witness"
+    halves: ClassVar[int] = 1
 
     def join(self, stream: Stream) -> None:
         """Draw the frequencies, which are the same at all sites, and load the witnesses."""
@@ -33,9 +35,9 @@ class Member(fdann.Member):
         self.W = W.to(self.device)
         super().join(stream)
 
-    def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Witness:
+    def take_up(self, sync: LazySync, group: Group, came: Packed | None) -> Witness:
         """Make this site's part in one witness, new or as received."""
-        witness = Witness(self.lazy(stream, group.name, halves=1))
+        witness = Witness(sync)
         if came is not None:
             witness.pick_up(came, self.device)
         return witness
@@ -44,8 +46,8 @@ class Member(fdann.Member):
         """Send mean embeddings, get witnesses; with p = 1 these already include this step."""
         g = fourier.half_gradient(z, self.W, self.side)
         pull, mmd = z.sum() * 0, z.new_zeros(())  # zero before the first sum
-        for name, witness in self.copies.items():
-            w = witness.step(self.part_of[name] * g, n)
+        for witness in self.copies.values():
+            w = witness.step(g, n)
             if w is not None:
                 loss = fourier.mapping_loss(z, self.W, w, self.side)
                 pull = pull + loss / len(self.copies)
@@ -60,15 +62,24 @@ class Source(Member, fdann.Source):
 class Target(Member, fdann.Target):
     """Trains its encoder against the witness alone."""
 
-    @torch.no_grad()
+    def align(self) -> Numbers:
+        """Train as f-DANN's target, then measure the scale of the next round's kernels."""
+        numbers = super().align()
+        return numbers if self.options.scale else numbers | {"median": self.median()}
+
     def measure(self) -> Numbers:
+        """Measure the scale of the first kernels, before any alignment."""
+        return {"median": self.median(), "steps": 0}
+
+    @torch.no_grad()
+    def median(self) -> float:
         """Measure the median distance of some of its features; the batch size does not matter."""
         draws = self.generator("scale")
         indices = torch.randperm(len(self.data), generator=draws)[: fourier.PAIRED]
         with evaluating(self.model):
             parts = indices.split(self.task.train.batch_size)
             z = torch.cat([self.features(part) for part in parts])
-        return {"median": fourier.median_distance(z), "steps": 0}
+        return fourier.median_distance(z)
 
     def outgoing(self) -> dict[str, Packed]:
         """Return model and witnesses; nothing if the request was for the scale."""

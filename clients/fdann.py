@@ -20,6 +20,7 @@ from fedda.adversarial.discriminators import (
     inverted_loss,
     reversed_loss,
 )
+from fedda.adversarial.lazy import LazySync
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import WireError
 from fedda.exchange import Group, Stream
@@ -39,6 +40,7 @@ class Member(Summing):
 
     loss: ClassVar[Loss] = "grl"
     shared: ClassVar[str] = "discriminator"  # name of the array; for a pair, /SOURCE follows
+    halves: ClassVar[int] = 2  # of a loss, in a sum over the members
 
     def align(self) -> Numbers:
         """Train on cross entropy, if there are labels, + lambda times the adversarial loss."""
@@ -64,7 +66,14 @@ class Member(Summing):
                 optimizer.step()
                 totals = {n: totals.get(n, 0.0) + _value(v) for n, v in numbers.items()}
             self.leave()
-        return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+        means = {n: float(total) / count for n, total in totals.items()}
+        return means | self.clipped() | {"steps": count}
+
+    def clipped(self) -> Numbers:
+        """Share of this round's sums in which exchange.clip shortened this site's gradient."""
+        shares = [copy.sync.clipped for copy in self.copies.values()]
+        told = [share for share in shares if share is not None]
+        return {"clipped": sum(told) / len(told)} if told else {}
 
     def whole_windows(self, count: int) -> Iterator[Tensor]:
         """Return the round's batches, one for each step of the discriminators.
@@ -98,18 +107,16 @@ class Member(Summing):
         """Load the discriminators; in the first round make new ones, the same at all sites."""
         self.half = HALVES[self.loss, self.side]
         self.copies: dict[str, Any] = {}
-        self.part_of: dict[str, float] = {}
         for group in self.exchange.invitation.groups:
             name = array_of(self.shared, group)
-            self.copies[name] = self.take_up(stream, group, self.request.arrays.get(name))
             # 1/K for each of K sources; 1 for the target.
-            sources = len(group.members) - 1
-            self.part_of[name] = 1 / sources if self.side == "source" else 1.0
+            share = 1 / (len(group.members) - 1) if self.side == "source" else 1.0
+            sync = self.lazy(stream, group.name, self.halves, share)
+            self.copies[name] = self.take_up(sync, group, self.request.arrays.get(name))
 
-    def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Any:
+    def take_up(self, sync: LazySync, group: Group, came: Packed | None) -> Any:
         """Make this site's copy of a group's discriminator, new or as received."""
         seed, network = seed_for(self.task.seed, group.name), self.options.discriminator
-        sync = self.lazy(stream, group.name)
         copy = Copy.make(self.model.width, network, seed, sync, self.device)
         if came is not None:
             copy.pick_up(came)
@@ -150,7 +157,7 @@ class Member(Summing):
             if not self.half.critic:
                 with torch.no_grad():
                     each[name]["discriminator-accuracy"] = accuracy(copy.DI(z), self.side)
-            copy.step(self.part_of[name] * L_DI, n)
+            copy.step(L_DI, n)
         return self.reported(each)
 
     def reported(self, each: dict[str, StepNumbers]) -> StepNumbers:

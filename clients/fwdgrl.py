@@ -28,14 +28,16 @@ class Member(fdann.Member):
     def critic_steps(self) -> int:
         """Shen et al. take all critic steps of one training step on one batch.
 
-        Here each has a batch of its own: a gradient must be summed over many examples before it may
-        leave, and repeating a batch would add no examples.
+        Here each has a window of p batches of its own: a gradient must be summed over many examples
+        before it may leave, and repeating a batch would add no examples.
         """
-        return self.options.critic_steps
+        return max(1, self.options.critic_steps * self.exchange.lazy.p)
 
     def join(self, stream: Stream) -> None:
-        """Join as in f-DANN, and make the generator that draws the penalty's points."""
+        """Join as in f-DANN; bound the critic, and make the generator of the penalty's points."""
         super().join(stream)
+        for copy in self.copies.values():
+            copy.bounded = self.options.spectral
         self.points = self.generator("penalty")
 
     def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:

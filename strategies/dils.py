@@ -15,7 +15,7 @@ from .base import FedDA, Numbers
 from .sites.replies import Reply
 from .sites.roster import Node
 
-NUMBERS = ("loss", "discriminator-loss", "discriminator-accuracy")
+NUMBERS = ("loss", "discriminator-loss", "discriminator-accuracy", "clipped")
 
 
 class DILS(FedDA):
@@ -23,29 +23,26 @@ class DILS(FedDA):
 
     def requests(self) -> list[Message]:
         """Send the collaborator the model to pretrain; later, invite both to sum gradients."""
-        collaborator, target = pair = self.pair()
+        pair = self.pair()
         asked = pair if self.adapts else pair[:1]
         for node in asked:
             if not self.is_online(node):
                 raise QuorumError(f"{node.name} ({node.role}) is not connected.")
         if not self.adapts:
-            return [self.request(collaborator, {"model": self.model})]
+            return [self.request(pair[0], {"model": self.model})]
         before = self.stage.rounds_before(self.round)
         steps = self.steps_per_round(pair) * self.options.epochs
-        self.convene({"discriminator": pair}, syncs(before * steps, steps, self.setup.summing.p))
+        p = self.setup.summing.p
+        of_discriminator = steps * self.options.steps_of_discriminator(p)
+        sums = syncs(before * of_discriminator, of_discriminator, p)
+        self.convene({"discriminator": pair}, sums)
         first = {"model": self.model} if not before else {}
-        trained = self.memory.arrays.get(collaborator.name)
-        last = {"model": trained} if trained else {}
-        return [
-            self.request(collaborator, first, {"steps": steps}),
-            self.request(target, first or last, {"steps": steps}),
-        ]
+        return [self.request(node, first, {"steps": steps}) for node in pair]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Return the model as it was, or the one that the collaborator or the target sent.
 
-        With CADA the collaborator's model is remembered: the target receives it in the next round
-        and uses its classifier.
+        With CADA the collaborator's model is sent on to the target, which uses its classifier.
         """
         options = self.options
         by_part = {self.part_of(r.node): r for r in self.accept(replies, {"steps"})}
@@ -56,7 +53,7 @@ class DILS(FedDA):
         if not self.adapts or options.loss == "cada":
             model = _full(collaborator)
         if self.adapts and options.loss == "cada":
-            self.memory.arrays = {collaborator.node.name: self.as_sent(model)}
+            self.ask_target("take", {"model": self.as_sent(model)})
         if self.adapts and options.share:
             model = _full(by_part["target"])
         self.weights = {collaborator.node.name: 1.0}

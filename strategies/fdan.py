@@ -8,11 +8,13 @@ from typing import ClassVar
 
 from flwr.app import Message
 
+from fedda.errors import QuorumError
 from fedda.wire import Arrays, Kind, pack
 
 from .base import Numbers
 from .fdann import FDANN
 from .fedavg import FedAvg
+from .sites.replies import Reply
 from .sites.roster import Node
 
 
@@ -20,7 +22,7 @@ class FDAN(FDANN):
     """Per round: 1 model and the witness to each site, 1 model back, and the target's witness.
 
     Without `fdan.scale` the first round is FedAvg's over the sources; then 1 model goes to the
-    target, which measures the scale.
+    target, which measures the scale. Later its reply of a round has the scale of the next one.
     """
 
     shared: ClassVar[str] = "witness"
@@ -46,8 +48,20 @@ class FDAN(FDANN):
         self.memory.numbers["scale"] = float(reply.numbers["median"]) or 1.0
         return mean, numbers
 
+    def remember(self, reply: Reply) -> None:
+        """Remember the target's witnesses, and the scale of its features for the next round.
+
+        Raises:
+            QuorumError: a witness or the scale is missing.
+        """
+        super().remember(reply)
+        if not self.options.scale:
+            if "median" not in reply.numbers:
+                raise QuorumError(f"{reply.node.name} sent no median distance of its features.")
+            self.memory.numbers["scale"] = float(reply.numbers["median"]) or 1.0
+
     def scale(self) -> float:
-        """Return the scale of the bandwidths, the same in all rounds of a training."""
+        """Return the scale of this round's bandwidths."""
         return self.options.scale or float(self.memory.numbers.get("scale", 1.0))
 
 

@@ -19,7 +19,7 @@ from .sites.replies import Reply
 from .sites.roster import Node
 
 NEVER_NEGATIVE = ("exp_avg_sq", "step")  # in Adam's state; Adam takes the square root of exp_avg_sq
-AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd")
+AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd", "clipped")
 
 
 class FDANN(FedAvg):

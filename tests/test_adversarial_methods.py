@@ -123,7 +123,7 @@ def test_a_window_reads_each_image_once_even_if_the_site_has_too_few(
     monkeypatch.setattr(Client, "inputs", spy)
     run(domains, tmp_path, method, **{"rounds": 3, "exchange.p": 3})
     for name, parts in read.items():
-        assert len(parts) == 3 * 6 * (2 if method == "fwdgrl" else 1)
+        assert len(parts) == 3 * 6 * (2 * 3 if method == "fwdgrl" else 1)
         for at in range(0, len(parts), 3):
             window = [i for part in parts[at : at + 3] for i in part]
             assert sorted(window) == list(range(EXAMPLES[name]))

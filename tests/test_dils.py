@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from clients.site.memory import resident
 from fedda import models
 from fedda.adversarial.discriminators import Discriminator
-from fedda.data import Labelled, load_source, load_target
+from fedda.data import Labelled, load_evaluation, load_source, load_target
 from fedda.errors import Code, ConfigError
 from fedda.halves import load_half
 from fedda.settings import RunConfig
@@ -22,6 +22,7 @@ from server.journal import Journal
 from server.simulation import simulate
 from tests.local_grid import CLASSES, make_domains, stop_after
 from tests.reference import windows
+from tests.reference.adversarial import shorten
 from tests.reference.lazy import mapping, whole_loss
 
 STEPS, SIDE = 3, 16  # steps per round: 40 and 48 images in batches of 16
@@ -41,6 +42,8 @@ DILS: dict[str, Any] = {
     "dils.beta2": BETAS[1],
     "dils.head-lr": HEAD_LR,
     "dils.penalty": GAMMA,
+    "dils.spectral": False,
+    "dils.critic-steps": 0,
     "dils.discriminator.lr": DI_LR,
     "dils.discriminator.beta1": DI_BETAS[0],
     "dils.discriminator.beta2": DI_BETAS[1],
@@ -96,7 +99,13 @@ def penalty(DI: nn.Module, z: Tensor, draws: torch.Generator) -> Tensor:
 
 
 def centralised(
-    loss: str, nodes: list[dict[str, Any]], p: int, rounds: int, overlap: bool = False
+    loss: str,
+    nodes: list[dict[str, Any]],
+    p: int,
+    rounds: int,
+    overlap: bool = False,
+    critic_steps: int = 0,
+    rate: float = DI_LR,
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Run algorithm 1 in one loop -> the collaborator's model, the target's, the discriminator."""
     config = RunConfig.parse(DILS)
@@ -106,25 +115,17 @@ def centralised(
     T.train()
     DI = Discriminator(500, (8,), seed=0)
     moves_DI: optim.Optimizer = optim.Adam(DI.parameters(), lr=DI_LR, betas=DI_BETAS)
+    many = max(1, critic_steps * p)  # steps of a critic per step of the encoder
     if loss == "wassda":
-        moves_DI = optim.SGD(DI.parameters(), lr=DI_LR, momentum=0.9)
+        moves_DI = optim.SGD(DI.parameters(), lr=rate, momentum=0.9)
     moves_T = optim.Adam(T.encoder.parameters(), lr=LR, betas=BETAS)
     head = {"params": S.head.parameters(), "lr": HEAD_LR}
     moves_S = optim.Adam([{"params": S.encoder.parameters()}, head], lr=LR, betas=BETAS)
     history: list[Tensor] = []
-    both = [batches(node, rounds * STEPS, p) for node in nodes]
+    both = [batches(node, rounds * STEPS * many, p) for node in nodes]
     draws: dict[str, torch.Generator] = {}
-    for n, ((x_S, y_S), (x_T, _)) in enumerate(zip(*both, strict=True)):
-        if n % STEPS == 0:
-            names = (node["name"] for node in nodes)
-            draws = {name: generator(0, name, n // STEPS + 1, "penalty") for name in names}
-        z_S, z_T = S.features(x_S), T.features(x_T)
-        total = whole_loss(loss, DI(z_S), DI(z_T))
-        if loss == "wassda":
-            for z, own in zip((z_S, z_T), draws.values(), strict=True):
-                total = total + GAMMA / 2 * penalty(DI, z, own)
-        g = torch.autograd.grad(total, list(DI.parameters()), retain_graph=True)
-        history.append(torch.cat([part.flatten() for part in g]))
+
+    def move_encoders(z_S: Tensor, z_T: Tensor, y_S: Tensor | None) -> None:
         objective = mapping(loss, DI(z_S), DI(z_T))
         if loss == "cada":
             assert y_S is not None
@@ -135,6 +136,20 @@ def centralised(
         moves_T.step()
         if loss == "cada":
             moves_S.step()
+
+    for n, ((x_S, y_S), (x_T, _)) in enumerate(zip(*both, strict=True)):
+        if n % STEPS == 0 and not critic_steps:
+            names = (node["name"] for node in nodes)
+            draws = {name: generator(0, name, n // STEPS + 1, "penalty") for name in names}
+        z_S, z_T = S.features(x_S), T.features(x_T)
+        total = whole_loss(loss, DI(z_S), DI(z_T))
+        if loss == "wassda" and not critic_steps:
+            for z, own in zip((z_S, z_T), draws.values(), strict=True):
+                total = total + GAMMA / 2 * penalty(DI, z, own)
+        g = torch.autograd.grad(total, list(DI.parameters()), retain_graph=True)
+        history.append(torch.cat([part.flatten() for part in g]))
+        if not critic_steps:
+            move_encoders(z_S, z_T, y_S)
         last = (n + 1) // p * p - (p if overlap else 0)
         if last >= p:
             g_sync = torch.stack(history[last - p : last]).sum(dim=0) / (2 * p)
@@ -142,6 +157,10 @@ def centralised(
             for w, part in zip(DI.parameters(), g_sync.split(sizes), strict=True):
                 w.grad = part.view_as(w).clone()
             moves_DI.step()
+            if critic_steps:
+                shorten(DI)
+        if critic_steps and (n + 1) % many == 0:  # the critic is ahead
+            move_encoders(z_S, z_T, y_S)
     return S, T, DI
 
 
@@ -166,9 +185,51 @@ def test_two_sites_compute_the_same_as_one_loop_with_all_data(
             torch.testing.assert_close(mine, value, rtol=1e-4, atol=5e-6)
         for name, value in wanted.state_dict().items():
             if site == "town" and name.startswith("head."):
-                continue  # the target takes over the head when a round begins
+                value = S.state_dict()[name]  # with CADA the target takes it over
             torch.testing.assert_close(found[f"model/module/{name}"], value, rtol=1e-4, atol=1e-5)
     assert not torch.equal(T.state_dict()["encoder.0.weight"], S.state_dict()["encoder.0.weight"])
+
+
+def test_a_bounded_critic_makes_fresh_sums_before_each_step_of_the_encoder(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Two sums of p = 2 batches each, so four steps of the critic, before each of three steps."""
+    settings = {"dils.loss": "wassda", "dils.critic-steps": 2, "dils.spectral": True}
+    settings |= {"exchange.p": 2, "dils.penalty": 0.0, "dils.discriminator.optimizer": "sgd"}
+    settings |= {"dils.discriminator.lr": 1.0}  # so that the critic meets its bound
+    rounds = run(pair, tmp_path, **settings)["trainings"]["dils"][0]["rounds"]
+    _, T, DI = centralised("wassda", pair, 2, rounds=2, critic_steps=2, rate=1.0)
+    found = state_of(tmp_path, "town", 2)
+    for name, value in DI.state_dict().items():
+        mine = found[f"discriminator/discriminator/{name}"]
+        torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-5)
+    longest = [float(torch.linalg.svdvals(w.detach())[0]) for w in DI.parameters() if w.dim() == 2]
+    assert max(longest) == pytest.approx(1.0, rel=1e-4)
+    for name, value in T.encoder.state_dict().items():
+        mine = found[f"model/module/encoder.{name}"]
+        torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-5)
+    size = sum(w.numel() for w in DI.parameters()) * 4
+    assert 6 * size < rounds[0]["bytes"]["from target gradient"] < 6 * (size + 64) + 200
+
+
+def test_with_cada_the_last_classifier_reaches_the_target_before_its_test(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    results = run(pair, tmp_path, **{"dils.loss": "cada", "exchange.p": 1, "rounds": 2})
+    found = {site: state_of(tmp_path, site, 2) for site in ("anna", "town")}
+    saved = load_file(tmp_path / "pair" / "sites" / "town" / "pair.dils-0.model.safetensors")
+    for name in ("weight", "bias"):
+        theirs = found["anna"][f"model/module/head.{name}"]
+        assert torch.equal(found["town"][f"model/module/head.{name}"], theirs)
+        assert torch.equal(saved[f"head.{name}"], theirs)
+    network = models.build(RunConfig.parse(DILS).model, (1, SIDE, SIDE), CLASSES, seed=0)
+    network.load_state_dict(saved)
+    tests = load_evaluation(pair[1]["data"], size=SIDE)
+    assert tests is not None
+    p = models.predict(network, tests.x)
+    accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+    entry = results["trainings"]["dils"][0]["rounds"][-1]
+    assert entry["accuracy"] == pytest.approx(accuracy, abs=0.01)
 
 
 def test_copies_of_the_discriminator_stay_equal_bit_for_bit(

@@ -47,6 +47,8 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
         (1, {"weights": [{}]}, []),
         (9, {"discriminator-accuracy": [0.39, 0.3, 0.2]}, [("discriminator", 3)]),
         (9, {"discriminator-accuracy": [0.4, 0.5, 0.4, 0.6]}, []),
+        (9, {"clipped": [0.6, 0.9, 0.51]}, [("clipped", 3)]),
+        (9, {"clipped": [0.5, 0.5, 0.5]}, []),
         (9, {"discriminator-accuracy": [0.39, 0.39, 0.4, None]}, []),
         (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
     ],

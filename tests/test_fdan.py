@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from fedda import models
 from fedda.errors import Code, QuorumError
+from fedda.maths import fourier
 from fedda.settings import RunConfig
 from tests.adversarial_runs import (
     SETTINGS,
@@ -37,15 +39,34 @@ def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_pat
     assert_declared_arrays_cross(training, "fdan", sums=2, floats=40, numbers={"mmd"})
 
 
-def test_without_a_scale_the_first_round_determines_it(domains: list[Node], tmp_path: Path) -> None:
+def test_without_a_scale_each_round_determines_the_next_ones(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[dict[str, Any]] = []
+    measured: list[float] = []
+    sent: list[float] = []
+
+    def spy(z: Tensor, honest: Any = fourier.median_distance) -> float:
+        measured.append(honest(z))
+        return measured[-1]
+
+    def watch(d: int, M: int, scale: float, *rest: Any, honest: Any = fourier.frequencies) -> Any:
+        sent.append(scale)
+        return honest(d, M, scale, *rest)
+
+    monkeypatch.setattr(fourier, "median_distance", spy)
+    monkeypatch.setattr(fourier, "frequencies", watch)
     found = run(domains, tmp_path, "fdan", events.append, **{"fdan.scale": 0.0, "rounds": 3})
+    scale = measured[0]
+    assert len(set(measured)) == 3  # one per round
+    assert sent == [measured[0]] * 4 + [measured[1]] * 4  # to four sites each
     first, *others = found["rounds"]
     assert arrays(first) == {"to source model", "from source model", "to target model"}
     assert all("from target gradient" in arrays(entry) for entry in others)
     assert set(first["weights"]) == set(SOURCES)
     folder = Path(found["model"]).parent
-    scale = json.loads((folder / "checkpoint.json").read_text())["numbers"]["scale"]
+    numbers = json.loads((folder / "checkpoint.json").read_text())["numbers"]
+    assert numbers["scale"] == measured[-1]
     # The scale is that of the first round's mean model, which a round of FedAvg gives.
     once = run(domains, tmp_path / "once", "fedavg", **{"rounds": 1})
     network = models.build(RunConfig.parse(SETTINGS).model, (1, SIDE, SIDE), CLASSES, seed=0)

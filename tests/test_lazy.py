@@ -155,6 +155,29 @@ def test_a_windows_mean_is_clipped_not_each_step() -> None:
     assert [s.tolist() for s in stream.sent] == [[3.0], [3.0]]
 
 
+def test_each_half_is_clipped_by_itself_before_its_share_is_taken() -> None:
+    """Two sources and the target, all beyond the clip: the sources together weigh as the target.
+
+    Clipped after the shares were taken, the sources' halves (5 each) would not be touched.
+    """
+    sent = []
+    for share, g in ((0.5, 10.0), (0.5, 10.0), (1.0, -10.0)):
+        stream = Script()
+        LazySync(stream, "DI", 1, clip=6.0, share=share).step(torch.tensor([g]), 1)
+        sent.append(stream.sent[0].item())
+    assert sent == [3.0, 3.0, -6.0]
+
+
+def test_it_counts_how_often_the_clip_binds_unless_noise_hides_that() -> None:
+    lazy, noisy = (LazySync(Script(), "DI", 2, clip=3.0, noise=noise) for noise in (0.0, 0.1))
+    assert lazy.clipped is None
+    for g in (8.0, -2.0, 9.0, 9.0, 1.0, 1.0, 0.0, 6.1):  # means of 3, 9, 1 and 3.05
+        lazy.step(torch.tensor([g]), 1)
+        noisy.step(torch.tensor([g]), 1)
+    assert lazy.clipped == 0.5
+    assert noisy.clipped is None
+
+
 def test_noise_has_the_given_spread_and_its_own_generator() -> None:
     draws = generator("noise")
     g = torch.zeros(20_000)

@@ -56,8 +56,14 @@ class Summing(Client):
             stream.close()
             trail.summed(self.request, stream)
 
-    def lazy(self, stream: Stream, group: str, halves: int = 2) -> LazySync:
+    def lazy(self, stream: Stream, group: str, halves: int = 2, share: float = 1.0) -> LazySync:
         """Make this site's part in one group; the stricter of the run's and the site's limits hold.
+
+        Args:
+            stream: to the exchange.
+            group: name of the group.
+            halves: how many halves of a loss the members' sum has.
+            share: of this site's half in its side of the loss: 1/K for one of K sources.
 
         Raises:
             ConfigError: this site has fewer images than a gradient must be over.
@@ -76,6 +82,7 @@ class Summing(Client):
             overlap=config.overlap,
             clip=min(config.clip, self.site.clip),
             noise=max(config.noise, self.site.noise),
+            share=share,
             min_examples=least,
         )
 

@@ -12,6 +12,7 @@ from fedda.adversarial import travelling
 from fedda.adversarial.discriminators import (
     Discriminator,
     Network,
+    bound,
     flat_gradient,
     make_optimizer,
     set_gradient,
@@ -30,12 +31,16 @@ class Copy:
         DI: the discriminator.
         network: its settings.
         sync: this site's part in its group.
+
+    Attributes:
+        bounded: whether no layer's spectral norm may be above 1 after a step.
     """
 
     def __init__(self, DI: Discriminator, network: Network, sync: LazySync) -> None:
         self.DI = DI
         self.optimizer = make_optimizer(DI, network)
         self.sync = sync
+        self.bounded = False
 
     @classmethod
     def make(
@@ -59,6 +64,8 @@ class Copy:
         if g_sync is not None:
             set_gradient(self.DI, g_sync)
             self.optimizer.step()
+            if self.bounded:
+                bound(self.DI)
 
     def pick_up(self, came: Packed) -> None:
         """Continue from a discriminator that came with the request."""

@@ -64,6 +64,26 @@ class Network(Section):
         return tuple(int(size) for size in self.sizes.split(",") if size)
 
 
+class Critic(Section):
+    """How a critic of Wasserstein distances is kept from growing without end, and how it is fed."""
+
+    spectral: bool = Field(
+        default=True,
+        description="after each step of the critic no layer's spectral norm is above 1; its "
+        "gradients are then bounded by the features' length",
+    )
+    penalty: float = Field(
+        default=0.0, ge=0, description="gamma, the critic's gradient penalty on each side; 0: none"
+    )
+    critic_steps: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="fresh sums of the critic's gradients before each step of the encoders, each "
+        "over exchange.p batches of its own; 0: one step by the latest sum, however old it is",
+    )
+
+
 class Reversal(Section):
     """How strongly encoders learn to deceive the discriminator."""
 
@@ -144,6 +164,25 @@ def make_optimizer(DI: nn.Module, config: Network) -> optim.Optimizer:
     if config.optimizer == "adam":
         return optim.Adam(DI.parameters(), lr=config.lr, betas=(config.beta1, config.beta2))
     return optim.SGD(DI.parameters(), lr=config.lr, momentum=config.momentum)
+
+
+@torch.no_grad()
+def bound(DI: nn.Module) -> None:
+    """Divide the weights of each linear layer by their spectral norm, if it is above 1.
+
+    With ReLU between them, DI is then 1-Lipschitz everywhere, also between the domains, where no
+    site could compute a gradient penalty. Miyato et al., ICLR 2018, divide by the norm always; to
+    divide only where it is too large is the projection of Gouk et al., Machine Learning, 2021.
+    """
+    for layer in DI.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight /= spectral_norm(layer.weight).clamp(min=1)
+
+
+def spectral_norm(W: Tensor) -> Tensor:
+    """The largest singular value of W (m, n), from its smaller Gram matrix -> scalar."""
+    gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
+    return torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt()
 
 
 def flat_gradient(loss: Tensor, DI: nn.Module) -> Tensor:

@@ -14,9 +14,12 @@ copies that start equal stay equal. With overlap, a sum travels while the next w
 and is used from the last step of that window on: one window later, but no site waits for it.
 
 A gradient over few examples reveals their features. So a window over too few examples is never
-sent. The gradient that is sent, G / p, is clipped in length and may carry noise.
+sent. G / p is clipped in length and may carry noise; after that it is multiplied by the share that
+this site's half has in its side of the loss, 1/K for one of K sources. So the same length is left
+to each half, and clipping does not let the sources outweigh the target.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -86,7 +89,8 @@ class LazySync:
         halves: how many halves of a loss the members' sum has: 2, a source's and a target's.
         overlap: let a sum travel while the next window is computed.
         clip: greatest length of a window's mean gradient; 0: any length.
-        noise: on the gradient that is sent, in units of `clip`.
+        noise: on that gradient, in units of `clip`.
+        share: what the clipped gradient is multiplied by before it is sent.
         min_examples: that a window must be over, counted over its p steps.
         draws: of the noise, for tests; by default the noise cannot be repeated (`protect`).
     """
@@ -101,6 +105,7 @@ class LazySync:
         overlap: bool = False,
         clip: float = 0.0,
         noise: float = 0.0,
+        share: float = 1.0,
         min_examples: int = 1,
         draws: torch.Generator | None = None,
     ) -> None:
@@ -113,6 +118,8 @@ class LazySync:
         self._overlap = overlap
         self._clip = clip
         self._noise = noise
+        self._share = share
+        self._sums, self._clipped = 0, 0
         self._min_examples = min_examples
         self._draws = draws
         self._n = 0
@@ -126,6 +133,15 @@ class LazySync:
     def steps(self) -> int:
         """N, the steps so far."""
         return self._n
+
+    @property
+    def clipped(self) -> float | None:
+        """Share of this object's sums so far whose gradient was longer than `clip`.
+
+        None if there were no sums, or if there is noise: this share would tell of the length that
+        the noise hides.
+        """
+        return None if self._noise or not self._sums else self._clipped / self._sums
 
     def step(self, g: Tensor, examples: int) -> Tensor | None:
         """Lines 5 and 8 to 11: buffer this step's gradient -> g_sync (P,), None before the first.
@@ -155,14 +171,17 @@ class LazySync:
                 "train.batch-size."
             )
         mean = G / self.p
-        if not mean.norm().isfinite():
+        length = float(mean.norm())
+        if not math.isfinite(length):
             raise NotFiniteError(
                 "The discriminator's gradient is not finite; lower the learning rates."
             )
-        mean = protect(mean, self._clip, self._noise, self._draws)
+        self._sums += 1
+        self._clipped += bool(self._clip) and length > self._clip
+        mean = self._share * protect(mean, self._clip, self._noise, self._draws)
         frame = mean.to("cpu", torch.float32).numpy()
         if not self._overlap:
-            self._g_sync = self._share(self.stream.swap(self.group, frame, self._examples)).to(G)
+            self._g_sync = self._part(self.stream.swap(self.group, frame, self._examples)).to(G)
             return
         self.settle()
         if self._arrived is not None:
@@ -173,10 +192,10 @@ class LazySync:
     def settle(self) -> None:
         """Wait for the sum that still travels; the next sync-up step will use it."""
         if self._travelling:
-            self._arrived = self._share(self.stream.receive(self.group))
+            self._arrived = self._part(self.stream.receive(self.group))
             self._travelling = False
 
-    def _share(self, total: Flat) -> Tensor:
+    def _part(self, total: Flat) -> Tensor:
         return torch.tensor(total) / self._halves
 
     @property

@@ -12,8 +12,8 @@ The first rounds train the collaborator's model on its labels. In all later roun
 between the sites: E_T stays at the target, and each site keeps its optimizers and the gradients
 that it has gathered for the next exchange. With the loss `cada`, E_opt adapts as well, and the
 collaborator's classifier is trained on the features that E_opt gives (see
-`fedda.adversarial.discriminators.HALVES`). So with `cada` the collaborator's model is sent to the
-target, which takes over its classifier.
+`fedda.adversarial.discriminators.HALVES`). So with `cada` each round ends with the
+collaborator's model going to the target, which takes over its classifier.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import BETA1, BETA2, Loss, Network
+from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, Loss, Network
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section
+from fedda.config import Scalar
 from fedda.methods import Method, Phase
 from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 
-class Config(Section):
-    """DILS's settings."""
+class Config(Critic):
+    """DILS's settings; those of a critic have a meaning with `wassda` alone."""
 
     loss: Loss = Field(
         default="adda",
@@ -47,7 +47,7 @@ class Config(Section):
         description="an adapting round has this many times the steps of a round of pretraining; it "
         "sends no models, so long rounds save messages",
     )
-    discriminator: Network = Network(sizes="500,500", lr=0.0002)
+    discriminator: Network = Network(sizes="100,100", lr=0.0005)
     lr: float = Field(
         default=0.0002,
         gt=0,
@@ -60,9 +60,6 @@ class Config(Section):
     head_lr: float = Field(
         default=0.001, gt=0, description="learning rate of the collaborator's classifier with cada"
     )
-    penalty: float = Field(
-        default=10.0, ge=0, description="gamma, the gradient penalty of wassda on each side"
-    )
     share: bool = Field(
         default=False, description="let the target's model go to the server after each round"
     )
@@ -70,12 +67,19 @@ class Config(Section):
         default="", description="name of the source that takes part; needed if there are several"
     )
 
+    def steps_of_discriminator(self, p: int) -> int:
+        """How many steps DI takes per step of the encoders -> int."""
+        critic = HALVES[self.loss, "target"].critic
+        return max(1, self.critic_steps * p) if critic else 1
+
 
 # FRUDA, appendix F.0.2: learning rates of the target's encoder and of the discriminators. FRUDA
 # does not say which optimizers it uses for them, nor what layers its discriminators have.
 # Adam's betas are those that Adam's own paper proposes.
 ADAM: dict[str, Scalar] = {
     "loss": "adda",
+    "penalty": 10.0,
+    "spectral": False,
     "beta1": 0.9,
     "beta2": 0.999,
     "discriminator.optimizer": "adam",
@@ -96,7 +100,9 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
     return {"discriminator": discriminators.layout(discriminators.width(model), sizes)}
 
 
-NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
+NUMBERS = frozenset(
+    {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
+)
 
 # The model is sent to the sites in the first of these rounds. The collaborator sends it back with
 # `cada`, and the target with `share`.
@@ -119,7 +125,13 @@ METHOD = Method(
         ),
         Phase(
             "adapt",
-            {"adapt": {"collaborator": ADAPT, "target": ADAPT}},
+            {
+                "adapt": {"collaborator": ADAPT, "target": ADAPT},
+                # With `cada` alone: the target takes over the classifier.
+                "take": {
+                    "target": Part(Rule(MODEL), Rule(numbers=frozenset({"seconds", "steps"})))
+                },
+            },
             layouts=layouts,
             # The target is sent no model: it tests the one that it has adapted.
             test=Part(Rule(), TEST.leaves),

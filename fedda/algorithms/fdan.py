@@ -7,6 +7,11 @@ random Fourier features of the kernels (`fedda.maths.fourier`).
                      the mean embeddings of sources and target, which are its gradients
     MMD^2    float   |w|^2, with mu_S the mean over the sources
     scale    float   unit of the bandwidths: given, or the median distance of the target's features
+                     when the round before ended
+
+Encoders grow and shrink features while they learn. A scale that was measured once would soon be far
+from their distances, and kernels that are too narrow or too wide have no gradient. If features and
+scale grow by the same factor, the Fourier features stay the same, so the last witness still holds.
 
 DAN penalises several layers and recomputes the kernels' weights in every step. Here only one layer
 counts, the features that enter the classifier, and all kernels have the same weight.
@@ -37,8 +42,8 @@ class Config(fedavg.Config):
     scale: float = Field(
         default=0.0,
         ge=0,
-        description="unit of the bandwidths; 0: the median distance of the target's features after "
-        "a first round without alignment",
+        description="unit of the bandwidths; 0: the median distance of the target's features, "
+        "measured after a first round without alignment and then in every round",
     )
     reversal: Reversal = Reversal()
     pairs: bool = Field(
@@ -74,14 +79,15 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 WITNESSES = {"witness": Kind.GRADIENT, "witness/*": Kind.GRADIENT}
 SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
-ALIGNED = frozenset({"steps", "seconds", "mmd"})
+ALIGNED = frozenset({"steps", "seconds", "mmd", "clipped"})
 
 METHOD = Method(
     "fdan",
     "f-DAN",
     Config,
     (
-        # The target measures the median distance of its features under the sources' mean model.
+        # The target measures the median distance of its features under the sources' mean model,
+        # and again at the end of every round that aligns, for the round after it.
         Phase(
             "scale",
             {
@@ -99,7 +105,7 @@ METHOD = Method(
             {
                 "align": {
                     "source": Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True),
-                    "target": Part(SENT, Rule(MODEL, ALIGNED, WITNESSES), GROUPS),
+                    "target": Part(SENT, Rule(MODEL, ALIGNED | {"median"}, WITNESSES), GROUPS),
                 }
             },
             layouts=layouts,

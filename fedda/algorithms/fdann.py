@@ -7,9 +7,9 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
     lambda   float   weight of the adversarial loss, growing with the training
 
 Each source minimises its cross entropy plus lambda times an adversarial loss, the target the second
-term alone. That loss is its half of DI's loss with the other side's label (`reversal.loss=inverted`)
-or minus its half (`reversal`, as in the paper). The first is never below 0. The second has no
-bound: once the target's features deceive DI, its gradient is the largest, and they grow without
+term alone. With `reversal.loss=inverted` that loss is its half of DI's loss with the other side's
+label, with `reversal`, as in the paper, minus its half. The first is never below 0. The second has
+no bound: once the target's features deceive DI, its gradient is the largest, and they grow without
 end. With Adam the length of a step does not depend on lambda, so nothing would limit the target's
 steps: use sgd. DI's loss is FRUDA's eq. 8, averaged over the sources, plus eq. 9
 (`fedda.adversarial.discriminators`). After each round encoders are averaged over all sites,
@@ -73,7 +73,9 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 # One for all, or with `pairs` one per source, named after it. In the first round sites make them.
 DISCRIMINATORS = {"discriminator": Kind.MODEL, "discriminator/*": Kind.MODEL}
 GROUPS = frozenset({"gradient", "gradient/*"})
-NUMBERS = frozenset({"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"})
+NUMBERS = frozenset(
+    {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
+)
 SENT = Rule(MODEL, frozenset({"steps"}), DISCRIMINATORS)
 
 ALIGN = Phase(

@@ -6,31 +6,27 @@ Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the excha
     W        float   mean over the sources of E f(z_S), minus E f(z_T): eq. 14 of FRUDA
     gamma    float   weight of the gradient penalty, computed on each side's own samples
 
-Each step begins with a few steps of the critic, each on a batch of its own, which raise W. Then the
-encoders make one step to lower W (`fedda.adversarial.discriminators`).
+Each step begins with a few sums of the critic's gradients, which raise W. Each sum is over p
+batches of its own and moves the critic p times (`fedda.adversarial.lazy`). Then the encoders make
+one step to lower W, on the last of these batches (`fedda.adversarial.discriminators`). So a round
+reads p times `critic-steps` as many batches as it has steps: with large batches p is small.
 """
 
 from pydantic import Field
 
-from fedda.adversarial.discriminators import Network, Reversal
+from fedda.adversarial.discriminators import Critic, Network, Reversal
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method
 
 
-class Config(fedavg.Config):
+class Config(Critic, fedavg.Config):
     """f-WDGRL's settings, and FedAvg's for the weights of sites."""
 
     discriminator: Network = Network()
     reversal: Reversal = Reversal()
     pairs: bool = Field(
         default=False, description="one critic per source, instead of one for all sources"
-    )
-    critic_steps: int = Field(
-        default=5, ge=1, description="steps of the critic before each step of the encoders"
-    )
-    penalty: float = Field(
-        default=10.0, ge=0, description="gamma, the gradient penalty on each side; 0 turns it off"
     )
 
 
@@ -44,6 +40,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "discriminator.beta2": 0.999,
         "critic-steps": 5,
         "penalty": 10.0,
+        "spectral": False,
         "reversal.strength": 1.0,
         "reversal.schedule": "constant",
     }

@@ -2,8 +2,8 @@
 
 They are found in what a run reports anyway, round by round: the share of the target's images that
 KD3A's teachers are sure of, the weights of the sites, the number of classes that the target's
-predictions use, and how often a discriminator is right. None of them proves an error, and a
-training without them may still be wrong.
+predictions use, how often a discriminator is right, and how often its gradients are clipped. None
+of them proves an error, and a training without them may still be wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ UNSURE = 0.05  # a smaller share of kept images teaches the target next to nothi
 LOST = 0.5  # a share of kept images below this part of its highest one is a loss
 ONE_SIDED = 0.7  # a source above this share of the sources' weight decides nearly alone
 OVERRUN = 0.4  # a discriminator that is right less often follows encoders that outrun it
+BENT = 0.5  # sums that are clipped more often no longer point where the loss falls
 LASTING = 3  # so many rounds in a row, or the last round, make a doubt
 
 Round = Mapping[str, Any]
@@ -24,7 +25,7 @@ class Doubt:
     """A reason to doubt a training.
 
     Attributes:
-        what: `classes`, `kept`, `weights` or `discriminator`.
+        what: `classes`, `kept`, `weights`, `discriminator` or `clipped`.
         round: the round in which it was noticed.
         text: what was seen, and what to do.
     """
@@ -45,7 +46,8 @@ def doubts(
 
     Args:
         history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
-            (a number of classes), `weights` by site and `discriminator-accuracy`.
+            (a number of classes), `weights` by site, `discriminator-accuracy`, and
+            `clipped`, the share of the sums in which a site's gradient was clipped.
         rounds: the number of rounds that the training will have.
         classes: C, the number of classes of the sources.
         examples: the sources' numbers of examples; sites that are not among them are targets.
@@ -59,6 +61,7 @@ def doubts(
             "kept": _kept(entry, most["kept"]),
             "weights": _weights(entry, examples),
             "discriminator": _discriminator(entry),
+            "clipped": _clipped(entry),
         }
         for what, text in seen.items():
             row[what] = row.get(what, 0) + 1 if text else 0
@@ -105,6 +108,16 @@ def _discriminator(entry: Round) -> str:
         f"the discriminator is right about {100 * entry['discriminator-accuracy']:.0f} % of the "
         "images, less often than by chance: the encoders change faster than it can learn; lower "
         "their learning rate or reversal.strength, or raise discriminator.lr"
+    )
+
+
+def _clipped(entry: Round) -> str:
+    if entry.get("clipped", 0.0) <= BENT:
+        return ""
+    return (
+        f"exchange.clip shortened {100 * entry['clipped']:.0f} % of the gradients that were "
+        "summed, each side's by itself, so that their sum points elsewhere; raise exchange.clip, "
+        "or bound a critic by its layers (bound=spectral)"
     )
 
 

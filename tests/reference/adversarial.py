@@ -27,6 +27,14 @@ def deceiving(loss: str, v: Tensor, source: bool) -> Tensor:
     return half("grl", v, not source) if loss == "inverted" else -half(loss, v, source)
 
 
+def shorten(DI: nn.Module) -> None:
+    """Divide each weight matrix by its largest singular value, if that is above 1."""
+    for layer in DI.modules():
+        if isinstance(layer, nn.Linear):
+            longest = torch.linalg.svdvals(layer.weight.detach())[0]
+            layer.weight.data /= max(1.0, float(longest))
+
+
 def averaged(local: Mapping[str, nn.Module], counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Average encoders over all sites and heads over the sources, weighted by their examples."""
     mean: dict[str, Tensor] = {}
@@ -72,6 +80,7 @@ def adversarial(
     lr: float,
     make: Callable[[Any], optim.Optimizer],
     penalty: Penalty | None = None,
+    spectral: bool = False,
 ) -> Any:
     """Do the whole training -> the last mean model.
 
@@ -87,6 +96,7 @@ def adversarial(
         lr: rate of the models' sgd, whose momentum is .9 and starts anew in every round.
         make: makes a discriminator's optimizer, which lasts for the whole training.
         penalty: a critic's penalty.
+        spectral: whether no layer of a critic may have a singular value above 1 after a step.
     """
     sites = list(data)
     optimizers = {d: make(DI.parameters()) for d, DI in DIs.items()}
@@ -117,6 +127,8 @@ def adversarial(
                 for w, part in zip(DIs[d].parameters(), (g / 2).split(sizes), strict=True):
                     w.grad = part.view_as(w).clone()
                 optimizers[d].step()
+                if spectral:
+                    shorten(DIs[d])
 
         steps = len(data["town"][t])
         many = len(extra["town"][t]) // steps if extra else 0
