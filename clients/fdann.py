@@ -24,7 +24,7 @@ from fedda.adversarial.lazy import LazySync
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import WireError
 from fedda.exchange import Group, Stream
-from fedda.train import seed_for
+from fedda.train import seed_for, windows
 from fedda.wire import Packed
 
 from . import fedavg
@@ -181,6 +181,26 @@ class Source(Member, fedavg.Source):
     """Has labels."""
 
     data: Labelled
+
+    def align(self) -> Numbers:
+        """Train as every member; without an invitation to the exchange, on labels alone.
+
+        The server invites no source that has too few images to sum gradients over.
+        """
+        return super().align() if self.request.exchange else self.alone()
+
+    def alone(self) -> Numbers:
+        """Take the round's steps on cross entropy -> its mean, and their number."""
+        count, optimizer = self.request.steps, self.optimizer()
+        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        first, total = (self.request.round - 1) * count, torch.zeros((), device=self.device)
+        for indices in windows(self.site.blocks.blocks, size, 1, seed, first, count):
+            loss = self.classify(self.features(indices), indices)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        return {"loss": float(total) / count, "steps": count}
 
     def classify(self, z: Tensor, indices: Tensor) -> Tensor:
         return F.cross_entropy(self.model.head(z), self.labels(indices))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from flwr.app import Message
 
 from fedda.adversarial.lazy import syncs
-from fedda.errors import QuorumError
+from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import RunningMean, heads_of
 from fedda.wire import Arrays, Kind, Packed, pack
 
@@ -38,7 +38,7 @@ class FDANN(FedAvg):
         A round is a whole number of windows.
         """
         sources = self.present()
-        self.pairs: Mapping[str, list[Node]] = self.groups(sources)
+        self.pairs: Mapping[str, list[Node]] = self.groups(self.summing(sources))
         everyone, p = [*sources, self.roster.target], self.setup.summing.p
         # Sites that are away count too, so that every round has the same length.
         steps = -(-self.steps_per_round(self.roster.nodes) // p) * p
@@ -49,6 +49,30 @@ class FDANN(FedAvg):
             self.request(node, sent, {"steps": steps, **self.numbers_for(node)})
             for node, sent in zip(everyone, arrays, strict=True)
         ]
+
+    def summing(self, sources: Sequence[Node]) -> list[Node]:
+        """Return the sources that sum gradients; the others train on their labels alone.
+
+        A gradient over few examples gives their features away, and noise that hides them would
+        drown it. So a source with fewer examples than a sum must be over sends none.
+
+        Raises:
+            ConfigError: the target has too few examples, or every source has.
+        """
+        least, target = self.setup.summing.min_examples, self.roster.target
+        small = [node for node in (*sources, target) if node.examples < least]
+        if target in small or len(small) == len(sources):
+            who = ", ".join(f"{node.name} ({node.role}) has {node.examples}" for node in small)
+            raise ConfigError(
+                f"{who} examples, but a gradient must be summed over {least} "
+                "(exchange.min-examples), so there is nothing to align; add examples, or choose a "
+                "method that sums no gradients, such as kd3a or adabn."
+            )
+        for node in small:
+            if self.round == self.stage.first:
+                text = f"{node.examples} examples, but a gradient is summed over {least} or more"
+                self.setup.notice("small", node.name, f"{text}; it trains on its labels alone")
+        return [node for node in sources if node not in small]
 
     def groups(self, sources: Sequence[Node]) -> dict[str, list[Node]]:
         """Return the sites of each discriminator, by the pair's source; "" if all share one."""

@@ -27,6 +27,7 @@ WORDS = {
     "resumed": "run went on",
     "no offer": "gave no usable offer",
     "bounded": "counts for fewer examples",
+    "small": "too few examples to sum gradients",
 }
 
 
