@@ -16,11 +16,12 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError
 from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.train import batches, seed_for
+from fedda.train import batches
 from fedda.wire import Packed
 
 from . import fedavg
 from .base import Client
+from .site.clusters import gap_of
 from .site.request import Numbers
 
 Source = fedavg.Source
@@ -68,7 +69,7 @@ class Target(Client):
         Only one teacher at a time is on the device, however many there are.
         """
         weighting = self.options.weighting
-        before = self._gap(self.model, images) if weighting == "gap" else None
+        before = gap_of(self, self.model, images) if weighting == "gap" else None
         teacher = self.workspace.hold("teacher", self.workspace.blank)
         p = torch.empty(len(images), len(teachers), self.task.classes)
         about: Numbers = {}
@@ -76,7 +77,7 @@ class Target(Client):
         for k, (name, packed) in enumerate(teachers.items()):
             models.load_arrays(teacher, packed.unpack())
             if before is not None:
-                after = self._gap(teacher, images)
+                after = gap_of(self, teacher, images)
                 # Per image: a softmax of sums over thousands would choose a single source.
                 about[f"gain/{name}"] = float(gap.gap_gain(before, after)) / len(images)
             elif weighting == "h-divergence":
@@ -171,13 +172,6 @@ class Target(Client):
             with models.batch_statistics(model):
                 p = torch.cat([models.predict(model, x[part], len(part)) for part in parts])
         return p[order.argsort()]
-
-    def _gap(self, model: Model, images: Tensor) -> Tensor:
-        """FADA's eq. 3 for the target's features under a model; all models use the same seed."""
-        with evaluating(model):
-            z = torch.cat([model.features(self.inputs(part)) for part in images.split(256)])
-        seed = seed_for(self.task.seed, self.site.name, self.request.round, "clusters") % 2**32
-        return gap.gap_statistic(z, gap.clusters(z, self.task.classes, seed))
 
     def _distance(self, teacher: Model, images: Tensor) -> float:
         """Eq. 11 between a source's BatchNorm statistics and the target's, per channel.

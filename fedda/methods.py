@@ -106,6 +106,7 @@ class Method:
         presets: its presets, by the name that `--preset` takes; keys are the method's own, or
             those of a section that all methods share, such as `train.lr`.
         stays: a function of the settings: whether the adapted model stays at the target.
+        sums: a function of the settings: whether a training sums gradients, if a phase can.
         extend: adds the method's layers to a model, given settings that JSON can hold. The added
             layers are sent, saved, loaded and exported like all others.
         extension: a function of the method's settings; it returns the settings that `extend` gets
@@ -118,6 +119,7 @@ class Method:
     phases: tuple[Phase, ...]
     presets: Presets = field(default_factory=dict)
     stays: Callable[[Any], bool] = lambda options: False
+    sums: Callable[[Any], bool] = lambda options: True
     extend: Callable[[Any, Mapping[str, Any]], None] | None = None
     extension: Callable[[Any], Mapping[str, Any] | None] = lambda options: None
 

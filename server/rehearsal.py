@@ -26,12 +26,13 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
     Raises:
         ConfigError: the method cannot exchange gradients with these sites and settings.
     """
-    if not plugins.method(method).gradients:
+    about = plugins.method(method)
+    if not about.gradients or not about.sums(config.options[method]):
         return 0
     task = config.task(method, config.seeds[0], members.shape, members.classes, len(members.nodes))
     stages = [stage for stage in task.stages if stage.phase.gradients]
     if not stages:
-        first = next(phase for phase in plugins.method(method).phases if phase.gradients)
+        first = next(phase for phase in about.phases if phase.gradients)
         raise ConfigError(
             f"{method} sums no gradients in its first {config.rounds} rounds, and rounds is "
             f"{config.rounds}, so its phase '{first.name}' would never begin; raise rounds"

@@ -119,12 +119,17 @@ class RunConfig(Section):
                 "shows it); raise it, or accept that with exchange.expose-features=true."
             )
         batch, p = self.train.batch_size, self.summing.p
-        if batch * p < few and any(plugins.method(m).gradients for m in self.trainings):
+        if batch * p < few and any(self._sums(m) for m in self.trainings):
             raise ConfigError(
                 f"exchange.p is {p} and train.batch-size {batch}, so a gradient is over "
                 f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
                 f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
             )
+
+    def _sums(self, method: str) -> bool:
+        """Whether a training of a method sums gradients with these settings."""
+        about = plugins.method(method)
+        return about.gradients and about.sums(self.options[method])
 
     @property
     def summing(self) -> ExchangeConfig:

@@ -1,0 +1,200 @@
+"""FADA's clients: f-DANN's with pairs, a target that weighs sources, networks that stay.
+
+Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, algorithm 1.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedda import models
+from fedda.adversarial.discriminators import mapping_loss
+from fedda.algorithms import fada
+from fedda.data import Labelled, Unlabelled
+from fedda.errors import ConfigError
+from fedda.exchange import Group, Stream
+from fedda.maths import gap
+from fedda.models import Extension
+from fedda.train import seed_for
+from fedda.wire import Packed
+
+from . import fdann
+from .base import lost
+from .fdann import StepNumbers
+from .site import state
+from .site.clusters import gap_of
+from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
+from .site.request import Numbers, Request
+from .site.shared_discriminator import Copy
+
+
+class Member(fdann.Member):
+    """What both parts do in models II and III."""
+
+    def align(self) -> Numbers:
+        """Lines 3 to 13, for the steps of one round."""
+        options, count = self.options, self.request.steps
+        optimizer = self.optimizer()
+        self.apart = Disentangling(self, self.labelled) if options.disentangles else None
+        totals: StepNumbers = {}
+        with self.stream() as stream:
+            images = self.whole_windows(count)
+            self.join(stream)
+            for i in range(count):
+                q = (self.request.round - 1 + i / count) / self.task.rounds
+                numbers = self.train_step(next(images), optimizer, options.weights.alignment_at(q))
+                totals = {n: totals.get(n, 0.0) + v for n, v in numbers.items()}
+            self.leave()
+        return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+
+    def train_step(
+        self, indices: Tensor, optimizer: torch.optim.Optimizer, weight: float
+    ) -> StepNumbers:
+        """Take one step of all networks; DI moves by the sum of both sides' gradients."""
+        apart = self.apart
+        if apart is None:
+            z = seen = f_di = f_ds = self.features(indices)
+        else:
+            z, f_di, f_ds = apart.split(lambda: self.features(indices))
+            seen = f_di if self.options.aligned == "invariant" else z
+        pull, numbers = self.step(seen, len(indices))  # eqs. 4 and 5
+        loss = weight * pull
+        if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
+            numbers["loss"] = labelled[0].detach()
+            loss = loss + sum(labelled)
+        optimizer.zero_grad()
+        if apart is not None:
+            apart.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if apart is not None:
+            apart.follow()
+            numbers |= apart.step(z)  # eqs. 7 and 8
+        return numbers
+
+    @property
+    def labelled(self) -> bool:
+        """Whether this part trains on labels."""
+        return False
+
+    def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor] | None:
+        """Cross entropies of C and CI on the site's labels; None if it has no labels."""
+        return None
+
+    def join(self, stream: Stream) -> None:
+        """Take eqs. 4 and 5 for the halves of the losses, and load the domain identifiers."""
+        super().join(stream)
+        self.half = fada.halves(self.options.generator, self.options.adversary)[self.side]
+
+    def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Copy:
+        """Make this site's copy of DI_i, new or as received."""
+        seed, network = seed_for(self.task.seed, group.name), self.options.identifier
+        sync = self.lazy(stream, group.name)
+        copy = Copy.make(self.model.head.in_features, network, seed, sync, self.device)
+        if came is not None:
+            copy.pick_up(came)
+        return copy
+
+    def against(self, z: Tensor) -> Tensor:
+        """Eq. 5: this side's half against every DI_i, averaged -> scalar.
+
+        Raises:
+            ConfigError: DI is for f_di, which has another width than the features.
+        """
+        if z.shape[1] != self.model.head.in_features:
+            raise ConfigError(
+                f"fada.aligned is features, of which there are {z.shape[1]}, but the last of "
+                f"fada.layers.disentangler is {self.model.head.in_features}; make them equal, or "
+                "set fada.aligned to invariant."
+            )
+        fixed = z.detach().requires_grad_()  # each DI moves before the features' step is taken
+        losses = {n: mapping_loss(self.half, c.DI, fixed) for n, c in self.copies.items()}
+        (g,) = torch.autograd.grad(self.combined(losses), fixed)
+        return (z * g).sum()
+
+
+class Source(Member, fdann.Source):
+    """Has labels; in model I it trains on them alone."""
+
+    data: Labelled
+
+    @property
+    def labelled(self) -> bool:
+        return True
+
+    def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor]:
+        """Line 4 or eq. 6: C on f_di, and in model III CI on f_ds."""
+        y, head = self.labels(indices), self.model.head
+        logits = head.classified(f_di) if self.options.keeps else head(f_di)  # type: ignore[operator]
+        losses = [F.cross_entropy(logits, y)]
+        return losses if self.apart is None else [*losses, self.apart.classify(f_ds, y)]
+
+
+class Target(Member, fdann.Target):
+    """Learns without labels, weighs the sources, and keeps the whole model in model III."""
+
+    data: Unlabelled
+
+    @torch.no_grad()
+    def attend(self) -> Numbers:
+        """Line 15, eq. 3: how much tighter its clusters are with each source's update."""
+        images, unit = torch.cat(self.shares()).unique(), self.options.gain
+        before = gap_of(self, self.model, images)
+        other = self.workspace.hold("candidate", self.workspace.blank)
+        scale = {"image": float(len(images)), "sum": 1.0, "relative": float(before)}[unit] or 1.0
+        numbers: Numbers = {"steps": 0}
+        for name, packed in self.request.arrays.items():
+            if name.startswith("candidate/"):
+                models.load_arrays(other, packed.unpack())
+                gain = gap.gap_gain(before, gap_of(self, other, images))
+                numbers[name.replace("candidate", "gain", 1)] = float(gain) / scale
+        return numbers
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return model and domain identifiers; nothing if only the gains were asked for."""
+        return super().outgoing() if self.request.hop == "align" else {}
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities; in model III with the disentangler that this site keeps."""
+        return (
+            predicted(self.model, self.kept_branch, x) if self.options.keeps else super().predict(x)
+        )
+
+    def test(self, request: Request) -> Numbers:
+        """Test, and in model III write the whole model to this site's own disk."""
+        numbers = super().test(request)
+        path = state.model_path(self.site, self.task)
+        if self.options.keeps and path is not None:
+            task, settings = self.task, self.options.layers.model_dump()
+            whole = models.blank(
+                task.model, task.dims, task.classes, Extension("fada", settings | {"whole": True})
+            )
+            whole.load_state_dict(dict(self._whole_state()))
+            whole.attach(self.model.backbone)
+            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
+            models.save(path, whole, classes=task.names, **about)
+        return numbers
+
+    def _whole_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.model.state_dict().items():
+            before, _, rest = name.partition(".")
+            yield (f"encoder.features.{rest}" if before == "encoder" else name), tensor
+        for name, tensor in self.kept_branch.state_dict().items():
+            yield f"encoder.disentangler.{name}", tensor
+
+    @property
+    def kept_branch(self) -> nn.Module:
+        """The branch of f_di as this site last trained it.
+
+        Raises:
+            LostError: its state is missing.
+        """
+        last = self.request.round
+        D = make_branch(features_width(self), self.options.layers).to(self.device)
+        kept = self.workspace.left(self.task, INVARIANT, last, last)
+        if kept is None:
+            raise lost(last)
+        D.load_state_dict(kept.get("module"))
+        return D

@@ -1,0 +1,27 @@
+"""How tightly a target's features cluster under a model: FADA's eq. 3 at a site."""
+
+import torch
+from torch import Tensor
+
+from fedda.maths import gap
+from fedda.models import Model, evaluating
+from fedda.train import seed_for
+
+from ..base import Client
+
+
+def gap_of(client: Client, model: Model, images: Tensor) -> Tensor:
+    """The gap statistic of images' features under a model; all models use the same seed -> scalar.
+
+    Call it under `torch.no_grad`: the images are not augmented then.
+
+    Args:
+        client: the target's client.
+        model: the model.
+        images: indices of images.
+    """
+    task = client.task
+    with evaluating(model):
+        z = torch.cat([model.features(client.inputs(part)) for part in images.split(256)])
+    seed = seed_for(task.seed, client.site.name, client.request.round, "clusters") % 2**32
+    return gap.gap_statistic(z, gap.clusters(z, task.classes, seed))

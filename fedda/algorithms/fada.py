@@ -1,0 +1,294 @@
+"""FADA: dynamic attention over the sources, adversarial alignment, and disentangled features.
+
+Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054; federated by the exchange. No code of the
+authors is public. "The parent code" is that of DAL, which FADA builds on (`disentangle`).
+
+    K                   size      sources; each has a model, and the target has one
+    G, C                networks  feature extractor and classifier, averaged after every round
+    DI_i                network   domain identifier of source i and the target: copies at both
+    D, CI, M, R         networks  disentangler, class identifier, estimator and reconstructor of one
+                                  site, which never leave it (`fedda.adversarial.disentangle`)
+    theta_0, theta_i    models    at the start of a round; source i's after the round
+    gain                (K,)      gap statistic before minus after source i's update at the target
+    w                   (K,)      dynamic attention, softmax of the gains
+
+`fada.parts` chooses among the paper's three models: `attention` (I), `adversarial` (I and II) and
+`all` (I, II and III).
+
+I    After the sources have trained, the target compares k-means clusters of its features under
+     theta_T and under theta_T + theta_i - theta_0, where theta_T is its own model. It reports the
+     gains alone. The next model is theta_T + sum_i w_i (theta_i - theta_0): "the target model is
+     updated with the aggregation of source gradients". The paper does this in every iteration, here
+     it is done once per round.
+II   In every step DI_i learns eq. 4, and the feature extractors learn eq. 5. Each side computes its
+     half on its own features, so that only sums of DI_i's gradients cross.
+III  C classifies f_di, the invariant branch of D. Sources also learn to predict the class from f_ds
+     (eq. 6), then D learns to deceive CI about it (eq. 7). M raises its estimate of I(f_di; f_ds),
+     then D lowers it (eq. 8), and R rebuilds z from both parts. The last three move D alone (and M,
+     R), as in line 12 of algorithm 1; CI is frozen in eq. 7, where the paper's text moves D alone.
+
+The target has no class identifier, as it has no labels for one. Its disentangler learns from three
+losses instead: by alignment f_di comes to look as a source's f_di does, which is what C was trained
+on; reconstruction forbids D to throw away what differs, and mutual information forbids it to keep
+the same in both parts, so what only the target has ends in f_ds. All disentanglers begin equal. The
+paper does not say how the target's learns, nor whether it is averaged (`fada.disentanglers`).
+
+Where the paper leaves a choice, or the parent code differs, there is a setting. Differences without
+one: DI has ReLU where tables 6 to 8 have LeakyReLU, and one logit in place of two.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedda.adversarial.discriminators import (
+    Half,
+    Network,
+    called_source,
+    called_target,
+    layout,
+    reversal,
+    width,
+)
+from fedda.adversarial.disentangle import Confusion, Layers, extend
+from fedda.adversarial.travelling import travelling_layout
+from fedda.algorithms import fdann, fedavg
+from fedda.config import Scalar, Section
+from fedda.methods import Hop, Method, Phase
+from fedda.wire import MODEL, Kind, Manifest, Part, Role, Rule
+
+Parts = Literal["attention", "adversarial", "all"]
+Gain = Literal["relative", "image", "sum"]
+Generator = Literal["paper", "inverted"]
+
+
+class Weights(Section):
+    """Weights of the losses beside the cross entropy on labels; the paper gives none."""
+
+    alignment: float = Field(default=1.0, ge=0, description="weight of eq. 5")
+    schedule: Literal["ganin", "constant"] = Field(
+        default="ganin", description="ganin: fada.weights.alignment grows from 0; constant"
+    )
+    confusion: float = Field(default=1.0, ge=0, description="weight of eq. 7")
+    information: float = Field(default=0.0001, ge=0, description="weight of eq. 8 in D")
+    reconstruction: float = Field(default=0.01, ge=0, description="weight of R's loss")
+
+    def alignment_at(self, q: float) -> float:
+        """The weight of eq. 5 when a share q of the training is over -> float."""
+        return self.alignment * (reversal(q) if self.schedule == "ganin" else 1.0)
+
+
+class Config(Section):
+    """FADA's settings."""
+
+    parts: Parts = Field(
+        default="all",
+        description="the paper's models: attention (I), adversarial (II, with I), all (III)",
+    )
+    weighting: Literal["attention", "examples", "uniform"] = Field(
+        default="attention",
+        description="weights of sources: eq. 3, or without attention by examples, or equal",
+    )
+    gain: Gain = Field(
+        default="image",
+        description="unit of the gap statistic: image (per image), relative (to its value before), "
+        "or the sum that eq. 3 prints, whose softmax over many images chooses a single source",
+    )
+    target_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="share of the target's own update that the next model has; 0: the sources' "
+        "alone, as line 16 of algorithm 1 says",
+    )
+    statistics: Literal["target", "mean"] = Field(
+        default="target",
+        description="BatchNorm's running statistics, if the target trains: its own, or the "
+        "weighted mean of the sources'",
+    )
+    identifier: Network = Network(sizes="256")
+    generator: Generator = Field(
+        default="paper",
+        description="eq. 5: paper (both sides learn to be called source), inverted (each side to "
+        "be called the other; the parent code)",
+    )
+    adversary: Literal["opposed", "joint"] = Field(
+        default="opposed",
+        description="opposed: eq. 4 moves DI and eq. 5 the features (paper); joint: both move both "
+        "(the parent code)",
+    )
+    aligned: Literal["invariant", "features"] = Field(
+        default="invariant",
+        description="what DI sees in model III: f_di, as tables 6 and 8 and the parent code, or "
+        "the features z that eqs. 4 and 5 print",
+    )
+    disentanglers: Literal["stay", "mean"] = Field(
+        default="stay",
+        description="stay: no part of D leaves its site; mean: the branch of f_di is sent and "
+        "averaged with G and C",
+    )
+    layers: Layers = Layers()
+    pace: float = Field(
+        default=1.0,
+        gt=0,
+        description="learning rate of D, CI, M and R, in units of the model's new layers",
+    )
+    estimate: Literal["ascend", "descend"] = Field(
+        default="ascend",
+        description="M raises its estimate before D lowers it; descend: both lower it (the parent "
+        "code, where it bounds nothing)",
+    )
+    confusion: Confusion = Field(
+        default="entropy",
+        description="eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform "
+        "one (the parent code)",
+    )
+    weights: Weights = Weights()
+    pairs: ClassVar[bool] = True
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the target trains: in models II and III."""
+        return self.parts != "attention"
+
+    @property
+    def disentangles(self) -> bool:
+        """Whether features are disentangled: in model III."""
+        return self.parts == "all"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether each site has a disentangler of its own, which the model that is sent lacks."""
+        return self.disentangles and self.disentanglers == "stay"
+
+
+# Optimization: SGD; tables 6 to 8; the weights are the parent code's, as the paper gives none.
+PAPER: dict[str, Scalar] = {
+    "parts": "all",
+    "weighting": "attention",
+    "gain": "sum",
+    "generator": "paper",
+    "adversary": "opposed",
+    "aligned": "invariant",
+    "disentanglers": "stay",
+    "identifier.sizes": "256",
+    "identifier.optimizer": "sgd",
+    "identifier.lr": 0.01,
+    "estimate": "ascend",
+    "confusion": "entropy",
+    "weights.alignment": 0.01,
+    "weights.schedule": "constant",
+    "weights.confusion": 1.0,
+    "weights.information": 0.0001,
+    "weights.reconstruction": 0.01,
+    "layers.class-norm": True,
+    "layers.dropout": 0.5,
+}
+PRESETS: dict[str, dict[str, Scalar]] = {
+    # Table 6, digits: 8192 features of 32 x 32 pixels
+    "paper": PAPER | {"layers.disentangler": "3072,2048", "layers.estimator": 512},
+    # Table 7, Amazon Review: 128 features
+    "paper-amazon": PAPER
+    | {"layers.disentangler": "64,32", "layers.estimator": 16, "identifier.sizes": "32"},
+    # Table 8, Office-Caltech10 and DomainNet: 2048 features of ResNet101
+    "paper-photos": PAPER
+    | {
+        "layers.disentangler": "2048,2048",
+        "layers.estimator": 512,
+        "layers.dropout-first": True,
+    },
+    # What the code of DAL, for digits, does otherwise; it trains everything by Adam at 2e-4.
+    "parent": PAPER
+    | {
+        "generator": "inverted",
+        "adversary": "joint",
+        "identifier.optimizer": "adam",
+        "identifier.lr": 0.0002,
+        "estimate": "descend",
+        "confusion": "uniform",
+        "layers.disentangler": "3072,2048",
+        "layers.estimator": 512,
+        "layers.class-norm": False,
+    },
+}
+
+
+def halves(generator: Generator, adversary: str = "opposed") -> dict[Role, Half]:
+    """Eqs. 4 and 5: each side's half of DI's loss and of the features' loss, as functions of v.
+
+    Eq. 4 is -E log DI(z_S) - E log(1 - DI(z_T)), and eq. 5 -E log DI(z_S) - E log DI(z_T): a source
+    helps DI to know it, and the target learns to be called a source. The parent code inverts both
+    labels instead.
+    """
+    source = called_source if generator == "paper" else called_target
+    if adversary == "opposed":
+        return {"source": Half(called_source, source), "target": Half(called_target, called_source)}
+
+    def of_source(v: Tensor) -> Tensor:
+        return called_source(v) + source(v)
+
+    def of_target(v: Tensor) -> Tensor:
+        return called_target(v) + called_source(v)
+
+    return {"source": Half(of_source, of_source), "target": Half(of_target, of_target)}
+
+
+def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
+    """Layouts of a domain identifier as it is sent beside the model, and of its gradients."""
+    d, network = width(model), options.identifier
+    return {
+        "discriminator": travelling_layout(d, network),
+        "gradient": layout(d, network.hidden),
+    }
+
+
+def extension(options: Config) -> Mapping[str, Any] | None:
+    """Model III's classifier takes f_di; D is no part of what is sent, if it stays."""
+    if not options.disentangles:
+        return None
+    return {**options.layers.model_dump(), "whole": options.disentanglers == "mean"}
+
+
+PAIRS, GROUPS = {"discriminator/*": Kind.MODEL}, frozenset({"gradient/*"})
+DISENTANGLED = frozenset({"information", "reconstruction", "confusion"})
+NUMBERS = fdann.NUMBERS | DISENTANGLED
+SENT = Rule(MODEL, frozenset({"steps"}), PAIRS)
+
+# Under theta_T and under theta_T with each source's update the target clusters its features.
+ATTEND: Hop = {
+    "target": Part(
+        Rule(MODEL | {"candidate/*": Kind.MODEL}),
+        Rule(numbers=frozenset({"gain/*", "steps", "seconds"})),
+    )
+}
+
+METHOD = Method(
+    "fada",
+    "FADA",
+    Config,
+    (
+        Phase(
+            "attention",
+            {"train": fedavg.TRAIN, "attend": ATTEND},
+            rounds=lambda options, rounds: 0 if options.adapts else rounds,
+        ),
+        Phase(
+            "adversarial",
+            {
+                "align": {
+                    "source": Part(SENT, Rule(MODEL, NUMBERS), GROUPS, labels=True),
+                    "target": Part(SENT, Rule(MODEL, NUMBERS, PAIRS), GROUPS),
+                },
+                "attend": ATTEND,
+            },
+            layouts=layouts,
+        ),
+    ),
+    PRESETS,
+    stays=lambda options: options.keeps,
+    sums=lambda options: options.adapts,
+    extend=extend,
+    extension=extension,
+)
