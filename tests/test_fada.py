@@ -1,0 +1,420 @@
+"""FADA over four sites: rounds against one place with all data, the contract, what stays."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from clients.site import disentangling
+from clients.site.memory import resident
+from fedda import exchange, models, plugins, records, wire
+from fedda.adversarial.discriminators import Discriminator, count
+from fedda.adversarial.disentangle import Estimator, branch, class_identifier
+from fedda.errors import Code, ConfigError, ModelError, QuorumError
+from fedda.models import Extension
+from fedda.settings import RunConfig
+from fedda.train import generator, seed_for
+from tests.local_grid import (
+    CLASSES,
+    EXAMPLES,
+    FAST,
+    ONE_STEP,
+    SIDE,
+    SOURCES,
+    Bench,
+    Node,
+    ScriptedGrid,
+    changed,
+    run,
+    stop_after,
+)
+from tests.reference import fada as twin
+from tests.reference import windows
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+LR, WIDTHS, UNITS, d = 0.05, (12, 10), 7, 16
+MODELS: dict[str, dict[str, Any]] = {
+    "I": {"fada.parts": "attention"},
+    "II": {"fada.parts": "adversarial"},
+    "III": {"fada.parts": "all"},
+    "III, mean": {"fada.parts": "all", "fada.disentanglers": "mean"},
+}
+SETTINGS: dict[str, Any] = ONE_STEP | {
+    "method": "fada",
+    "train.lr": LR,
+    "train.schedule": "constant",
+    "fada.gain": "sum",  # the weights differ most
+    "fada.identifier.sizes": "8",
+    "fada.identifier.optimizer": "sgd",
+    "fada.identifier.lr": 0.5,
+    "fada.layers.disentangler": ",".join(map(str, WIDTHS)),
+    "fada.layers.dropout": 0.0,  # draws from torch's own generator, which all sites share here
+    "fada.layers.estimator": UNITS,
+    "fada.weights.information": 0.1,
+    "fada.weights.reconstruction": 0.5,
+}
+each_model = pytest.mark.parametrize("form", MODELS)
+
+
+def entries(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    assert results["events"] == []
+    return results["trainings"]["fada"][0]["rounds"]
+
+
+def model_of(results: Mapping[str, Any]) -> dict[str, Tensor]:
+    return load_file(results["trainings"]["fada"][0]["model"])
+
+
+def with_state(nodes: list[Node], folder: Path) -> list[Node]:
+    return [node | {"state-dir": str(folder)} for node in nodes]
+
+
+# ---- against one place with all data -----------------------------------------------------------
+
+
+def batches(nodes: list[Node], rounds: int) -> tuple[dict[str, list[list[twin.Batch]]], Tensor]:
+    """List what each site reads, by round and step; and the target's images."""
+    size = FAST["train.batch-size"]
+    steps = -(-max(EXAMPLES.values()) // size)
+    data, images = {}, torch.zeros(())
+    for node in nodes:
+        with np.load(node["data"]) as file:
+            x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
+            y = torch.from_numpy(file["y_train"]) if "y_train" in file else None
+        blocks = windows.blocks(len(x), node["name"], 2)
+        parts = windows.batches(blocks, size, 1, seed_for(0, node["name"]), rounds * steps)
+        read = [(x[part], None if y is None else y[part]) for part in parts]
+        data[node["name"]] = [read[t * steps : (t + 1) * steps] for t in range(rounds)]
+        images = x if y is None else images
+    return data, images
+
+
+def networks(sources: list[str]) -> dict[str, dict[str, nn.Module]]:
+    """The networks of model III by site, as all sites begin with them."""
+    made = {
+        "invariant": ("disentangler-invariant", lambda: branch(d, WIDTHS, 0.0, False)),
+        "specific": ("disentangler-specific", lambda: branch(d, WIDTHS, 0.0, False)),
+        "M": ("estimator", lambda: Estimator(WIDTHS[-1], UNITS)),
+        "R": ("reconstructor", lambda: nn.Linear(2 * WIDTHS[-1], d)),
+        "CI": ("class-identifier", lambda: class_identifier(WIDTHS[-1], CLASSES, True)),
+    }
+    return {
+        site: {
+            short: disentangling.seeded(0, name, make)
+            for short, (name, make) in made.items()
+            if short != "CI" or site != "town"
+        }
+        for site in (*sources, "town")
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "sources"),
+    [("II", ["bert"]), ("II", SOURCES), ("III", ["bert"]), ("III", SOURCES)],
+)
+def test_two_rounds_compute_the_same_as_one_central_loop(
+    domains: list[Node], tmp_path: Path, form: str, sources: list[str]
+) -> None:
+    """With one source, two parties over the exchange at p = 1; with three, weighed by eq. 3."""
+    nodes = [node for node in domains if node["name"] in (*sources, "town")]
+    flat = SETTINGS | MODELS[form] | {"run.dir": str(tmp_path), "run.expect": len(nodes)}
+    results, _ = run(with_state(nodes, tmp_path / "sites"), flat)
+    config = RunConfig.parse(FAST | flat)
+    task = config.task("fada", 0, (1, SIDE, SIDE), ("a", "b", "c", "d"), len(nodes))
+    extension = Extension.of(plugins.method("fada"), task.options)
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0, extension)
+    width = start.head.in_features
+    DIs = {s: Discriminator(width, (8,), seed_for(0, f"gradient/{s}")) for s in sources}
+    nets = networks(sources) if form == "III" else None
+    shuffles = {n["name"]: [generator(0, n["name"], t, "marginal") for t in (1, 2)] for n in nodes}
+    data, images = batches(domains, 2)
+    data = {s: data[s] for s in (*sources, "town")}
+    if len(sources) == 3:  # all sites then take as many steps as the largest
+        assert len(data["town"][0]) == 4
+    else:
+        steps = -(-max(EXAMPLES[s] for s in data) // FAST["train.batch-size"])
+        data = {s: [part[:steps] for part in of] for s, of in data.items()}
+    seeds = [seed_for(0, "town", t, "clusters") % 2**32 for t in (1, 2)]
+    wanted, past = twin.training(
+        *(start, DIs, data, task.options),
+        lr=LR,
+        images=images,
+        cluster_seeds=seeds,
+        nets=nets,
+        shuffles=shuffles,
+    )
+    found = model_of(results)
+    for name, value in wanted.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=2e-3, atol=5e-5)
+    for entry, w in zip(entries(results), past, strict=True):
+        assert entry["weights"] == pytest.approx(w, abs=2e-3)
+    if nets is not None:  # the target keeps its branch of f_di in the file of its whole model
+        kept = load_file(next((tmp_path / "sites" / "town").glob("*.model.safetensors")))
+        for name, value in nets["town"]["invariant"].state_dict().items():
+            found_D = kept[f"encoder.disentangler.{name}"]
+            torch.testing.assert_close(found_D, value, rtol=2e-3, atol=5e-5)
+
+
+def test_attention_alone_is_fedavg_with_other_weights(domains: list[Node], runs: Any) -> None:
+    """Model I's first round: FedAvg's models of the sources, weighed by the softmax of gains."""
+    bench = Bench(domains, "fada", **{"fada__parts": "attention", "fada__gain": "sum"})
+    sent = bench.model
+    model, _ = bench.round()
+    w = bench.strategy.weights
+    assert sum(w.values()) == pytest.approx(1) and sorted(w) == SOURCES
+    trained_by = {
+        bench.grid.nodes[r.metadata.src_node_id]["name"]: records.read(r.content)
+        for r in bench.grid.replies
+        if "metrics" in r.content
+    }
+    gains = trained_by["town"][1]["metrics"]
+    trained = {s: trained_by[s][0]["model"].unpack() for s in SOURCES}
+    wanted = twin.attention({s: float(gains[f"gain/{s}"]) for s in SOURCES})  # type: ignore[arg-type]
+    assert w == pytest.approx(wanted, rel=1e-9)
+    assert max(w.values()) > 0.4
+    for name, value in model.items():
+        if value.dtype.kind == "f":
+            mean = sum(w[s] * trained[s][name].astype(float) for s in SOURCES)
+            np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+    assert sent.keys() == model.keys()
+
+
+@pytest.mark.parametrize(("unit", "divisor"), [("sum", 1), ("image", EXAMPLES["town"])])
+def test_gains_have_the_unit_that_the_settings_name(
+    domains: list[Node], unit: str, divisor: int
+) -> None:
+    """Against eq. 3 for the models that the target was sent."""
+    bench = Bench(domains, "fada", **{"fada__parts": "attention", "fada__gain": unit})
+    bench.round()
+    asked = bench.grid.requests[-1]
+    assert asked.content["step"]["hop"] == "attend"  # type: ignore[index]
+    packed, _ = records.read(asked.content)
+    _, images = batches(domains, 1)
+    network = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, 0)
+
+    def gap(name: str) -> float:
+        state = {n: torch.tensor(a) for n, a in packed[name].unpack().items()}
+        seed = seed_for(0, "town", 1, "clusters") % 2**32
+        return twin.gap(network, state, images, CLASSES, seed)
+
+    numbers = records.read(bench.grid.replies[-1].content)[1]["metrics"]
+    for s in SOURCES:
+        wanted = (gap("model") - gap(f"candidate/{s}")) / divisor
+        assert float(numbers[f"gain/{s}"]) == pytest.approx(wanted, rel=1e-4, abs=1e-5)  # type: ignore[arg-type]
+
+
+# ---- what crosses, and what stays --------------------------------------------------------------
+
+OWN = {"information", "reconstruction"}
+TRAINED = {"steps", "seconds", "discriminator-loss", "discriminator-accuracy"}
+DIS = {f"discriminator/{s}": "model" for s in SOURCES}
+
+
+@each_model
+def test_exactly_the_declared_content_crosses(
+    domains: list[Node], runs: dict[str, str], form: str
+) -> None:
+    grid = ScriptedGrid(domains)
+    results, _ = run(domains, SETTINGS | runs | MODELS[form], grid=grid)
+    assert len(entries(results)) == 2
+    seen: dict[tuple[str, str, int], list[tuple[dict[str, str], set[str]]]] = {}
+    for c in grid.crossed:
+        if c.kind == "train" and c.site in ("anna", "town"):
+            numbers = {n for n in c.numbers if not n.startswith("exchange: ")}
+            seen.setdefault((c.way, c.site, 0), []).append((c.arrays, numbers - {"round"}))
+    gains = {f"gain/{s}" for s in SOURCES}
+    candidates = {"model": "model"} | {f"candidate/{s}": "model" for s in SOURCES}
+    attend_to, attend_from = (candidates, set()), ({}, {"steps", "seconds"} | gains)
+    if form == "I":
+        assert seen["to", "anna", 0] == [({"model": "model"}, set())] * 2
+        assert seen["from", "anna", 0] == [({"model": "model"}, {"loss", "steps", "seconds"})] * 2
+        assert seen["to", "town", 0] == [attend_to] * 2
+        assert seen["from", "town", 0] == [attend_from] * 2
+        return
+    more = OWN if "III" in form else set()
+    labelled = {"confusion"} if "III" in form else set()
+    pair = {"discriminator/anna": "model"}
+    first, later = ({"model": "model"}, {"steps"}), ({"model": "model"} | pair, {"steps"})
+    assert seen["to", "anna", 0] == [first, later]
+    back = ({"model": "model"}, TRAINED | {"loss"} | more | labelled)
+    assert seen["from", "anna", 0] == [back] * 2
+    again = ({"model": "model"} | DIS, {"steps"})
+    assert seen["to", "town", 0] == [first, attend_to, again, attend_to]
+    trained = ({"model": "model"} | DIS, TRAINED | more)
+    assert seen["from", "town", 0] == [trained, attend_from] * 2
+
+
+@pytest.mark.parametrize("form", ["II", "III"])
+def test_only_gradients_of_domain_identifiers_are_summed(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Their length is that of DI's parameters: no features, one per example, are among them."""
+    pushed: list[tuple[str, str, int]] = []
+    session = exchange.in_process.LocalSession
+    honest = session.push
+
+    def push(self: Any, site: str, group: str, index: int, gradient: Any, examples: int) -> None:
+        pushed.append((site, group, gradient.size))
+        honest(self, site, group, index, gradient, examples)
+
+    monkeypatch.setattr(session, "push", push)
+    run(domains, SETTINGS | runs | MODELS[form])
+    P = count(WIDTHS[-1] if form == "III" else d, (8,))
+    wanted = {(site, f"gradient/{s}", P) for s in SOURCES for site in (s, "town")}
+    assert set(pushed) == wanted
+    assert len(pushed) == 2 * 4 * len(wanted)  # rounds and steps
+
+
+def crossed_bytes(grid: ScriptedGrid) -> Iterator[bytes]:
+    for message in (*grid.replies, *grid.requests):
+        if "arrays" in message.content or "manifests" in message.content:
+            for packed in records.read(message.content)[0].values():
+                yield bytes(packed.buffer)
+
+
+@pytest.mark.parametrize("form", ["III", "III, mean"])
+def test_the_sites_own_networks_never_leave(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path, form: str
+) -> None:
+    """No tensor that a site keeps is anywhere in what crossed; averaged branches are found."""
+    nodes = with_state(domains, tmp_path / "sites")
+    grid = ScriptedGrid(nodes)
+    run(nodes, SETTINGS | runs | MODELS[form], grid=grid)
+    crossed = list(crossed_bytes(grid))
+    assert len(crossed) > 20
+    names: dict[str, set[str]] = {}
+    for name in EXAMPLES:
+        for path in (tmp_path / "sites" / name).glob("*.method.safetensors"):
+            for key, tensor in load_file(path).items():
+                if "/module/" not in key or tensor.numel() < 4 or not tensor.any():
+                    continue
+                names.setdefault(name, set()).add(key.split("/")[0])
+                held = tensor.numpy().tobytes()
+                if not (tensor == 1).all() and not (tensor == 0).all():
+                    assert not any(held in sent for sent in crossed), (name, key)
+    own = {"disentangler-specific", "estimator", "reconstructor"}
+    own |= {"disentangler-invariant"} if form == "III" else set()
+    assert names == {s: own | {"class-identifier"} for s in SOURCES} | {"town": own}
+    sent = {
+        e.name
+        for reply in grid.replies
+        if "arrays" in reply.content
+        for e in records.read(reply.content)[0]["model"].manifest.entries
+    }
+    assert any("disentangler" in n for n in sent) is (form == "III, mean")
+
+
+def test_a_reply_with_a_network_of_the_site_is_refused(domains: list[Node]) -> None:
+    """A site that would send its class identifier has its reply refused."""
+    stolen = wire.pack({"0.weight": np.zeros((4, 10), np.float32)}, wire.Kind.MODEL)
+
+    def script(request: Any, reply: Any) -> list[Any]:
+        return [changed(request, reply, arrays={"class-identifier": stolen})]
+
+    settings = {k.replace(".", "__").replace("-", "_"): v for k, v in SETTINGS.items()}
+    bench = Bench(domains, "fada", {s: script for s in SOURCES}, **settings)
+    with pytest.raises(QuorumError, match="0 sources are left"):
+        bench.round()
+    bench.strategy.adjourn()
+    assert any("class-identifier" in text for _, _, text in bench.notices)
+
+
+# ---- what the target keeps ---------------------------------------------------------------------
+
+
+def test_the_target_keeps_a_whole_model_and_the_servers_lacks_its_disentangler(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path
+) -> None:
+    nodes = with_state(domains, tmp_path / "sites")
+    results, _ = run(nodes, SETTINGS | runs | {"rounds": 3})
+    training = results["trainings"]["fada"][0]
+    assert training["adapted"]["site"] == "town"
+    model, meta = models.load(tmp_path / "sites" / training["adapted"]["file"])
+    assert meta.extension is not None and meta.extension.method == "fada"
+    with np.load(next(n["data"] for n in domains if n["name"] == "town")) as file:
+        x, y = torch.from_numpy(file["x_test"]).unsqueeze(1), torch.from_numpy(file["y_test"])
+    accuracy = float((models.predict(model, x).argmax(dim=1) == y).float().mean())
+    assert accuracy == pytest.approx(training["final_accuracy"], abs=1e-6)
+    server, _ = models.load(training["model"])
+    with pytest.raises(ModelError, match="file that the target keeps"):
+        models.predict(server, x)
+
+
+def test_a_target_that_lost_its_disentangler_says_so(domains: list[Node], tmp_path: Path) -> None:
+    flat = SETTINGS | {"run.dir": str(tmp_path / "runs"), "rounds": 3, "wait.tries": 1}
+    nodes = with_state(domains, tmp_path / "sites")
+    with pytest.raises(KeyboardInterrupt):
+        run(nodes, flat, stop_after(1))
+    resident.cache_clear()
+    for path in (tmp_path / "sites" / "town").glob("*.method.safetensors"):
+        path.unlink()
+    events: list[dict[str, Any]] = []
+    with pytest.raises(QuorumError, match="town"):
+        run(nodes, flat | {"run.resume": True}, events.append)
+    assert Code.LOST.public in {e.get("text") for e in events}
+
+
+@each_model
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
+    domains: list[Node], tmp_path: Path, form: str
+) -> None:
+    """With dropout, momentum of the networks that stay, and the shuffles of eq. 8."""
+    flat = SETTINGS | MODELS[form] | {"rounds": 3, "fada.layers.dropout": 0.5}
+    whole, _ = run(with_state(domains, tmp_path / "a"), flat | {"run.dir": str(tmp_path / "whole")})
+    nodes, cut = with_state(domains, tmp_path / "b"), flat | {"run.dir": str(tmp_path / "cut")}
+    with pytest.raises(KeyboardInterrupt):
+        run(nodes, cut, stop_after(2))
+    resident.cache_clear()
+    resumed, _ = run(nodes, cut | {"run.resume": True})
+    assert all(torch.equal(model_of(resumed)[n], v) for n, v in model_of(whole).items())
+    last = [entries(results)[-1] for results in (whole, resumed)]
+    assert last[0]["weights"] == last[1]["weights"] and last[0]["accuracy"] == last[1]["accuracy"]
+
+
+# ---- settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fada.generator": "inverted", "fada.adversary": "joint", "exchange.p": 2},
+        {"fada.estimate": "descend", "fada.confusion": "uniform", "fada.layers.class-norm": False},
+        {"fada.aligned": "features", "fada.layers.disentangler": "12,16", "wire.dtype": "float16"},
+        {"fada.disentanglers": "mean", "fada.statistics": "mean", "fada.target-share": 0.0},
+        {"fada.weighting": "uniform", "sources-per-round": 2, "rounds": 3},
+        {"fada.layers.dropout-first": True, "fada.layers.dropout": 0.3, "fada.pace": 2.0},
+    ],
+)
+def test_a_run_works_with_every_choice(
+    domains: list[Node], runs: dict[str, str], settings: dict[str, Any]
+) -> None:
+    results, _ = run(domains, SETTINGS | runs | settings)
+    usual, _ = run(
+        domains, SETTINGS | runs | {"run.name": "usual", "rounds": len(entries(results))}
+    )
+    found, other = model_of(results), model_of(usual)
+    same = [n for n in found if n in other and found[n].shape == other[n].shape]
+    assert any(not torch.equal(found[n], other[n]) for n in same)
+
+
+def test_features_of_another_width_than_the_identifiers_are_refused(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    events: list[dict[str, Any]] = []
+    with pytest.raises(QuorumError):
+        run(domains, SETTINGS | runs | {"fada.aligned": "features", "wait.tries": 1}, events.append)
+    assert Code.CONFIG.public in {e.get("text") for e in events}
+
+
+def test_attention_needs_no_exchange(domains: list[Node], runs: dict[str, str]) -> None:
+    """Not even settings with which an exchange would be refused stop model I."""
+    flat = SETTINGS | runs | MODELS["I"] | {"exchange.p": 1, "exchange.min-examples": 256}
+    assert len(entries(run(domains, flat)[0])) == 2
+    with pytest.raises(ConfigError, match=r"exchange\.p is 1"):
+        run(domains, flat | MODELS["II"])
