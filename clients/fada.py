@@ -14,10 +14,9 @@ from fedda.adversarial.discriminators import mapping_loss
 from fedda.algorithms import fada
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import ConfigError
-from fedda.exchange import Group, Stream
+from fedda.exchange import Stream
 from fedda.maths import gap
 from fedda.models import Extension
-from fedda.train import seed_for
 from fedda.wire import Packed
 
 from . import fdann
@@ -27,7 +26,6 @@ from .site import state
 from .site.clusters import gap_of
 from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site.request import Numbers, Request
-from .site.shared_discriminator import Copy
 
 
 class Member(fdann.Member):
@@ -87,15 +85,6 @@ class Member(fdann.Member):
         """Take eqs. 4 and 5 for the halves of the losses, and load the domain identifiers."""
         super().join(stream)
         self.half = fada.halves(self.options.generator, self.options.adversary)[self.side]
-
-    def take_up(self, stream: Stream, group: Group, came: Packed | None) -> Copy:
-        """Make this site's copy of DI_i, new or as received."""
-        seed, network = seed_for(self.task.seed, group.name), self.options.identifier
-        sync = self.lazy(stream, group.name)
-        copy = Copy.make(self.model.head.in_features, network, seed, sync, self.device)
-        if came is not None:
-            copy.pick_up(came)
-        return copy
 
     def against(self, z: Tensor) -> Tensor:
         """Eq. 5: this side's half against every DI_i, averaged -> scalar.

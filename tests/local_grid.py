@@ -61,6 +61,8 @@ SMALL_SUMS = ONE_STEP | {"exchange.min-examples": 16}  # over a batch, as most l
 SETTINGS: dict[str, dict[str, Any]] = {
     "dils": ONE_STEP
     | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},
+    # Small networks; the attention has tests of its own, as it is a second request to the target.
+    "fada": ONE_STEP | {"fada.weighting": "examples", "fada.layers.disentangler": "12,10"},
     "fdan": ONE_STEP | {"fdan.scale": 1.0},
     "fdann": ONE_STEP,
     "fwdgrl": ONE_STEP,

@@ -427,7 +427,9 @@ def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
         shown = run(what, *words)
         assert shown.exit_code == 1
         assert shown.stderr.startswith(f"error: {text}")
-        assert "dils, fdann, fwdgrl, mdan have one: give one of them as --method" in shown.stderr
+        assert (
+            "dils, fada, fdann, fwdgrl, mdan have one: give one of them as --method" in shown.stderr
+        )
         assert not (what.parent / "audit.json").exists()
     assert run(alone, *words, "--method", "dils").exit_code == 0
     assert json.loads((alone.parent / "audit.json").read_text())["what-if"] is True

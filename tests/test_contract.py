@@ -59,6 +59,19 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("from", "target", "train"): ({"model": "model"}, TRAINED | SUMMED),
         ("to", "target", "evaluate"): ({}, {"round"}),
     },
+    # Model III; the attention, a second request to the target, crosses in model I below.
+    "fada": {
+        ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
+        ("from", "source", "train"): (
+            {"model": "model"},
+            TRAINED | SUMMED | {"information", "reconstruction", "confusion"},
+        ),
+        ("from", "target", "train"): (
+            {"model": "model", **{f"discriminator/{s}": "model" for s in SOURCES}},
+            {"steps", "seconds", "information", "reconstruction"} | SUMMED,
+        ),
+    },
     "fdan": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
@@ -166,6 +179,20 @@ FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
         {"dils.pretrain": 1},
         {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"},
     ),
+    "fada": (
+        {"fada.parts": "attention", "fada.weighting": "attention"},
+        AVERAGED
+        | {
+            ("to", "target", "train"): (
+                {"model": "model", **{f"candidate/{s}": "model" for s in SOURCES}},
+                {"round"},
+            ),
+            ("from", "target", "train"): (
+                {},
+                {"steps", "seconds", *(f"gain/{s}" for s in SOURCES)},
+            ),
+        },
+    ),
     "fdan": (
         {"fdan.scale": 0.0},
         AVERAGED
@@ -239,7 +266,7 @@ def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
 # ---- the site refuses to send ------------------------------------------------------------------
 
 # Methods that inherit almost all code of both halves from another method; tested as slow.
-INHERIT = ("adabn", "fedprox", "fdan", "fwdgrl", "dils", "mdan")
+INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [

@@ -50,9 +50,9 @@ SETTINGS: dict[str, Any] = ONE_STEP | {
     "train.lr": LR,
     "train.schedule": "constant",
     "fada.gain": "sum",  # the weights differ most
-    "fada.identifier.sizes": "8",
-    "fada.identifier.optimizer": "sgd",
-    "fada.identifier.lr": 0.5,
+    "fada.discriminator.sizes": "8",
+    "fada.discriminator.optimizer": "sgd",
+    "fada.discriminator.lr": 0.5,
     "fada.layers.disentangler": ",".join(map(str, WIDTHS)),
     "fada.layers.dropout": 0.0,  # draws from torch's own generator, which all sites share here
     "fada.layers.estimator": UNITS,

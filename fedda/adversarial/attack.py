@@ -61,7 +61,13 @@ CHANCE = 0.01  # share of the examples that guesses may recover
 MOST = 4096  # features that an audit looks at, drawn at random
 
 # The methods that sum a discriminator's gradients, and its loss; None: the one in their settings.
-LOSSES: dict[str, Loss | None] = {"dils": None, "fdann": "grl", "fwdgrl": "wassda", "mdan": "grl"}
+LOSSES: dict[str, Loss | None] = {
+    "dils": None,
+    "fada": "grl",  # its halves of eq. 4 are those of gradient reversal
+    "fdann": "grl",
+    "fwdgrl": "wassda",
+    "mdan": "grl",
+}
 
 
 @dataclass(frozen=True)

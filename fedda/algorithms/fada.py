@@ -48,16 +48,13 @@ from fedda.adversarial.discriminators import (
     Network,
     called_source,
     called_target,
-    layout,
     reversal,
-    width,
 )
 from fedda.adversarial.disentangle import Confusion, Layers, extend
-from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar, Section
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Kind, Manifest, Part, Role, Rule
+from fedda.wire import MODEL, Kind, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
 Gain = Literal["relative", "image", "sum"]
@@ -92,8 +89,8 @@ class Config(Section):
         description="weights of sources: eq. 3, or without attention by examples, or equal",
     )
     gain: Gain = Field(
-        default="image",
-        description="unit of the gap statistic: image (per image), relative (to its value before), "
+        default="relative",
+        description="unit of the gap statistic: relative (to its value before), image (per image), "
         "or the sum that eq. 3 prints, whose softmax over many images chooses a single source",
     )
     target_share: float = Field(
@@ -108,7 +105,7 @@ class Config(Section):
         description="BatchNorm's running statistics, if the target trains: its own, or the "
         "weighted mean of the sources'",
     )
-    identifier: Network = Network(sizes="256")
+    discriminator: Network = Network(sizes="256")
     generator: Generator = Field(
         default="paper",
         description="eq. 5: paper (both sides learn to be called source), inverted (each side to "
@@ -173,9 +170,9 @@ PAPER: dict[str, Scalar] = {
     "adversary": "opposed",
     "aligned": "invariant",
     "disentanglers": "stay",
-    "identifier.sizes": "256",
-    "identifier.optimizer": "sgd",
-    "identifier.lr": 0.01,
+    "discriminator.sizes": "256",
+    "discriminator.optimizer": "sgd",
+    "discriminator.lr": 0.01,
     "estimate": "ascend",
     "confusion": "entropy",
     "weights.alignment": 0.01,
@@ -191,7 +188,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": PAPER | {"layers.disentangler": "3072,2048", "layers.estimator": 512},
     # Table 7, Amazon Review: 128 features
     "paper-amazon": PAPER
-    | {"layers.disentangler": "64,32", "layers.estimator": 16, "identifier.sizes": "32"},
+    | {"layers.disentangler": "64,32", "layers.estimator": 16, "discriminator.sizes": "32"},
     # Table 8, Office-Caltech10 and DomainNet: 2048 features of ResNet101
     "paper-photos": PAPER
     | {
@@ -204,8 +201,8 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     | {
         "generator": "inverted",
         "adversary": "joint",
-        "identifier.optimizer": "adam",
-        "identifier.lr": 0.0002,
+        "discriminator.optimizer": "adam",
+        "discriminator.lr": 0.0002,
         "estimate": "descend",
         "confusion": "uniform",
         "layers.disentangler": "3072,2048",
@@ -233,15 +230,6 @@ def halves(generator: Generator, adversary: str = "opposed") -> dict[Role, Half]
         return called_target(v) + called_source(v)
 
     return {"source": Half(of_source, of_source), "target": Half(of_target, of_target)}
-
-
-def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
-    """Layouts of a domain identifier as it is sent beside the model, and of its gradients."""
-    d, network = width(model), options.identifier
-    return {
-        "discriminator": travelling_layout(d, network),
-        "gradient": layout(d, network.hidden),
-    }
 
 
 def extension(options: Config) -> Mapping[str, Any] | None:
@@ -283,7 +271,7 @@ METHOD = Method(
                 },
                 "attend": ATTEND,
             },
-            layouts=layouts,
+            layouts=fdann.layouts,
         ),
     ),
     PRESETS,

@@ -46,7 +46,7 @@ def gradients(
         str,
         typer.Option(
             metavar="METHOD",
-            help="Method whose discriminator is attacked: dils, fdann, fwdgrl or mdan. "
+            help="Method whose discriminator is attacked: dils, fada, fdann, fwdgrl or mdan. "
             "With a method that is not the run's, the figures are a what-if.",
             show_default="the run's",
         ),

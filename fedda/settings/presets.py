@@ -172,7 +172,11 @@ def names(method: str) -> list[str]:
 def table(method: str) -> dict[str, Preset]:
     """Every preset that a method can use, with full dotted keys, values and sources."""
     own: Mapping[str, Mapping[str, Scalar]] = plugins.method(method).presets
-    sources = {"paper": "the method's paper", "official": "the authors' code"}
+    sources = {
+        "paper": "the method's paper",
+        "official": "the authors' code",
+        "parent": "code of the method that it builds on",
+    }
     other = "ours" if plugins.origin(method) == plugins.OWN else plugins.origin(method)
     chosen = {
         name: {

@@ -140,7 +140,7 @@ def training(
         s: {n: optim.SGD(net.parameters(), lr=lr, momentum=0.9) for n, net in of.items()}
         for s, of in (nets or {}).items()
     }
-    rate = options.identifier.lr
+    rate = options.discriminator.lr
     moves = {s: optim.SGD(DI.parameters(), lr=rate, momentum=0.9) for s, DI in DIs.items()}
     past, rounds = [], len(data[TARGET])
     for t in range(rounds):
