@@ -23,7 +23,10 @@ ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "g
 
 
 class KD3A(FedDA):
-    """Per round: 1 model to each source, K + 1 to the target, 1 back from each of the K + 1."""
+    """Per round: 1 model to each source, K + 1 to the target, 1 back from each of the K + 1.
+
+    The target has one of its K + 1 already, from its test of the last round.
+    """
 
     def requests(self) -> list[Message]:
         """Line 3: send a model to every source."""

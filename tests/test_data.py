@@ -379,6 +379,27 @@ def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
             data.verify(tmp_path, role)
 
 
+def test_files_that_were_found_good_are_not_read_again(tmp_path: Path) -> None:
+    site, known = tmp_path / "site", tmp_path / "state" / "verified"
+    folder(site, {"train/a/1.png": 1, "train/b/1.png": 1})
+    read: list[int] = []
+
+    def progress(done: int, of: int) -> None:
+        read.append(done)
+
+    first = data.verify(site, "source", progress, known)
+    assert read == [1, 2]
+    assert data.verify(site, "source", progress, known) == first and read == [1, 2]
+    data.verify(site, "target", progress, known)  # another role reads other files
+    data.verify(site, "source", progress, known)
+    assert len(read) == 6
+    image = site / "train" / "a" / "1.png"
+    image.write_bytes(image.read_bytes()[:45])  # its header is complete
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"train/a/1.png cannot be read"):
+            data.verify(site, "source", progress, known)
+
+
 IMAGES = np.zeros((6, 4, 5), np.uint8)
 VECTORS = np.zeros((6, 2))
 

@@ -237,9 +237,10 @@ def client(
             config["policy"] = rules.read(policy).model_dump_json(by_alias=True)
         from fedda.data import verify
 
-        # All values are read once: a site whose data cannot be used must not hold up a run.
+        # All values are read once: a site whose data cannot be used must not hold up a run. Files
+        # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
-            summary = _summary(verify(data, role, progress))
+            summary = _summary(verify(data, role, progress, known=state / "verified"))
         typer.echo(summary)
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:

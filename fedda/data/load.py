@@ -1,16 +1,19 @@
 """From the path a site gives to its training set, its test set and a description of both."""
 
+import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+from fedda import __version__
 from fedda.data import hdf5
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
 from fedda.data.form import Form, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.reader import Checked, added
-from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, align, listed
+from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
 from fedda.data.table import Table, parts_of
 from fedda.errors import ConfigError, DataError, RunError
 
@@ -94,9 +97,22 @@ def describe(path: str | Path, role: Role) -> Description:
     return open_site(path).describe(role)
 
 
-def verify(path: str | Path, role: Role, progress: Progress | None = None) -> Description:
-    """`describe`, after reading every value once: finds damaged images and values not finite."""
+def verify(
+    path: str | Path, role: Role, progress: Progress | None = None, known: Path | None = None
+) -> Description:
+    """`describe`, after reading every value once: finds damaged images and values not finite.
+
+    Args:
+        path: the site's data.
+        role: of the site.
+        progress: called with how many images were read, and of how many.
+        known: a file that notes which files were found good. If none of them has changed since,
+            their values are not read again.
+    """
     found = describe(path, role)
+    state = _state(Path(path), role) if known else ""
+    if known and state and known.is_file() and known.read_text(errors="replace") == state:
+        return found
     # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
     size = 8 if found.kind == "image" and found.path.is_dir() else 0
     if role == "source":
@@ -104,7 +120,23 @@ def verify(path: str | Path, role: Role, progress: Progress | None = None) -> De
     else:
         load_target(path, size=size, progress=progress)
     load_evaluation(path, size=size, progress=progress)
+    if known and state:
+        with suppress(OSError):  # a full disk costs time at the next start
+            known.parent.mkdir(parents=True, exist_ok=True)
+            known.write_text(state)
     return found
+
+
+def _state(path: Path, role: Role) -> str:
+    """A digest of names, sizes and times of all files; empty for tables, which name other files."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    if any(file.suffix.lower() in (".csv", ".parquet") for file in files):
+        return ""
+    total = hashlib.blake2b(f"{__version__} {role} {path.absolute()}".encode(), digest_size=DIGEST)
+    for file in files:
+        about = file.stat()
+        total.update(f"\n{file} {about.st_size} {about.st_mtime_ns}".encode())
+    return total.hexdigest()
 
 
 def identities(path: str | Path, role: Role) -> list[bytes]:
