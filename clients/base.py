@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from fedda import models, wire
 from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
+from fedda.maths.spectral import Spectra
 from fedda.settings import Task
 from fedda.train import (
     Paced,
@@ -125,7 +126,10 @@ class Client(NumPyClient):
         return self.paced(self._carried)
 
     def paced(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """An optimizer of the method's own, with the run's `train.accumulate` and `train.clip`."""
+        """An optimizer with the run's `train.accumulate`, `train.clip` and `train.lipschitz`."""
+        if (spectra := self._spectra) is not None:
+            most = self.task.train.lipschitz
+            optimizer.register_step_post_hook(lambda *_: spectra.project(most))
         made = paced(optimizer, self.task.train)
         if isinstance(made, Paced):
             self._paced.append(made)
@@ -253,8 +257,12 @@ class Client(NumPyClient):
         self.begin(request)
         start += notes.received(self)  # the time for notes is not training time
         self.model.train()
+        if self.task.train.lipschitz:
+            self._spectra = Spectra(self.model, self.generator("spectra"))
         numbers: Numbers = getattr(self, request.hop)()
         self.settle()
+        if self._spectra is not None:
+            self._spectra.close()
         if self._carried is not None:
             self.workspace.carry(self._carried, self.task, request.round)
         if self._staying:
@@ -305,6 +313,7 @@ class Client(NumPyClient):
         self.request = request
         self._staying: dict[str, Staying] = {}
         self._paced: list[Paced] = []
+        self._spectra: Spectra | None = None
         self._carried: optim.Optimizer | None = None
         self._views = self.site.views(self.task)
         self._augment = None if self._views is not None else augmentation(self.task.train.augment)

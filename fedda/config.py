@@ -123,6 +123,12 @@ class TrainConfig(Section):
     )
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
     clip: float = Field(default=0.0, ge=0, description="largest norm of a model's gradient; 0: any")
+    lipschitz: float = Field(
+        default=0.0,
+        ge=0,
+        description="after each step the spectral norm of every linear, convolution and BatchNorm "
+        "layer is at most this (Gouk et al.); 0: any",
+    )
     accumulate: int = Field(
         default=1,
         ge=1,

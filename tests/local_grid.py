@@ -148,6 +148,8 @@ class ScriptedGrid(LocalGrid):
             for arrived in script(request, reply) if script else [reply]:
                 self.replies.append(arrived)
                 self._note("from", node, arrived)
+                if "step" in request.content:
+                    self.crossed[-1].hop = str(request.content["step"]["hop"])
                 yield arrived
 
     def call(self, request: Message) -> Message:

@@ -43,7 +43,7 @@ TESTED = {
 }
 EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticket", "node", "wait")}
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
-SUMMED = {"discriminator-loss", "discriminator-accuracy"}
+SUMMED = {"discriminator-loss", "discriminator-accuracy", "clipped"}
 HEADS = {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
 CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
     "adabn": AVERAGED
@@ -57,6 +57,9 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
         ("from", "source", "train"): ({"model": "model"}, TRAINED | SUMMED),
         ("from", "target", "train"): ({"model": "model"}, TRAINED | SUMMED),
+        # with CADA, the collaborator's classifier at the end of a round
+        ("to", "target", "take"): ({"model": "model"}, {"round"}),
+        ("from", "target", "take"): ({}, {"steps", "seconds"}),
         ("to", "target", "evaluate"): ({}, {"round"}),
     },
     # Model III; the attention, a second request to the target, crosses in model I below.
@@ -75,10 +78,10 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
     "fdan": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps", "scale"} | EXCHANGE),
-        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"mmd"}),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"mmd", "clipped"}),
         ("from", "target", "train"): (
             {"model": "model", "witness": "gradient"},
-            {"steps", "seconds", "mmd"},
+            {"steps", "seconds", "mmd", "clipped"},
         ),
     },
     "fdann": {
@@ -93,10 +96,10 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
     "fwdgrl": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
-        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"discriminator-loss"}),
+        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"discriminator-loss", "clipped"}),
         ("from", "target", "train"): (
             {"model": "model", "discriminator": "model"},
-            {"steps", "seconds", "discriminator-loss"},
+            {"steps", "seconds", "discriminator-loss", "clipped"},
         ),
     },
     "fedavg": AVERAGED,
@@ -167,7 +170,7 @@ def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, 
             offer = {f"offer: {key}" for key in wanted_offer()} if c.way == "from" else set()
             assert (c.arrays, c.numbers) == ({}, offer)
             continue
-        key = (c.way, c.role, c.kind)
+        key = (c.way, c.role, "take" if c.hop == "take" else c.kind)
         assert seen.setdefault(key, (c.arrays, c.numbers)) == (c.arrays, c.numbers)
     return seen
 

@@ -40,7 +40,7 @@ def test_a_small_source_trains_on_its_labels_and_sums_nothing(
     x, y = images(next(node for node in domains if node["name"] == "anna"))
     assert y is not None
     optimizer = optim.SGD(network.parameters(), lr=LR, momentum=0.9)
-    parts = windows.batches(windows.blocks(40, "anna", 16), 16, 1, seed_for(0, "anna"), 6)
+    parts = windows.batches(windows.blocks(40, "anna", 2), 16, 1, seed_for(0, "anna"), 6)
     # carl's 60 images are 4 batches, and a round is a whole number of windows of 3 steps
     for part in parts:
         loss = F.cross_entropy(network.train()(x[part]), y[part])
