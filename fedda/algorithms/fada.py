@@ -64,7 +64,7 @@ Generator = Literal["paper", "inverted"]
 class Weights(Section):
     """Weights of the losses beside the cross entropy on labels; the paper gives none."""
 
-    alignment: float = Field(default=1.0, ge=0, description="weight of eq. 5")
+    alignment: float = Field(default=0.1, ge=0, description="weight of eq. 5")
     schedule: Literal["ganin", "constant"] = Field(
         default="ganin", description="ganin: fada.weights.alignment grows from 0; constant"
     )
