@@ -4,6 +4,8 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, algorithm 1.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from fedda.errors import ConfigError
 from fedda.exchange import Stream
 from fedda.maths import gap
 from fedda.models import Extension
+from fedda.train import seed_for, windows
 from fedda.wire import Packed
 
 from . import fdann
@@ -32,14 +35,19 @@ class Member(fdann.Member):
     """What both parts do in models II and III."""
 
     def align(self) -> Numbers:
-        """Lines 3 to 13, for the steps of one round."""
+        """Lines 3 to 13, for the steps of one round.
+
+        A site that the server does not invite to sum gradients leaves out line 6.
+        """
         options, count = self.options, self.request.steps
+        self.copies: dict[str, Any] = {}
         optimizer = self.optimizer()
         self.apart = Disentangling(self, self.labelled) if options.disentangles else None
         totals: StepNumbers = {}
-        with self.stream() as stream:
-            images = self.whole_windows(count)
-            self.join(stream)
+        with self.stream() if self.request.exchange else nullcontext() as stream:
+            images = self.alone(count) if stream is None else self.whole_windows(count)
+            if stream is not None:
+                self.join(stream)
             for i in range(count):
                 q = (self.request.round - 1 + i / count) / self.task.rounds
                 numbers = self.train_step(next(images), optimizer, options.weights.alignment_at(q))
@@ -57,8 +65,10 @@ class Member(fdann.Member):
         else:
             z, f_di, f_ds = apart.split(lambda: self.features(indices))
             seen = f_di if self.options.aligned == "invariant" else z
-        pull, numbers = self.step(seen, len(indices))  # eqs. 4 and 5
-        loss = weight * pull
+        loss, numbers = z.new_zeros(()), {}
+        if self.copies:
+            pull, numbers = self.step(seen, len(indices))  # eqs. 4 and 5
+            loss = weight * pull
         if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
             numbers["loss"] = labelled[0].detach()
             loss = loss + sum(labelled)
@@ -71,6 +81,12 @@ class Member(fdann.Member):
             apart.follow()
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
+
+    def alone(self, count: int) -> Iterator[Tensor]:
+        """Batches for so many steps of a source whose gradients stay here."""
+        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        first = (self.request.round - 1) * count
+        return windows(self.site.blocks.blocks, size, 1, seed, first, count)
 
     @property
     def labelled(self) -> bool:

@@ -396,6 +396,7 @@ def test_every_adversarial_variant_has_valid_settings() -> None:
     from examples.benchmarks import adversaries as made  # imports torch and the like
 
     some = (made.BASELINE, made.BEGIN, *made.CONTROL, *made.DILS, *made.EVERY_STEP, *made.JOINT)
+    some = (*some, *made.FADA)
     for variant in some:
         assert RunConfig.parse({**made.SETTINGS, **variant.flat()}).method == variant.method
     assert RunConfig.parse(made.LIVE).rounds > int(made.LIVE["dils.pretrain"])

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from clients.site import disentangling
 from clients.site.memory import resident
-from fedda import exchange, models, plugins, records, wire
+from fedda import models, plugins, records, wire
 from fedda.adversarial.discriminators import Discriminator, count
 from fedda.adversarial.disentangle import Estimator, branch, class_identifier
 from fedda.errors import Code, ConfigError, ModelError, QuorumError
+from fedda.exchange import in_process
 from fedda.models import Extension
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
@@ -265,7 +266,7 @@ def test_only_gradients_of_domain_identifiers_are_summed(
 ) -> None:
     """Their length is that of DI's parameters: no features, one per example, are among them."""
     pushed: list[tuple[str, str, int]] = []
-    session = exchange.in_process.LocalSession
+    session = in_process.LocalSession
     honest = session.push
 
     def push(self: Any, site: str, group: str, index: int, gradient: Any, examples: int) -> None:
@@ -419,6 +420,32 @@ def test_features_of_another_width_than_the_identifiers_are_refused(
     with pytest.raises(QuorumError):
         run(domains, SETTINGS | runs | {"fada.aligned": "features", "wait.tries": 1}, events.append)
     assert Code.CONFIG.public in {e.get("text") for e in events}
+
+
+@pytest.mark.parametrize("form", ["II", "III"])
+def test_a_source_that_is_not_invited_to_sum_gradients_trains_on_its_labels(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    strategy = plugins.strategy("fada")
+    honest = strategy.groups
+
+    def groups(self: Any, sources: Any) -> Any:
+        return {s: nodes for s, nodes in honest(self, sources).items() if s != "anna"}
+
+    monkeypatch.setattr(strategy, "groups", groups)
+    settings = {k.replace(".", "__").replace("-", "_"): v for k, v in SETTINGS.items()}
+    bench = Bench(domains, "fada", **settings | {"fada__parts": MODELS[form]["fada.parts"]})
+    for t in (1, 2):
+        bench.round(t)
+        bench.strategy.adjourn()
+    assert sorted(bench.strategy.weights) == SOURCES
+    numbers = {
+        bench.grid.nodes[r.metadata.src_node_id]["name"]: records.read(r.content)[1]["metrics"]
+        for r in bench.grid.replies
+        if "arrays" in r.content
+    }
+    assert "discriminator-loss" not in numbers["anna"] and numbers["anna"]["loss"] > 0
+    assert "discriminator-loss" in numbers["bert"]
 
 
 def test_attention_needs_no_exchange(domains: list[Node], runs: dict[str, str]) -> None:

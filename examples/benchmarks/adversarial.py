@@ -31,7 +31,18 @@ from typing import Any
 
 import accuracy
 import lazy
-from adversaries import BASELINE, BEGIN, CONTROL, DILS, EVERY_STEP, JOINT, LIVE, SETTINGS, TRIED
+from adversaries import (
+    BASELINE,
+    BEGIN,
+    CONTROL,
+    DILS,
+    EVERY_STEP,
+    FADA,
+    JOINT,
+    LIVE,
+    SETTINGS,
+    TRIED,
+)
 
 from fedda import plugins
 from fedda.compare import Cell, Plan, Score, Variant
@@ -122,7 +133,7 @@ def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
         data, targets = drawn(args.data, out, args.images), ("usps", "mnistm")
         return {
             "from mnist": part(data, [BASELINE, BEGIN, *DILS], targets, "mnist"),
-            "from all others": part(data, [BASELINE, *JOINT], targets),
+            "from all others": part(data, [BASELINE, *JOINT, *FADA], targets),
         }
     images = args.images
     data = pens(out, images) if table == "rotations" else mnist(args.data, out, images)

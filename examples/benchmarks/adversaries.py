@@ -81,3 +81,11 @@ JOINT = [
     ),
     Variant("fdan", settings={"fdan.reversal.strength": 0.1}, label="f-DAN"),
 ]
+# The paper's models I, II and III, and III with the branch of f_di averaged.
+PARTS: dict[str, Flat] = {
+    "I": {"fada.parts": "attention"},
+    "II": {"fada.parts": "adversarial"},
+    "III": {"fada.parts": "all"},
+    "III, averaged": {"fada.parts": "all", "fada.disentanglers": "mean"},
+}
+FADA = [Variant("fada", settings=own, label=f"FADA {name}") for name, own in PARTS.items()]
