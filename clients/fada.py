@@ -45,7 +45,7 @@ class Member(fdann.Member):
         self.apart = Disentangling(self, self.labelled) if options.disentangles else None
         totals: StepNumbers = {}
         with self.stream() if self.request.exchange else nullcontext() as stream:
-            images = self.alone(count) if stream is None else self.whole_windows(count)
+            images = self.unsummed(count) if stream is None else self.whole_windows(count)
             if stream is not None:
                 self.join(stream)
             for i in range(count):
@@ -82,7 +82,7 @@ class Member(fdann.Member):
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
 
-    def alone(self, count: int) -> Iterator[Tensor]:
+    def unsummed(self, count: int) -> Iterator[Tensor]:
         """Batches for so many steps of a source whose gradients stay here."""
         seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
         first = (self.request.round - 1) * count
