@@ -36,6 +36,9 @@ ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
 DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
 DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
 DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
+CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=1")
+CENTRAL += ("-c", "model.name=mlp", "-c", "exchange.min-examples=16", "-c", "train.batch-size=32")
+CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
 PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
@@ -46,6 +49,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "adversarial": ROTATIONS,
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "cache": ("--images", "60", "--size", "32"),
+    "central": CENTRAL,
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),
     "feddadil": (
@@ -276,6 +280,14 @@ def test_the_adversarial_methods_in_small(here: Path) -> None:
     for name, row in found.items():
         mean, _ = row["30"]
         assert any(name in line and f"{100 * mean:.1f}" in line for line in text.splitlines())
+
+
+@pytest.mark.slow
+def test_the_central_loop_in_small(here: Path) -> None:
+    found = printed("central", here)
+    assert set(found) == {"fdann", "fwdgrl", "fdan"}
+    for row in found.values():
+        assert row["difference"] == pytest.approx(row["federated"][0] - row["central"][0], abs=0.2)
 
 
 @pytest.mark.slow

@@ -96,7 +96,10 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
     "fwdgrl": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
         ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
-        ("from", "source", "train"): ({"model": "model"}, TRAINED | {"discriminator-loss", "clipped"}),
+        ("from", "source", "train"): (
+            {"model": "model"},
+            TRAINED | {"discriminator-loss", "clipped"},
+        ),
         ("from", "target", "train"): (
             {"model": "model", "discriminator": "model"},
             {"steps", "seconds", "discriminator-loss", "clipped"},

@@ -12,8 +12,12 @@ The loop minimises what the federation's average minimises: site i's losses, wei
 a_i in the average. Its classifier's gradient is divided by the sources' share, as classifiers are
 averaged over the sources alone.
 
-The last line is one JSON object: method -> federated, central (accuracies in %, last round, one per
-seed), difference (federated minus central, mean), source_only (central, with weight 0).
+The last line is one JSON object: method -> accuracies in % after the last round, one per seed:
+
+    federated    over sites
+    central      in one loop
+    source_only  in one loop, without the adversarial loss
+    difference   federated minus central, mean over the seeds
 """
 
 import argparse
@@ -99,6 +103,7 @@ class Loop:
             for i in range(self.steps):
                 q = (t - 1 + i / self.steps) / self.config.rounds
                 weight = self.options.reversal.at(q) * self.aligned
+                batch, z, before = {}, {}, DI
                 for k in range(per_step):
                     batch = {name: next(feed) for name, feed in feeds.items()}
                     last = k == per_step - 1
@@ -169,9 +174,9 @@ class Loop:
         mu = {name: fourier.mean_embedding(features, W) for name, features in z.items()}
         sources = torch.stack([mu[name] for name in self.sources]).mean(dim=0)
         w = (sources - mu[self.target]).detach()
-        return 2 * sum(
-            (-1 if n == self.target else 1) * self.share[n] * (mu[n] @ w) for n in self.sites
-        )
+        sign = {name: -1 if name == self.target else 1 for name in self.sites}
+        pulls = [2 * sign[name] * self.share[name] * (mu[name] @ w) for name in self.sites]
+        return torch.stack(pulls).sum()
 
     @torch.no_grad()
     def frequencies(self, d: int) -> Tensor:

@@ -78,7 +78,7 @@ class Spectra:
     def project(self, most: float, iterations: int = 1) -> None:
         """Gouk et al., algorithm 1: W <- W / max(1, |W| / lambda), and gamma likewise."""
         for _, layer, norm in self._each(iterations):
-            layer.weight /= (norm / most).clamp(min=1)
+            layer.weight.div_((norm / most).clamp(min=1))
 
     def _each(self, iterations: int) -> Iterator[tuple[str, Bounded, Tensor]]:
         for name, layer in bounded_layers(self.network):
