@@ -53,7 +53,8 @@ class Member(fdann.Member):
                 numbers = self.train_step(next(images), optimizer, options.weights.alignment_at(q))
                 totals = {n: totals.get(n, 0.0) + v for n, v in numbers.items()}
             self.leave()
-        return {n: float(total) / count for n, total in totals.items()} | {"steps": count}
+        means = {n: float(total) / count for n, total in totals.items()}
+        return means | self.clipped() | {"steps": count}
 
     def train_step(
         self, indices: Tensor, optimizer: torch.optim.Optimizer, weight: float

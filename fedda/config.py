@@ -336,9 +336,12 @@ def is_site_name(name: str) -> bool:
 
 
 def validate(section: type[S], tree: Any, prefix: str = "") -> S:
-    """Build a section; turn pydantic's report of an error into one sentence."""
+    """Build a section; turn pydantic's report of an error into one sentence.
+
+    What a part of it lacks comes from the section's default of this part, not from its class.
+    """
     try:
-        return section.model_validate(tree)
+        return section.model_validate(_with_defaults(section, tree))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([prefix, *map(str, first["loc"])]).lstrip(".")
@@ -347,6 +350,17 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
         raise ConfigError(
             f"{key} is {first['input']!r}, which cannot be: {first['msg']}."
         ) from None
+
+
+def _with_defaults(section: type[S], tree: Any) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    whole = dict(tree)
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        if isinstance(field.default, Section) and isinstance(whole.get(key), Mapping):
+            whole[key] = field.default.model_dump(by_alias=True) | dict(whole[key])
+    return whole
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:

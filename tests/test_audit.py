@@ -37,6 +37,7 @@ from fedda.adversarial.discriminators import (
     gradient_penalty,
     low,
 )
+from fedda.algorithms import dils
 from fedda.cli import app
 from fedda.cli.audit import planned
 from fedda.config import ModelConfig
@@ -247,7 +248,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 def test_settings_come_from_the_run_or_are_the_defaults() -> None:
     old = Settings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
     assert (old.p, old.min_examples, old.clip, old.noise) == (6, 256, 10.0, 0.0)
-    assert old == Settings()
+    assert old == replace(Settings(), network=dils.Config().discriminator)
     own = Settings.of(
         {
             "method": "dils",
@@ -264,7 +265,7 @@ def test_settings_come_from_the_run_or_are_the_defaults() -> None:
     )
     assert (own.p, own.min_examples, own.clip, own.noise) == (8, 64, 1.5, 0.25)
     assert (own.loss, own.network.hidden, own.network.lr) == ("wassda", (30, 20), 0.01)
-    assert own.penalty == 10
+    assert own.penalty == 0
     given = own.override({"p": 2}, "5")
     assert (given.p, given.network.hidden, given.network.lr) == (2, (5,), 0.01)
     with pytest.raises(ConfigError, match="clip, which is 0; give a clip"):
@@ -276,12 +277,12 @@ def test_settings_come_from_the_run_or_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("method", "given", "loss", "sizes", "penalty"),
     [
-        ("dils", {}, "adda", (100,), 0),
+        ("dils", {}, "adda", (100, 100), 0),
         ("dils", {"dils.loss": "cada", "dils.discriminator.sizes": "5,4"}, "cada", (5, 4), 0),
-        ("dils", {"dils.loss": "wassda", "dils.penalty": 3.0}, "wassda", (100,), 3),
+        ("dils", {"dils.loss": "wassda", "dils.penalty": 3.0}, "wassda", (100, 100), 3),
         ("fdann", {"fdann.discriminator.sizes": "7"}, "grl", (7,), 0),
         ("fwdgrl", {"fwdgrl.discriminator.sizes": "", "fwdgrl.penalty": 2.0}, "wassda", (), 2),
-        ("fwdgrl", {"dils.loss": "cada", "dils.discriminator.sizes": "9"}, "wassda", (100,), 10),
+        ("fwdgrl", {"dils.loss": "cada", "dils.discriminator.sizes": "9"}, "wassda", (100,), 0),
     ],
 )
 def test_the_discriminator_has_the_runs_settings(
@@ -388,6 +389,7 @@ SENT, WHAT_IF = "as the run sends it", "as a run would send it"
 
 def test_what_the_run_sent_is_distinguished_from_a_what_if(finished: Path) -> None:
     own = {"method": "dils", "exchange.min-examples": 8, "dils.discriminator.sizes": "6"}
+    own |= {"fwdgrl.penalty": 10.0}
     words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1]
     for config, more, method, named, other in (
         (own, (), "dils", SENT, WHAT_IF),
@@ -489,9 +491,9 @@ def test_noise_is_reported_with_its_epsilon(
     assert f"epsilon {spent(2, 1).presence:.3g} for one window" in text
     assert "an example has the site's epsilon and none of its own" in text
     assert "takes nothing from this attack" not in text
-    # 2 * 10 * sqrt(P) by hand, P = 8 * 100 + 100 + 100 + 1
-    assert found["parameters"] == 1001
-    assert "Noise on 1,001 values has a norm of 633" in text
+    # 2 * 10 * sqrt(P) by hand, P = 8 * 100 + 100 + 100 * 100 + 100 + 100 + 1
+    assert found["parameters"] == 11101
+    assert "Noise on 11,101 values has a norm of 2.11e+03" in text
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.delitem(sys.modules, "dp_accounting.gaussian_mechanism", raising=False)
     shown = run(*words)

@@ -160,6 +160,8 @@ def test_a_task_is_the_same_after_the_wire(method: str) -> None:
     assert Task.parse(task.flat()) == task
     assert task.dims == (3, 32, 32)
     assert RunConfig.parse({}).task(method, 7, (400,), ["a"], 5).dims == (400,)
+    with pytest.raises(ConfigError, match="does not say which shape"):
+        _ = Task.parse(task.flat() | {"shape": ""}).dims
     assert all(type(value) in (bool, int, float, str) for value in task.flat().values())
     if method == "kd3a":
         assert Task.parse(task.flat()).options.gate.low == 0.25

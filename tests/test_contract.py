@@ -501,8 +501,10 @@ def test_errors_outside_of_training_quote_no_data_either(
     for name in ("describe", "load_target", "load_evaluation"):
         monkeypatch.setattr(f"fedda.data.{name}", fail)
     bench.begin()
-    request = bench.strategy.test_request()
-    reply = bench.grid.call(readdressed(request, kind=kind))
+    request = readdressed(bench.strategy.test_request(), kind=kind)
+    if kind == "query":  # it holds no training
+        request = Message(RecordDict(), request.metadata.dst_node_id, kind, ttl=60)
+    reply = bench.grid.call(request)
     resident.cache_clear()
     assert reply.error.code == Code.INTERNAL
     assert SECRET not in str(reply)

@@ -57,6 +57,7 @@ def test_each_phase_of_a_method_has_its_own_lines() -> None:
     assert set(found) == {
         ("collaborator", "pretrain: train"),
         *((part, "adapt") for part in ("collaborator", "target")),
+        ("target", "adapt: take"),  # the last classifier of `cada`
         *(("target", f"{phase}: test") for phase in ("pretrain", "adapt")),
     }
     assert found["target", "pretrain: test"].enters == "`model`"

@@ -89,9 +89,10 @@ def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:
     assert "Doubts" not in without
 
 
-def test_a_run_reports_its_doubts(domains: list[Node]) -> None:
+def test_a_run_reports_its_doubts(domains: list[Node], runs: dict[str, str]) -> None:
     """No teacher passes a gate of .9999, so nothing is kept in any round."""
-    results, events = run(domains, FAST | {"method": "kd3a", "kd3a.gate.low": 0.9999, "rounds": 3})
+    kd3a = {"method": "kd3a", "kd3a.gate.low": 0.9999, "rounds": 3}
+    results, events = run(domains, FAST | runs | kd3a)
     (training,) = results["trainings"]["kd3a"]
     kept = [d for d in training["doubts"] if d["what"] == "kept"]
     assert [d["round"] for d in kept] == [3] and "0.0 %" in kept[0]["text"]

@@ -34,6 +34,7 @@ DILS: dict[str, Any] = (
         "rounds": 3,
         "run.name": "pair",
         "dils.pretrain": 1,
+        "dils.epochs": 1,
         "dils.discriminator.sizes": "8",
         "track.tensorboard": False,
     }
@@ -64,18 +65,18 @@ def pair(domains: list[Node]) -> list[Node]:
             {"dils.collaborator": "bert", "exchange.min-examples": 49, "train.batch-size": 50},
             r"only over 49 examples \(exchange\.min-examples\), but town has 48 in all",
         ),
-        ({"method": "fdann", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
-        ({"method": "fdan", "exchange.min-examples": 41, "exchange.p": 3}, "but anna has 40 in"),
+        ({"method": "fdann", "exchange.min-examples": 49, "exchange.p": 4}, "nothing to align"),
+        ({"method": "fdan", "exchange.min-examples": 49, "exchange.p": 4}, "nothing to align"),
         # This is refused whichever source the first round draws.
         (
             {
                 "method": "fdann",
-                "exchange.min-examples": 41,
-                "exchange.p": 3,
+                "exchange.min-examples": 49,
+                "exchange.p": 4,
                 "sources-per-round": 1,
                 "run.seeds": "3,4,5",
             },
-            "but anna has 40 in",
+            "nothing to align",
         ),
     ],
 )

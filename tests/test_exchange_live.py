@@ -18,6 +18,7 @@ DILS = SUMMED | {
     "rounds": 3,
     "dils.collaborator": "bert",
     "dils.pretrain": 1,
+    "dils.epochs": 1,
     "dils.discriminator.sizes": "8",
     "train.batch-size": 16,
 }

@@ -222,7 +222,7 @@ def test_gains_have_the_unit_that_the_settings_name(
 # ---- what crosses, and what stays --------------------------------------------------------------
 
 OWN = {"information", "reconstruction"}
-TRAINED = {"steps", "seconds", "discriminator-loss", "discriminator-accuracy"}
+TRAINED = {"steps", "seconds", "clipped", "discriminator-loss", "discriminator-accuracy"}
 DIS = {f"discriminator/{s}": "model" for s in SOURCES}
 
 

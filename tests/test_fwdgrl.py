@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Discriminator
@@ -34,7 +35,8 @@ def test_a_bounded_critic_gives_what_one_plain_loop_gives(
 def test_the_bound_divides_layers_that_are_too_long_and_no_others() -> None:
     """Singular values 3 and 2 become 1 and 2/3; 0.5 and 0.25 stay, and so do the biases."""
     DI = Discriminator(2, (2,))
-    first, _, last = DI.layers
+    first, last = DI.layers[0], DI.layers[2]
+    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
     first.weight.data, last.weight.data = (
         torch.diag(torch.tensor([3.0, 2.0])),
         torch.tensor([[0.3, 0.4]]),

@@ -48,6 +48,21 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
+def without_kept(results: Any) -> tuple[Any, int]:
+    """Results without the bytes to the target, and the sum of these.
+
+    A target keeps the model of a round's test; a server that resumes sends it once more.
+    """
+    found = json.loads(json.dumps(timeless(results)))
+    total = 0
+    for runs in found["trainings"].values():
+        for training in runs:
+            for counted in (training["bytes"], *(entry["bytes"] for entry in training["rounds"])):
+                sent = [counted.pop(f"to target {what}", 0) for what in ("model", "scalars")]
+                total += sum(sent) if counted is training["bytes"] else 0
+    return found, total
+
+
 # ---- repeating and resuming --------------------------------------------------------------------
 
 
@@ -119,7 +134,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     rounds = [e["round"] for e in events if e["event"] == "round"]
     assert rounds == list(range(stopped + 1, settings.get("rounds", 3) + 1))
     assert model(resumed) == model(whole)
-    assert timeless(resumed) == timeless(whole)
+    (found, sent), (wanted, before) = without_kept(resumed), without_kept(whole)
+    once = sum(len(array) for array in model(whole).values())
+    assert found == wanted and 0 <= sent - before <= 1.1 * once + 500
 
 
 @pytest.mark.slow
@@ -302,14 +319,9 @@ def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None
     assert found is not None and found.arrays == arrays
 
 
-CADA = {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada"}
-
-
 @pytest.mark.parametrize(
     ("settings", "kind", "floats"),
     [
-        ({"method": "dils", "wire.dtype": "float16", **CADA}, Kind.MODEL, "float16"),
-        ({"method": "dils", **CADA}, Kind.MODEL, "float32"),
         ({"method": "kd3a", "kd3a.heads": "local"}, Kind.MODEL, "float32"),
         ({"method": "feddadil", "wire.dtype": "float16"}, Kind.ATOMS, "float32"),
         ({"method": "fdan"}, Kind.GRADIENT, "float32"),

@@ -58,7 +58,8 @@ def test_a_batchnorm_layer_multiplies_by_gamma_over_s() -> None:
 def test_a_projection_shortens_long_layers_and_leaves_short_ones() -> None:
     """Diagonal matrices: norms 4 and 0.5 become 1 and 0.5, and biases stay."""
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    first, second = network
+    first, second = network[0], network[1]
+    assert isinstance(first, nn.Linear) and isinstance(second, nn.Linear)
     first.weight.data = torch.diag(torch.tensor([4.0, 2.0]))
     second.weight.data = torch.diag(torch.tensor([0.5, 0.1]))
     before = first.bias.clone()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedda.errors import NotFiniteError
 from fedda.maths import optimal_transport
 from tests.reference import transport as twin
 
@@ -303,3 +304,12 @@ def test_the_simplex_by_hand():
     assert optimal_transport.project_simplex(torch.tensor([0.2, 0.8])).tolist() == pytest.approx(
         [0.2, 0.8]
     )
+
+
+@pytest.mark.parametrize("m", [3, 4])
+@pytest.mark.parametrize("entropy", [0.0, 0.1])
+def test_a_cost_that_is_not_finite_is_refused_by_name(m: int, entropy: float) -> None:
+    cost = torch.ones(3, m)
+    cost[1, 2] = math.nan
+    with pytest.raises(NotFiniteError, match="not finite; lower the learning rates"):
+        optimal_transport.solve(cost, entropy)

@@ -113,7 +113,7 @@ def test_every_method_has_tests_of_its_own_name() -> None:
 def test_a_method_is_three_small_files() -> None:
     """MDAN stands for what a new method takes: see docs/adding-a-method.md."""
     lines = sum(len((ROOT / half / "mdan.py").read_text().splitlines()) for half in HALVES)
-    assert 100 < lines <= 140
+    assert 100 < lines <= 160
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

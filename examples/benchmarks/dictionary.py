@@ -146,14 +146,8 @@ def parallel(bench: Bench, args: argparse.Namespace, name: str) -> Rows:
             last = results["trainings"]["kd3a"][0]["rounds"][-1]
             rows.add("KD3A", column, seed, last["accuracy"])
             sent = sum(n for k, n in last["bytes"].items() if k.endswith("model"))
-            rows.add("bytes of a round, KD3A", column, seed, sent - tested_model(results, last))
+            rows.add("bytes of a round, KD3A", column, seed, sent)
     return rows
-
-
-def tested_model(results: dict[str, Any], of_round: dict[str, Any]) -> int:
-    """Bytes of the model that is sent to the target for its test: as many as to one source."""
-    sources = sum(site["role"] == "source" for site in results["sites"])
-    return of_round["bytes"]["to source model"] // sources
 
 
 def right(z: Tensor, y: Tensor, points: Tensor, labels: Tensor, decay: float) -> float:

@@ -10,11 +10,16 @@ labels. Trainings are kept in --out, so the same command continues where it was 
 line is one JSON object: table -> variant -> target -> [mean, standard deviation].
 
 Tables:
-    frozen      all methods but the adversarial ones; features of EfficientNet-Lite0 at 224 pixels,
-                under a bottleneck that learns (--preset photos); needs fedda[pretrained]
-    finetuned   FedAvg, AdaBN, FedProx and KD3A; the whole network learns, at 96 pixels; beside them
-                the same methods with the frozen network at 96 pixels
-    googlenet   the same methods; GoogLeNet's features (--preset vectors)
+    frozen       all methods but the adversarial ones; features of EfficientNet-Lite0 at 224 pixels,
+                 under a bottleneck that learns (--preset photos); needs fedda[pretrained]
+    finetuned    FedAvg, AdaBN, FedProx and KD3A; the whole network learns, at 96 pixels; beside
+                 them the same methods with the frozen network at 96 pixels
+    googlenet    the same methods; GoogLeNet's features (--preset vectors)
+    adversarial  f-DANN, f-WDGRL, f-DAN and MDAN, as `frozen`
+    dils         DILS, as `frozen`, with caltech as the only source
+
+dslr has 157 images, too few to sum a gradient over (exchange.min-examples), so it is no target of
+the last two, and as a source it trains on its labels alone.
 
 Controls below the tables frozen and googlenet, which no federation could train:
     pooled      one linear head on the sources' pooled features, each source weighing the same; its
@@ -32,6 +37,7 @@ from typing import Any
 import accuracy
 import numpy as np
 import torch
+from adversarial import Part
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -50,6 +56,8 @@ from fedda.halves import load
 from fedda.settings import RunConfig, presets
 
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")
+# DILS begins as FedAvg does, and adapts in the last 20 of the 60 rounds.
+BOTH: list[Flat] = [{"dils.loss": loss, "dils.pretrain": 40} for loss in ("adda", "wassda")]
 FIRST = [
     BASELINE,
     Variant("adabn", label="AdaBN"),
@@ -62,6 +70,17 @@ ALL = [
     Variant("kd3a", "official", label="KD3A official"),
     Variant("feddadil", label="FedDaDiL-R"),
     Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
+]
+JOINT = [
+    Variant("fdann", label="f-DANN"),
+    Variant("fwdgrl", label="f-WDGRL"),
+    Variant("fdan", label="f-DAN"),
+    Variant("mdan", label="MDAN"),
+]
+ONE, SMALL = "caltech", "dslr"  # the only source in the table dils; too small for a gradient
+PAIR = [
+    *FIRST[:2],
+    *(Variant("dils", settings=b, label=f"DILS {b['dils.loss']}") for b in BOTH),
 ]
 CHANGED: Flat = {"input.size": 96}  # of the preset photos, in the table finetuned
 WHOLE: Flat = {
@@ -82,6 +101,14 @@ TABLES: dict[str, tuple[str, str, Flat, list[Variant], str]] = {
     "frozen": ("office_caltech10_photos", "photos", {}, ALL, BASELINE.name),
     "finetuned": ("office_caltech10_photos", "photos", CHANGED, TUNED, TUNED[0].name),
     "googlenet": ("office_caltech10_googlenet1024", "vectors", {}, ALL, BASELINE.name),
+    "adversarial": (
+        "office_caltech10_photos",
+        "photos",
+        {},
+        [*FIRST[:2], *JOINT],
+        BASELINE.name,
+    ),
+    "dils": ("office_caltech10_photos", "photos", {}, PAIR, BASELINE.name),
 }
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the controls' heads
 FOLDS = 5
@@ -113,9 +140,12 @@ def plan(args: argparse.Namespace, table: str) -> Plan:
     flat = {key: given.value for key, given in chosen.items()} | changes
     if odd := set(args.target or ()) - set(domains):
         raise ConfigError(f"There is no domain {min(odd)}; they are {', '.join(domains)}.")
-    targets = tuple(args.target or domains)
+    sources = (ONE,) if table == "dils" else ()
+    never = (*sources, SMALL) if table in ("adversarial", "dils") else ()
+    targets = tuple(t for t in args.target or domains if t not in never)
     flat |= {"rounds": args.rounds} if args.rounds else {}
-    return Plan(args.out / folder, args.out / table, variants, targets, args.seeds, flat)
+    place = args.out / folder, args.out / table
+    return Part(*place, variants, targets, args.seeds, flat, sources=sources)
 
 
 def features(made: Plan) -> Features:
@@ -208,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = header(made, f"photos-{table}", command)
         text += as_markdown(scores, TABLES[table][4], made.targets)
         answer[table] = accuracy.figures(by_target(scores))
-        if table != "finetuned":
+        if table in ("frozen", "googlenet"):
             rows = kept_controls(made)
             cells = [[name, *(f"{100 * v:.1f}" for v in r.values())] for name, r in rows.items()]
             lines = ["", "### Controls", "", *markdown(["", *made.targets], cells)]

@@ -180,9 +180,14 @@ def bound(DI: nn.Module) -> None:
 
 
 def spectral_norm(W: Tensor) -> Tensor:
-    """The largest singular value of W (m, n), from its smaller Gram matrix -> scalar."""
-    gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
-    return torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt()
+    """The largest singular value of W (m, n), from its smaller Gram matrix -> scalar.
+
+    In float64: once many singular values are at the bound, LAPACK may fail to tell them apart in
+    float32.
+    """
+    V = W.double()
+    gram = V @ V.T if len(V) <= V.shape[1] else V.T @ V
+    return torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt().to(W.dtype)
 
 
 def flat_gradient(loss: Tensor, DI: nn.Module) -> Tensor:

@@ -22,6 +22,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from fedda.errors import NotFiniteError
+
 MOST_PIVOTS = 10**7  # steps of POT's network simplex
 MOST_SCALINGS = 200  # steps of Sinkhorn's algorithm
 MOST_PAIRS = 3 * 10**7  # inner products that a barycenter keeps, 4 bytes each for z and for y
@@ -72,8 +74,15 @@ def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
     If n = m, some optimal plan is a permutation, so the assignment problem has the same optimum;
     its solver takes half of the time or less. Otherwise POT's network simplex solves it. With
     `entropy` Sinkhorn's algorithm does, regularised by `entropy` times the mean cost.
+
+    Raises:
+        NotFiniteError: a cost is not finite.
     """
     n, m = cost.shape
+    if not cost.isfinite().all():
+        raise NotFiniteError(
+            "A cost of optimal transport is not finite; lower the learning rates of the dictionary."
+        )
     if entropy:
         pi = ot.sinkhorn(
             *(np.full(n, 1 / n), np.full(m, 1 / m), cost.double().cpu().numpy()),

@@ -95,7 +95,13 @@ class Task(Section):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The shape of one input: (channels, height, width) or (d,)."""
+        """The shape of one input: (channels, height, width) or (d,).
+
+        Raises:
+            ConfigError: the training names none.
+        """
+        if not self.shape:
+            raise ConfigError("The training does not say which shape its inputs have.")
         return tuple(int(n) for n in self.shape.split(","))
 
     @classmethod
