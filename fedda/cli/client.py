@@ -148,9 +148,10 @@ def client(
     cache: Annotated[
         Literal["auto", "memory", "disk"],
         typer.Option(
-            help="Where decoded images are kept: in memory, or on disk under --state-dir, so that "
-            "they may be more than memory holds and a restart finds them. auto: on disk if they "
-            "take more than 1 GB (or a quarter of memory). The last four sets are kept."
+            help="Where decoded images and the arrays of .npz and HDF5 files are kept: in memory, "
+            "or on disk under --state-dir, so that they may be more than memory holds and a "
+            "restart finds them. auto: on disk if they take more than 1 GB (or a quarter of "
+            "memory). The last four sets are kept."
         ),
     ] = "auto",
     no_notes: Annotated[

@@ -1,14 +1,18 @@
 """A site whose data are one .npz or HDF5 file: which arrays are its training and its test set."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from fedda.data.cache import key_of
 from fedda.data.form import Form
 from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
-from fedda.data.unify import AnySet, conform
+from fedda.data.unify import conform
 from fedda.errors import DataError
 
 
@@ -23,24 +27,46 @@ class ArrayFile:
             x = _train(npz)
             y, classes = _source_labels(npz, x)
             _source_test_labels(npz, x, classes)
-            train = Labelled(npz.examples(x), y, classes)
-        return _fitted(train, form, progress)
+            return Labelled(_read(npz, x, form, progress), y, classes)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         with opened(self.path) as npz:
-            train = Unlabelled(npz.examples(_train(npz)))
-        return _fitted(train, form, progress)
+            return Unlabelled(_read(npz, _train(npz), form, progress))
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         with opened(self.path) as npz:
             y = _test_labels(npz, _train(npz))
             if y is None:
                 return None
-            test = Labelled(npz.examples("x_test"), y, npz.classes("y_test", y))
-        return _fitted(test, form, progress)
+            classes = npz.classes("y_test", y)
+            return Labelled(_read(npz, "x_test", form, progress), y, classes)
 
     def identities(self, role: Role) -> list[bytes]:
-        return (self.source if role == "source" else self.target)(Form(), None).digests()
+        """Digests of the training examples; a source's cover their class, too."""
+        with opened(self.path) as npz:
+            x = _train(npz)
+            y, classes = _source_labels(npz, x) if role == "source" else (None, ())
+            found: list[bytes] = []
+            for some in npz.examples(x):
+                its = None if y is None else y[len(found) : len(found) + len(some)]
+                examples = Unlabelled(some) if its is None else Labelled(some, its, classes)
+                found += examples.digests()
+            return found
+
+    def check(self, progress: Progress | None) -> None:
+        """Read every value of the training and the test set once, and keep none.
+
+        Raises:
+            DataError: the file is damaged, or a value is not finite.
+        """
+        with opened(self.path) as npz:
+            x = _train(npz)
+            for name in (x,) if _test_labels(npz, x) is None else (x, "x_test"):
+                n, done = npz.shape(name)[0], 0
+                for some in npz.examples(name):
+                    done += len(some)
+                    if progress:
+                        progress(done, n)
 
     def describe(self, role: Role) -> Description:
         warnings = []
@@ -80,11 +106,34 @@ class ArrayFile:
         )
 
 
-def _fitted(examples: AnySet, form: Form, progress: Progress | None) -> AnySet:
-    examples = conform(examples, form.channels, form.size, form.resize)
-    if progress:
-        progress(len(examples), len(examples))
-    return examples
+def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
+    """The examples `x` in a form, in memory or in the form's cache."""
+    n, *one = npz.shape(x)
+    if len(one) == 3:
+        one = [form.channels or one[0], *([form.size] * 2 if form.size else one[1:])]
+    shape = (n, *one)
+
+    def some() -> Iterator[Tensor]:
+        done = 0
+        for examples in npz.examples(x):
+            fitted = conform(Unlabelled(examples), form.channels, form.size, form.resize)
+            yield fitted.x
+            done += len(examples)
+            if progress:
+                progress(done, n)
+
+    if form.cache is not None and form.cache.takes(shape):
+        contents = [one for examples in npz.examples(x) for one in Unlabelled(examples).digests()]
+        key = key_of(contents, "array", *shape[1:], form.size, form.resize)
+        found = form.cache.find(key, shape)
+        return form.cache.make(key, shape, map(Tensor.numpy, some())) if found is None else found
+    dtype = torch.uint8 if len(one) == 3 else torch.float32
+    npz.check_room(x, math.prod(shape) * dtype.itemsize)
+    whole, done = torch.empty(shape, dtype=dtype), 0
+    for examples in some():
+        whole[done : done + len(examples)] = examples
+        done += len(examples)
+    return whole
 
 
 def _train(npz: Npz) -> str:

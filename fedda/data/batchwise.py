@@ -61,7 +61,7 @@ def _rows(path: Path, shape: tuple[int, ...], batch: int, resize: Resize) -> Ite
             _check(f"{x} in {path} has", npz.shape(x)[1:], shape)
         for x in arrays:
             prefix, start = f"{x}/" if len(arrays) > 1 else "", 0
-            for rows in npz.examples(x).split(batch):
+            for rows in (rows for some in npz.examples(x, batch) for rows in some.split(batch)):
                 names = [f"{prefix}{start + i}" for i in range(len(rows))]
                 start += len(rows)
                 yield names, _fitted(Unlabelled(rows), shape, resize)

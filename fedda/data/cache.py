@@ -1,16 +1,17 @@
-"""Decoded images on disk, so that a set may be larger than memory and is decoded only once.
+"""Decoded examples on disk, so that a set may be larger than memory and is decoded only once.
 
-An entry is one file: all images as bytes, then a trailer with its shape and a checksum. Its name is
-a digest of what the images are made from: the content of every file in order, the form, and the
-versions of Pillow and of this layout. Names and dates of files do not matter, so an entry is
-never used for other images, and a copied folder finds it. Every entry is read once and checked
-before it is used; one that is damaged, or was interrupted, is made again.
+An entry is one file: all images as bytes, or all vectors as float32, then a trailer with its shape
+and a checksum. Its name is a digest of what they are made from: the content of every file or array
+row in order, the form, and the versions of Pillow and of this layout. Names and dates of files do
+not matter, so an entry is never used for other examples, and a copied folder finds it. Every entry
+is read once and checked before it is used; one that is damaged, or was interrupted, is made again.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import struct
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 import PIL
+import torch
 from torch import Tensor
 
 from fedda.data.sets import DIGEST
@@ -32,18 +34,18 @@ logger = logging.getLogger("fedda.data")
 
 Mode = Literal["auto", "memory", "disk"]
 
-LARGE = 10**9  # bytes of decoded images from which `auto` keeps them on disk
+LARGE = 10**9  # bytes of decoded examples from which `auto` keeps them on disk
 KEPT = 4  # entries: training and test images, for two runs of different forms
 
 _LAYOUT = 1
-_MAGIC = b"fedda-u8"
-_TRAILER = struct.Struct("<8s4QQ")  # magic, N, channels, H, W, crc32 of the images
+_MAGIC = {4: b"fedda-u8", 2: b"fedda-f4"}  # images (N, channels, H, W); vectors (N, d)
+_TRAILER = struct.Struct("<8s4QQ")  # magic, N, channels, H, W (or N, d, 0, 0), crc32 of the values
 _PIECE = 1 << 24  # bytes read at a time to check an entry
 _ENDING = ".images"
 
 
 class Cache:
-    """A folder of decoded sets of images, of which the last used are kept.
+    """A folder of decoded sets of examples, of which the last used are kept.
 
     Args:
         folder: it is made when it is needed.
@@ -72,10 +74,15 @@ class Cache:
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a set of this shape belongs on disk: more than 1 GB, or a quarter of memory."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return self._always or int(np.prod(shape)) > min(LARGE, memory // 4)
+        return self._always or _size(shape) > min(LARGE, memory // 4)
 
     def find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The images of an entry, or None if there is no sound one -> uint8 (N, channels, H, W)."""
+        """The examples of an entry, or None if there is no sound one.
+
+        Args:
+            key: the entry's name.
+            shape: (N, channels, H, W) of uint8, or (N, d) of float32.
+        """
         path = self._path(key)
         if not path.exists():
             return None
@@ -85,40 +92,45 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the entries used last are kept
-        return Stored.whole(path, shape)
+        return Stored.whole(path, shape, _dtype(shape))
 
-    def make(self, key: str, shape: tuple[int, ...], images: Iterable[np.ndarray]) -> Tensor:
-        """Write an entry, image by image -> uint8 (N, channels, H, W).
+    def make(self, key: str, shape: tuple[int, ...], examples: Iterable[np.ndarray]) -> Tensor:
+        """Write an entry from its examples in order, one or some at a time.
+
+        Args:
+            key: the entry's name.
+            shape: (N, channels, H, W) of uint8, or (N, d) of float32.
+            examples: one image each, or some rows of the entry.
 
         Raises:
             DataError: there is no room for it, or it cannot be written.
         """
-        path, size = self._path(key), int(np.prod(shape))
+        path, size = self._path(key), _size(shape)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(path)
             if (free := shutil.disk_usage(self.folder).free) < size + _TRAILER.size:
                 raise DataError(
-                    f"the decoded images take {size / 1e9:.1f} GB and {self.folder} has "
+                    f"the decoded examples take {size / 1e9:.1f} GB and {self.folder} has "
                     f"{free / 1e9:.1f} GB left: make room, choose another --state-dir, or keep "
                     f"them in memory (--cache memory)"
                 )
             with replacing(path) as part, part.open("wb") as file:
                 part.chmod(0o600)
                 checksum = 0
-                for image in images:
-                    flat = np.ascontiguousarray(image).data
+                for some in examples:
+                    flat = np.ascontiguousarray(some).data
                     checksum = zlib.crc32(flat, checksum)
                     file.write(flat)
-                file.write(_TRAILER.pack(_MAGIC, *shape, checksum))
+                file.write(_TRAILER.pack(*_stated(shape), checksum))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise DataError(
                 f"{path} cannot be written ({error.strerror}): check the folder, choose another "
-                f"--state-dir, or keep the images in memory (--cache memory)"
+                f"--state-dir, or keep them in memory (--cache memory)"
             ) from error
-        return Stored.whole(path, shape)
+        return Stored.whole(path, shape, _dtype(shape))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_ENDING}"
@@ -135,25 +147,41 @@ def key_of(contents: Sequence[bytes], *form: Any) -> str:
     """The name of an entry.
 
     Args:
-        contents: a digest of each image's content, in order.
-        form: everything else that decides over the pixels.
+        contents: a digest of each example's content, in order.
+        form: everything else that decides over the values.
     """
     about = json.dumps([_LAYOUT, PIL.__version__, *form]).encode()
     return hashlib.blake2b(about + b"".join(contents), digest_size=DIGEST).hexdigest()
 
 
+def _dtype(shape: tuple[int, ...]) -> torch.dtype:
+    return torch.uint8 if len(shape) == 4 else torch.float32
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    """Bytes of the examples of an entry."""
+    return math.prod(shape) * _dtype(shape).itemsize
+
+
+def _stated(shape: tuple[int, ...]) -> tuple[bytes, int, int, int, int]:
+    """What a trailer says of them."""
+    n, first, *more = shape
+    height, width = more or (0, 0)
+    return _MAGIC[len(shape)], n, first, height, width
+
+
 def _wrong(path: Path, shape: tuple[int, ...]) -> str:
     """What is wrong with an entry, in words; empty if nothing is."""
-    size, checksum = int(np.prod(shape)), 0
+    size, checksum = _size(shape), 0
     try:
         if path.stat().st_size != size + _TRAILER.size:
-            return "it has another size than its images"
+            return "it has another size than its examples"
         with path.open("rb") as file:
             for start in range(0, size, _PIECE):
                 checksum = zlib.crc32(file.read(min(_PIECE, size - start)), checksum)
-            magic, *its, stated = _TRAILER.unpack(file.read(_TRAILER.size))
+            *its, stated = _TRAILER.unpack(file.read(_TRAILER.size))
     except (OSError, struct.error) as error:
         return f"it cannot be read ({error})"
-    if magic != _MAGIC or tuple(its) != shape:
-        return "it was made for images of another shape"
+    if tuple(its) != _stated(shape):
+        return "it was made for examples of another shape"
     return "" if stated == checksum else "its checksum is wrong"

@@ -1,9 +1,11 @@
 """Arrays in an HDF5 file, with the names and shapes of those in an .npz file (`fedda.data.npz`)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from fedda.data import npy
 from fedda.data.npz import Npz
 from fedda.data.optional import needed
 from fedda.errors import DataError
@@ -41,13 +43,23 @@ class Hdf5(Npz):
             raise DataError(
                 f"{key} in {self.path} holds objects of variable length: save plain numbers"
             )
-        self._check_room(key, found.size * dtype.itemsize)
         return shape, dtype
 
     def _array(self, key: str) -> np.ndarray:
         with self._reading(key):
             found = self._file[key]
+            self.check_room(key, found.size * found.dtype.itemsize)
             return found.asstr()[()] if found.dtype.hasobject else found[()]
+
+    def _rows(self, key: str, batch: int) -> Iterator[np.ndarray]:
+        with self._reading(key):
+            found = self._file[key]
+            many = npy.at_a_time(found.shape, found.dtype.itemsize, batch)
+            # Whole chunks of the file, where it has chunks: each is decompressed only once.
+            chunk = batch * found.chunks[0] if found.chunks else 1
+            many = max(1, many // chunk) * chunk
+            for i in range(0, len(found), many):
+                yield found[i : i + many]
 
 
 def opened(path: Path) -> Npz:

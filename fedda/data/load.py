@@ -37,7 +37,7 @@ def load_source(
         size: pixels per side, to which images are resized. 0 leaves them as they are, which needs
             images of one size.
         resize: how: `stretch` or `crop` (`fedda.data.form.Form`).
-        cache: where the decoded images of a large folder stay on disk; by default in memory.
+        cache: where the decoded examples of a large set stay on disk; by default in memory.
         progress: called with the number of images read so far and the number of all.
     """
     return open_site(path).source(Form(channels, size, resize, cache), progress)
@@ -113,13 +113,14 @@ def verify(
     state = _state(Path(path), role) if known else ""
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
-    # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
-    size = 8 if found.kind == "image" and found.path.is_dir() else 0
-    if role == "source":
-        load_source(path, size=size, progress=progress)
+    site = open_site(path)
+    if isinstance(site, ArrayFile):
+        site.check(progress)
     else:
-        load_target(path, size=size, progress=progress)
-    load_evaluation(path, size=size, progress=progress)
+        # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
+        form = Form(size=8 if found.kind == "image" and found.path.is_dir() else 0)
+        site.source(form, progress) if role == "source" else site.target(form, progress)
+        site.evaluation(form, progress)
     if known and state:
         with suppress(OSError):  # a full disk costs time at the next start
             known.parent.mkdir(parents=True, exist_ok=True)

@@ -6,11 +6,11 @@
     labels   integer (N,), from 0
     classes  optional, C strings: the name of each label
 
-Sparse vectors are made dense, which takes N * d * 4 bytes. Arrays are read one by one and only
-when asked for: a target's labels stay in the file.
+Arrays are read one by one and only when asked for: a target's labels stay in the file. Examples are
+read some at a time, so that they may be more than memory holds; in Fortran order, however, they are
+read whole, and so are the pieces of sparse vectors, which are made dense (4 bytes per column).
 """
 
-import math
 import os
 import tokenize
 import zipfile
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import sparse
+from fedda.data import npy, sparse
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
@@ -89,18 +89,34 @@ class Npz:
             )
         return shape
 
-    def examples(self, x: str) -> Tensor:
-        """-> uint8 (N, channels, H, W) or float32 (N, d)."""
+    def examples(self, x: str, batch: int = 1) -> Iterator[Tensor]:
+        """All examples in order, some at a time -> uint8 (n, channels, H, W) or float32 (n, d).
+
+        Args:
+            x: the name of the array.
+            batch: n is a multiple of it, but for the last.
+        """
         shape = self.shape(x)
-        with np.errstate(over="ignore"):  # values too large for float32 become inf: refused below
-            if x not in self.keys:
-                return self._finite(x, self._csr(x, *shape))
-            array = self._array(x)
-            if len(shape) == 2:
-                return self._finite(x, np.ascontiguousarray(array, dtype=np.float32))
-        if array.ndim == 3:
-            array = array[..., None]
-        return torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))
+        if len(shape) == 2:
+            yield from self._finite(x, self._vectors(x, *shape, batch))
+            return
+        for images in self._rows(x, batch):  # (n, H, W) or (n, H, W, channels)
+            images = images.reshape(*images.shape[:3], shape[1]).transpose(0, 3, 1, 2)
+            yield torch.from_numpy(np.ascontiguousarray(images))
+
+    def check_room(self, x: str, size: int) -> None:
+        """Refuse to keep `size` bytes of an array in memory, if that is more than there is.
+
+        Raises:
+            DataError: it is.
+        """
+        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if size > has:
+            raise DataError(
+                f"{x} in {self.path} needs {size / 2**30:.0f} GiB and this machine has "
+                f"{has / 2**30:.0f}: keep fewer examples or columns, or keep them on disk "
+                f"(--cache disk)"
+            )
 
     def labels(self, y: str, n: int) -> Tensor:
         """-> int64 (N,), none negative."""
@@ -160,45 +176,49 @@ class Npz:
 
     def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and type of an array, from its first bytes."""
+        about = self._start(key)
+        return about.shape, about.dtype
+
+    def _start(self, key: str) -> npy.Start:
         assert self._file.zip is not None
         with self._reading(key), self._file.zip.open(f"{key}.npy") as stream:
-            version = np.lib.format.read_magic(stream)
-            if version == (1, 0):
-                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-            else:
-                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+            about = npy.start(stream)
             member, head = self._file.zip.getinfo(f"{key}.npy"), stream.tell()
-        if dtype.hasobject:
+        if about.dtype.hasobject:
             raise DataError(
                 f"{key} in {self.path} holds Python objects, which are never read because "
                 f"unpickling can run any code: save plain numbers or strings"
             )
-        size = math.prod(shape) * dtype.itemsize
-        if size + head != member.file_size:
+        if about.size + head != member.file_size:
             raise DataError(
-                f"{key} in {self.path} claims {size} bytes of values and holds "
+                f"{key} in {self.path} claims {about.size} bytes of values and holds "
                 f"{member.file_size - head}: the file is damaged; write it again with "
                 f"numpy.savez_compressed"
             )
-        if size > max(_SMALL, _MOST_ZEROS * member.compress_size):
+        if about.size > max(_SMALL, _MOST_ZEROS * member.compress_size):
             raise DataError(
-                f"{key} in {self.path} grows from {member.compress_size} to {size} bytes, which "
-                f"only zeros can: give real data, or write the file with numpy.savez"
+                f"{key} in {self.path} grows from {member.compress_size} to {about.size} bytes, "
+                f"which only zeros can: give real data, or write the file with numpy.savez"
             )
-        self._check_room(key, size)
-        return shape, dtype
-
-    def _check_room(self, key: str, size: int) -> None:
-        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if size > has:
-            raise DataError(
-                f"{key} in {self.path} needs {size / 2**30:.0f} GiB and this machine has "
-                f"{has / 2**30:.0f}: keep fewer examples or columns"
-            )
+        return about
 
     def _array(self, key: str) -> np.ndarray:
+        """A whole array."""
+        self.check_room(key, self._start(key).size)
         with self._reading(key):
             return self._file[key]
+
+    def _rows(self, key: str, batch: int) -> Iterator[np.ndarray]:
+        """Rows of an array in order, some at a time -> (n, ...)."""
+        about = self._start(key)
+        many = npy.at_a_time(about.shape, about.dtype.itemsize, batch)
+        if about.fortran:
+            array = self._array(key)
+            yield from (array[i : i + many] for i in range(0, len(array), many))
+            return
+        assert self._file.zip is not None
+        with self._reading(key), self._file.zip.open(f"{key}.npy") as stream:
+            yield from npy.rows(stream, npy.start(stream), many)
 
     def _bad(self, x: str, shape: tuple[int, ...], dtype: np.dtype) -> DataError:
         return DataError(
@@ -206,15 +226,36 @@ class Npz:
             f"(N, H, W, 3), vectors as numbers (N, d)"
         )
 
-    def _finite(self, x: str, array: np.ndarray) -> Tensor:
-        vectors = torch.from_numpy(array)
-        bad = (~vectors.isfinite().all(dim=1)).nonzero()
-        if len(bad):
+    def _vectors(self, x: str, n: int, d: int, batch: int) -> Iterator[Tensor]:
+        """Dense or sparse vectors, some at a time -> float32 (m, d)."""
+        if x in self.keys:
+            for vectors in self._rows(x, batch):
+                with np.errstate(over="ignore"):  # too large for float32 is inf: refused later
+                    yield torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
+            return
+        data, indices, indptr = self._csr(x, n, d)
+        many = npy.at_a_time((n, d), 4, batch)
+        for i in range(0, n, many):
+            some = indptr[i : i + many + 1]
+            inside = slice(int(some[0]), int(some[-1]))
+            with np.errstate(over="ignore"):
+                dense = sparse.densify(data[inside], indices[inside], some, len(some) - 1, d)
+            yield torch.from_numpy(dense)
+
+    def _finite(self, x: str, found: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The vectors, if all are finite; else those that are not are counted and refused."""
+        done, bad, first = 0, 0, 0
+        for vectors in found:
+            odd = (~vectors.isfinite().all(dim=1)).nonzero()[:, 0]
+            first = first if bad or not len(odd) else done + int(odd[0])
+            done, bad = done + len(vectors), bad + len(odd)
+            if not bad:
+                yield vectors
+        if bad:
             raise DataError(
-                f"{x} in {self.path} has values that are not finite in {len(bad)} rows, the first "
-                f"is row {int(bad[0])}: fill or remove them"
+                f"{x} in {self.path} has values that are not finite in {bad} rows, the first "
+                f"is row {first}: fill or remove them"
             )
-        return vectors
 
     def _csr_shape(self, x: str) -> tuple[int, int]:
         missing = [f"{x}_{piece}" for piece in _PIECES if f"{x}_{piece}" not in self.keys]
@@ -230,23 +271,24 @@ class Npz:
                 f"{x}_shape in {self.path} is {shape.tolist()}: the number of examples and of "
                 f"columns is needed, two positive integers"
             )
-        return int(shape[0]), int(shape[1])
+        n, d = map(int, shape)
+        entries = (*self._header(f"{x}_data")[0], 0)[0]
+        if 4 * n * d > _SMALL and n * d > _MOST_SPARSE * entries:
+            raise DataError(
+                f"{x} in {self.path} is {n} x {d} with {entries} values, so nearly all of it is "
+                f"zeros: {x}_shape is wrong, or keep only columns that are used"
+            )
+        return n, d
 
-    def _csr(self, x: str, n: int, d: int) -> np.ndarray:
-        """Make the pieces dense -> float32 (N, d)."""
+    def _csr(self, x: str, n: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The pieces of sparse vectors (N, d), which fit together -> data, indices, indptr."""
         names = [f"{x}_{piece}" for piece in _PIECES[:3]]
         for name in names:
-            self._header(name)  # refuses Python objects
+            self._header(name)  # refuses Python objects, before any is read
         data, indices, indptr = map(self._array, names)
         if wrong := sparse.mismatch(data, indices, indptr, n, d):
             raise DataError(
                 f"the CSR pieces of {x} in {self.path} do not fit together: {wrong}; write the "
                 f"attributes data, indices, indptr and shape of one scipy.sparse.csr_matrix"
             )
-        if 4 * n * d > _SMALL and n * d > _MOST_SPARSE * len(data):
-            raise DataError(
-                f"{x} in {self.path} is {n} x {d} with {len(data)} values, so nearly all of it is "
-                f"zeros: {x}_shape is wrong, or keep only columns that are used"
-            )
-        self._check_room(x, 4 * n * d)
-        return sparse.densify(data, indices, indptr, n, d)
+        return data, indices, indptr

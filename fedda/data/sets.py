@@ -3,7 +3,7 @@
 `Unlabelled` has no field for labels, so no code can read a target's by mistake.
 
 Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
-Images of a large set may stay in a file (`fedda.data.stored`): index them, or go through them by
+Those of a large set may stay in a file (`fedda.data.stored`): index them, or go through them by
 `split`, since other operations read them all.
 """
 
@@ -23,6 +23,7 @@ from fedda.wire import Role
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
 DIGEST = 16  # bytes
+_SOME = 64  # examples read at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,8 +54,11 @@ class Examples:
 
     def digests(self) -> list[bytes]:
         """A digest of each example, which tells whether two are the same."""
-        x = self.x.contiguous().numpy()
-        return [hashlib.blake2b(one.tobytes(), digest_size=DIGEST).digest() for one in x]
+        return [
+            hashlib.blake2b(one.tobytes(), digest_size=DIGEST).digest()
+            for some in self.x.split(_SOME)  # they may lie in a file
+            for one in some.contiguous().numpy()
+        ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -33,7 +33,10 @@ def mismatch(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n: int, 
 def densify(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n: int, d: int
 ) -> np.ndarray:
-    """The dense matrix, which takes N * d * 4 bytes -> float32 (N, d)."""
+    """The dense matrix, which takes N * d * 4 bytes -> float32 (N, d).
+
+    `indptr` may begin above 0: `data` and `indices` are then those of some rows of a matrix.
+    """
     dense = np.zeros((n, d), dtype=np.float32)
     rows = np.repeat(np.arange(n), np.diff(indptr.astype(np.int64)))  # (nnz,)
     # add.at, not assignment: entries at the same row and column add up, as in scipy.

@@ -1,4 +1,4 @@
-"""Images that stay in a file: a tensor whose rows are read when they are asked for."""
+"""Examples that stay in a file: a tensor whose rows are read when they are asked for."""
 
 import mmap
 from pathlib import Path
@@ -15,29 +15,33 @@ _aten = torch.ops.aten
 
 
 class Rows:
-    """A file that begins with N rows of bytes, read through a memory map.
+    """A file that begins with N rows of numbers, read through a memory map.
 
     What was read is given back to the system every 64 MB, which may keep it in its file cache, so
     the process stays small however large the file is.
 
     Args:
         path: the file; it may be deleted while it is open.
-        shape: (N, ...) of its bytes.
+        shape: (N, ...) of its numbers.
+        dtype: their type, uint8 or float32.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         n, *one = shape
         count = n * int(np.prod(one))
-        self._rows = np.frombuffer(self._map, np.uint8, count).reshape(n, -1)
+        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        self._rows = np.frombuffer(self._map, kind, count).reshape(n, -1)
         self._mapped = 0
 
     def read(self, chosen: np.ndarray) -> Tensor:
-        """The rows at some indices (n,), in that order, in memory -> uint8 (n, ...)."""
+        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
         found = torch.from_numpy(self._rows[chosen]).reshape(len(chosen), *self.shape[1:])
-        self._mapped += found.numel()
+        self._mapped += found.nbytes
         if self._mapped > _MOST_MAPPED:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._mapped = 0
@@ -45,7 +49,7 @@ class Rows:
 
 
 class Stored(Tensor):
-    """uint8 (n, ...): some rows of a file, in an order.
+    """uint8 or float32 (n, ...): some rows of a file, in an order.
 
     `x[indices]` and `x[i]` read rows into memory; `x[a:b]`, `x.split(n)` and `x.take_rows(indices)`
     choose rows and read nothing. Every other operation reads all chosen rows first, so its result
@@ -58,14 +62,14 @@ class Stored(Tensor):
     @staticmethod
     def __new__(cls, rows: Rows, order: np.ndarray) -> "Stored":
         shape = (len(order), *rows.shape[1:])
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.uint8)  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype)  # type: ignore[attr-defined]
         made._rows, made._order = rows, order
         return made
 
     @classmethod
-    def whole(cls, path: Path, shape: tuple[int, ...]) -> Self:
+    def whole(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Self:
         """All rows of a file, in their order."""
-        return cls(Rows(path, shape), np.arange(shape[0]))
+        return cls(Rows(path, shape, dtype), np.arange(shape[0]))
 
     def take_rows(self, chosen: Tensor) -> "Stored":
         """The rows at some indices, in that order, without reading them."""

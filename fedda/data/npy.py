@@ -1,0 +1,66 @@
+"""The .npy format, in which .npz files and numpy keep one array: its start, then its values.
+
+start    shape, order and type
+values   row by row (C order), or in Fortran order, where the first index runs fastest
+"""
+
+import math
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import numpy as np
+
+PIECE = 1 << 21  # bytes of rows that are read at a time
+
+
+class Start(NamedTuple):
+    """What the first bytes of an array say.
+
+    Attributes:
+        shape: of the array, (N, ...).
+        fortran: whether its values are in Fortran order, so that a row's lie apart.
+        dtype: of its values.
+    """
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """The bytes of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def start(stream: IO[bytes]) -> Start:
+    """Read the first bytes of an array; the stream is then at its values."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return Start(*np.lib.format.read_array_header_1_0(stream))
+    return Start(*np.lib.format.read_array_header_2_0(stream))
+
+
+def rows(stream: IO[bytes], about: Start, many: int) -> Iterator[np.ndarray]:
+    """Read the values of an array in C order, `many` rows at a time -> (n, ...).
+
+    Raises:
+        EOFError: there are fewer values than the start says.
+    """
+    n, *one = about.shape
+    for first in range(0, n, many):
+        found = np.empty((min(many, n - first), *one), about.dtype)
+        into = found.reshape(-1).view(np.uint8)
+        if stream.readinto(into.data) != into.size:  # type: ignore[attr-defined]
+            raise EOFError("it ends early")
+        yield found
+
+
+def at_a_time(shape: tuple[int, ...], itemsize: int, batch: int = 1) -> int:
+    """How many rows of an array to read at a time: `PIECE` bytes of them, in whole batches.
+
+    Args:
+        shape: of the array, (N, ...).
+        itemsize: bytes of a value.
+        batch: rows that are used together.
+    """
+    return batch * max(1, PIECE // max(1, batch * math.prod(shape[1:]) * itemsize))
