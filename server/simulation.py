@@ -19,7 +19,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedda import models
-from fedda.data import Description, describe, domains
+from fedda.data import Description, Reading, describe, domains
 from fedda.errors import RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
@@ -158,7 +158,7 @@ def simulate(
 def rehearse(
     config: RunConfig,
     sites: Sequence[Mapping[str, Any]],
-    describe: Callable[[str, Role], Description] = describe,
+    describe: Callable[[str, Role, Reading], Description] = describe,
 ) -> None:
     """Read the sites' data, form their roster and rehearse an exchange of gradients.
 
@@ -178,7 +178,9 @@ def rehearse(
     """
     start = start_of(config)
     offer = load("clients", "site.memory").offer
-    offers = (offer(s["role"], s["name"], describe(s["data"], s["role"])) for s in sites)
+    offers = (
+        offer(s["role"], s["name"], describe(s["data"], s["role"], _reading(s))) for s in sites
+    )
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
     wanted = models.inputs(config.input, config.model)
     members = roster.form(nodes, wanted, run.classes_without_sources(config, start))
@@ -186,6 +188,11 @@ def rehearse(
     _identify()
     for method, aim in product(config.trainings, members.aims(config.run.target)):
         rehearse_exchange(config, method, aim)
+
+
+def _reading(site: Mapping[str, Any]) -> Reading:
+    """What a site says of its own files."""
+    return Reading.of(site.get("split", ""), site.get("gray-bits", "auto"))
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:

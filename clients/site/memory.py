@@ -42,7 +42,8 @@ class Site:
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
             gradient, in multiples of its largest norm), test-noise (on each number of a test, in
             multiples of its largest value), server (the host that this site dials), cache (auto,
-            memory or disk: where decoded images are kept), weights (its own file of a frozen
+            memory or disk: where decoded images are kept), split and gray-bits (what it says of its
+            files, `data.Reading`), weights (its own file of a frozen
             network's weights), features-dir (where its features are kept) and reproducible (true:
             images are divided into blocks by the site's name, not by chance).
     """
@@ -61,6 +62,9 @@ class Site:
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         folder = self.state_dir / self.name / "cache" if self.state_dir else None
         self.cache = data.Cache.of(str(node.get("cache", "auto")), folder)
+        self.reading = data.Reading.of(
+            str(node.get("split", "")), str(node.get("gray-bits", "auto"))
+        )
         # Without a folder to keep the division in, it must be the same after a restart.
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
         if self.reproducible and self.device.type == "cuda":
@@ -107,7 +111,7 @@ class Site:
 
     def offer(self) -> dict[str, Any]:
         """What this site brings to a run: the only facts about its data that leave it."""
-        described = data.describe(self.path, self.role)
+        described = data.describe(self.path, self.role, self.reading)
         if described != self._described:  # the data have changed: those in memory are out of date
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
             self.frozen.forget()
@@ -137,7 +141,7 @@ class Site:
             ConfigError: the site has too few images for a block.
         """
         if self._blocks is None:
-            images = data.identities(self.path, self.role)
+            images = data.identities(self.path, self.role, self.reading)
             least = min(self.min_images, len(images)) if self._lenient else self.min_images
             least = max(least, 2)  # BatchNorm cannot learn from one image
             if self.reproducible:
@@ -171,7 +175,8 @@ class Site:
     def _form(self, shape: tuple[int, ...], resize: data.Resize) -> dict[str, Any]:
         """How images are converted; vectors do not change."""
         channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
-        return {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
+        form = {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
+        return form | {"reading": self.reading}
 
     def evaluation(
         self, shape: tuple[int, ...], classes: tuple[str, ...], resize: data.Resize = "stretch"

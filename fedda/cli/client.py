@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
@@ -154,6 +155,8 @@ def client(
             "memory). The last four sets are kept."
         ),
     ] = "auto",
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -224,6 +227,8 @@ def client(
             "notes": not no_notes,
             "exchange-hosts": ",".join(exchange_host or ()),
             "cache": cache,
+            "split": split,
+            "gray-bits": gray_bits,
             "audited": True,
         }
         if threads is not None:
@@ -241,7 +246,9 @@ def client(
         # All values are read once: a site whose data cannot be used must not hold up a run. Files
         # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
-            summary = _summary(verify(data, role, progress, known=state / "verified"))
+            reading = reading_of(split, gray_bits)
+            checked = verify(data, role, progress, known=state / "verified", reading=reading)
+            summary = _summary(checked)
         typer.echo(summary)
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
@@ -336,6 +343,8 @@ def _summary(description: "Description") -> str:
         parts.append(f"{len(description.classes)} classes: {', '.join(description.classes[:12])}")
     tests = f"{description.test} labelled test examples" if description.test else "no test set"
     parts.append(tests)
+    if description.gray:
+        parts.append(f"gray values {description.gray}")
     lines = [f"{description.path} as a {description.role}: {'; '.join(parts)}"]
     return "\n".join(lines + [f"warning: {text}" for text in description.warnings])
 

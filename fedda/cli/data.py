@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.benchmarks import Benchmark, Result
@@ -213,8 +214,8 @@ def import_(
     _print_result(done)
 
 
-@app.command()
-def split(
+@app.command("split")
+def split_(
     table: Annotated[
         Path, typer.Argument(metavar="TABLE", help="A CSV or parquet table, or a folder of them.")
     ],
@@ -224,21 +225,32 @@ def split(
     by: Annotated[
         str, typer.Option(metavar="COLUMN", help="The column that names each row's site.")
     ] = "domain",
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The split whose rows become the sites' training images. Rows of the split test "
+            "become their test images, those of other splits are left out. Default: train.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Cut one table of images into one folder per site.
 
     The table has a row per image and the columns path, label and optionally split (train or test),
-    or it is a parquet data set of Hugging Face with the columns image and label. A CSV table's
-    sites refer to the same image files.
+    or it is a data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns
+    image and label. A CSV table's sites refer to the same image files.
 
       fedda data split ./pacs.csv ./pacs --by domain
+
+      fedda data split ./saved-by-datasets ./sites --by scanner --split validation
 
       fedda run kd3a --simulate ./pacs --target sketch -c input.size=224
     """
     from fedda.data.table import split as cut
 
     with clear_exit():
-        for site, rows in cut(table, out, by).items():
+        for site, rows in cut(table, out, by, split).items():
             typer.echo(f"{out / site}: {rows} images")
 
 
@@ -247,6 +259,8 @@ def check(
     path: DataPath,
     role: RoleOption = "source",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Read all data in DIR once and show how a run would understand them.
 
@@ -259,25 +273,31 @@ def check(
       an .npz or .h5 file with x_train, y_train, x_test, y_test, or x, y,
 
       a table of images, .csv or .parquet, with the columns path, label and optionally split; or a
-      parquet data set of Hugging Face with the columns image and label.
+      data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns image
+      and label.
 
     Images are png, jpg, bmp, webp or tif. They are turned upright as EXIF says, 16 bits of gray
-    become 8 (0 to 65535 become 0 to 255), transparent parts become white, and animations and files
-    of several pages are refused. If a run could not use the data, the command says why and
-    ends with exit code 1.
+    become 8 (0 to 65535 become 0 to 255, unless --gray-bits says that fewer bits are used),
+    transparent parts become white, and animations and files of several pages are refused. If a
+    run could not use the data, the command says why and ends with exit code 1.
 
       fedda data check ./clinic-a
 
       fedda data check ./clinic-b --role target --json
+
+      fedda data check ./scans --gray-bits 12
+
+      fedda data check ./saved-by-datasets --split validation
     """
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        description = verify(path, role, progress)
+        reading = reading_of(split, gray_bits)
+        description = verify(path, role, progress, reading=reading)
     if as_json:
         typer.echo(json.dumps(description.to_json(), indent=2))
     else:
-        _print(description)
+        _print(description, split)
 
 
 @app.command()
@@ -290,6 +310,8 @@ def show(
     per_class: Annotated[
         int, typer.Option(min=1, max=50, help="Images per class; for a target, rows of images.")
     ] = 10,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
 
@@ -301,12 +323,18 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        description = describe(path, role)
+        reading, odd = reading_of(split, gray_bits), list[str]()
+        description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target
         with _bar() as progress:
-            dataset = load(path, size=_SHEET_SIZE if mixed else 0, progress=progress)
+            size = _SHEET_SIZE if mixed else 0
+            dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
         typer.echo(contact_sheet(dataset, out, per_class))
+    if description.gray:
+        typer.echo(f"gray values {description.gray}")
+    for warning in odd:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _degrees(angles: str) -> tuple[int, ...]:
@@ -329,9 +357,9 @@ def _bar(doing: str = "reading") -> "Iterator[Progress]":
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print(description: "Description") -> None:
+def _print(description: "Description", split: str) -> None:
     table = Table(show_header=False)
-    for name, value in _rows(description):
+    for name, value in _rows(description, split):
         table.add_row(name, escape(value))
     console = Console()
     heading = f"{description.path} as a {description.role}"
@@ -341,15 +369,18 @@ def _print(description: "Description") -> None:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _rows(description: "Description") -> Iterator[tuple[str, str]]:
+def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
     if description.kind == "vector":
         yield "examples", f"vectors of {description.shape[0]} numbers"
     else:
         channels, height, width = description.shape
         size = f"{width} x {height} pixels" if width else "of several sizes (set input.size)"
         yield "examples", f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
+    if description.gray:
+        yield "gray values", description.gray
     labels = "with labels" if description.role == "source" else "labels, if any, are not read"
-    yield "training", f"{description.train} ({labels})"
+    part = f"the split {split}, " if split else ""
+    yield "training", f"{description.train} ({part}{labels})"
     tests = (
         f"{description.test} (with labels)"
         if description.test

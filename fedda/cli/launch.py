@@ -44,6 +44,8 @@ class Launch:
     server: str = ""
     superlink: str = ""
     ca: str = ""
+    split: str = ""
+    gray_bits: str = "auto"
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
@@ -124,7 +126,9 @@ def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
 
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    sites = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
+    said = {"split": launch.split, "gray-bits": launch.gray_bits}
+    found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
+    sites = [site | said for site in found]
     local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
     journal = journals.Journal(folder / JOURNAL, display)
     with journal.ending():

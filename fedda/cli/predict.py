@@ -6,14 +6,18 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
+
+if TYPE_CHECKING:
+    from fedda.data import Reading
 
 
 def predict(
@@ -35,13 +39,16 @@ def predict(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
     Each image in DIR and its subfolders, or each row of an .npz file, gets one row: its path within
     DIR or its row number; the likeliest class and its probability; then the probability of every
     class, in the columns p_CLASS. Images are converted to the size and colours that the model was
-    trained with.
+    trained with; give --gray-bits as at the sites that trained it. With --split, only this part of
+    DIR is read.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
@@ -50,7 +57,7 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             typer.echo(f"warning: {text}", err=True)
-        rows = table(model_file(model), data, batch, device)
+        rows = table(model_file(model), data, batch, device, reading_of(split, gray_bits))
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return
@@ -65,7 +72,9 @@ def predict(
         typer.echo(f"{out}: {count} predictions")
 
 
-def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str]]:
+def table(
+    model: Path, data: Path, batch: int, device: str, reading: "Reading | None" = None
+) -> Iterator[list[str]]:
     """Yield the rows of the CSV, the heading first.
 
     Raises:
@@ -74,12 +83,12 @@ def table(model: Path, data: Path, batch: int, device: str) -> Iterator[list[str
         ConfigError: this machine does not have the device.
     """
     from fedda import models
-    from fedda.data import stream  # torch takes seconds to import, and --help should not
+    from fedda.data import Reading, stream  # torch takes seconds to import, and --help should not
 
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
     # The first batch is read before the heading is written: an error leaves an empty output.
-    batches = stream(data, about.shape, batch, about.resize)
+    batches = stream(data, about.shape, batch, about.resize, reading or Reading())
     first = next(batches)
     yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
     for names, examples in chain([first], batches):

@@ -9,6 +9,7 @@ import typer
 
 from fedda import plugins
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption
 from fedda.cli.launch import LAUNCH, Launch, apart, begun, on_terminate, perform
 from fedda.errors import ConfigError, RunError
 from fedda.ops.lock import alone, holder, still_going_on
@@ -16,7 +17,7 @@ from fedda.results import read
 from fedda.settings import RunConfig, overrides, presets
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
-LOCAL, REMOTE = ("engine", "poison", "threads"), ("server", "superlink", "ca")
+LOCAL, REMOTE = ("engine", "poison", "threads", "split", "gray_bits"), ("server", "superlink", "ca")
 INSTEAD = {
     "method": "the argument METHOD",
     "run.dir": "--dir",
@@ -98,6 +99,8 @@ def run(
             "same bits only with the same number.",
         ),
     ] = 1,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
     server: Annotated[
         Path,
         typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
@@ -168,6 +171,8 @@ def run(
                 str(server.absolute()),
                 superlink,
                 str(ca.absolute()) if ca else "",
+                split,
+                gray_bits,
             )
         config = RunConfig.parse(flat)
         folder = Path(config.run.dir) / config.run.name

@@ -2,7 +2,7 @@
 
 from fedda.data.batchwise import stream
 from fedda.data.cache import Cache
-from fedda.data.form import Resize
+from fedda.data.form import Reading, Resize
 from fedda.data.load import (
     describe,
     domains,
@@ -30,6 +30,7 @@ __all__ = [
     "Examples",
     "Labelled",
     "Reader",
+    "Reading",
     "Resize",
     "Role",
     "Unlabelled",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedda.data.cache import key_of
-from fedda.data.form import Form
+from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
@@ -17,25 +17,31 @@ from fedda.errors import DataError
 
 
 class ArrayFile:
-    """One site's .npz or HDF5 file."""
+    """One site's .npz or HDF5 file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        reading: as the site says; its `split` S trains on `x_S` and `y_S`.
+    """
+
+    def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
+        self._split = reading.split
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         with opened(self.path) as npz:
-            x = _train(npz)
+            x = _train(npz, self._split)
             y, classes = _source_labels(npz, x)
             _source_test_labels(npz, x, classes)
             return Labelled(_read(npz, x, form, progress), y, classes)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         with opened(self.path) as npz:
-            return Unlabelled(_read(npz, _train(npz), form, progress))
+            return Unlabelled(_read(npz, _train(npz, self._split), form, progress))
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         with opened(self.path) as npz:
-            y = _test_labels(npz, _train(npz))
+            y = _test_labels(npz, _train(npz, self._split))
             if y is None:
                 return None
             classes = npz.classes("y_test", y)
@@ -44,7 +50,7 @@ class ArrayFile:
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the training examples; a source's cover their class, too."""
         with opened(self.path) as npz:
-            x = _train(npz)
+            x = _train(npz, self._split)
             y, classes = _source_labels(npz, x) if role == "source" else (None, ())
             found: list[bytes] = []
             for some in npz.examples(x):
@@ -60,7 +66,7 @@ class ArrayFile:
             DataError: the file is damaged, or a value is not finite.
         """
         with opened(self.path) as npz:
-            x = _train(npz)
+            x = _train(npz, self._split)
             for name in (x,) if _test_labels(npz, x) is None else (x, "x_test"):
                 n, done = npz.shape(name)[0], 0
                 for some in npz.examples(name):
@@ -71,7 +77,7 @@ class ArrayFile:
     def describe(self, role: Role) -> Description:
         warnings = []
         with opened(self.path) as npz:
-            x = _train(npz)
+            x = _train(npz, self._split)
             n, *shape = npz.shape(x)
             counts: dict[str, int] = {}
             if role == "source":
@@ -88,7 +94,7 @@ class ArrayFile:
             else:
                 y_test = _test_labels(npz, x)
                 classes = () if y_test is None else npz.classes("y_test", y_test)
-            if npz.has("x_test"):
+            if npz.has("x_test") and x != "x_test":
                 warnings += _test_warnings(npz, (n, *shape))
             used = {"classes", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
             if unused := [key for key in npz.keys if key not in used]:
@@ -136,8 +142,15 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
     return whole
 
 
-def _train(npz: Npz) -> str:
-    """The name of the array of training examples, "x_train" or "x"."""
+def _train(npz: Npz, split: str) -> str:
+    """The name of the array of training examples: "x_train" or "x", or that of the split."""
+    if split and npz.has(f"x_{split}"):
+        return f"x_{split}"
+    if split:
+        raise DataError(
+            f"{npz.path} has no array x_{split} (found: {listed(npz.keys, 12)}): give --split "
+            f"the name of another split, or leave it out"
+        )
     names = [x for x in ("x_train", "x") if npz.has(x)]
     if len(names) == 1:
         return names[0]
@@ -167,7 +180,7 @@ def _source_labels(npz: Npz, x: str) -> tuple[torch.Tensor, tuple[str, ...]]:
 
 def _test_labels(npz: Npz, x: str) -> torch.Tensor | None:
     """The test labels, or None without a labelled test set; another shape is refused."""
-    if not npz.has("x_test") or "y_test" not in npz.keys:
+    if x == "x_test" or not npz.has("x_test") or "y_test" not in npz.keys:
         return None
     train, test = npz.shape(x)[1:], npz.shape("x_test")[1:]
     if len(train) != len(test) or (len(train) == 1 and train != test):

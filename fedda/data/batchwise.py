@@ -1,10 +1,11 @@
 """Examples for a trained model: all at a path, with their names, in a fixed order, in batches."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fedda.data.array_file import ArrayFile
-from fedda.data.form import Form, Resize
+from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
@@ -21,7 +22,11 @@ _ARRAYS = ("x_train", "x_test", "x")
 
 
 def stream(
-    path: str | Path, shape: tuple[int, ...], batch: int, resize: Resize = "stretch"
+    path: str | Path,
+    shape: tuple[int, ...],
+    batch: int,
+    resize: Resize = "stretch",
+    reading: Reading = AS_IT_IS,
 ) -> Iterator[Named]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
@@ -36,22 +41,29 @@ def stream(
         shape: of one example, (channels, H, W) or (d,). Images are converted to it as in a run.
         batch: examples at a time.
         resize: how images come to the model's size, `stretch` or `crop`.
+        reading: what is said of the files. With a split, only its examples are read.
 
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
     """
-    site = open_site(path)
+    site = open_site(path, reading)
     if isinstance(site, ArrayFile):
-        yield from _rows(site.path, shape, batch, resize)
+        only = (f"x_{reading.split}",) if reading.split else _ARRAYS
+        yield from _rows(site.path, only, shape, batch, resize)
     elif isinstance(site, ImageFolder):
-        yield from _images(site, shape, batch, resize)
+        folder = site.path / reading.split
+        form = Form(resize=resize, gray_bits=reading.gray_bits)
+        yield from _images(folder, shape, batch, form)
     else:
-        yield from _others(site, Path(path), shape, batch, resize)
+        form = Form(resize=resize, gray_bits=reading.gray_bits)
+        yield from _others(site, Path(path), shape, batch, form)
 
 
-def _rows(path: Path, shape: tuple[int, ...], batch: int, resize: Resize) -> Iterator[Named]:
+def _rows(
+    path: Path, names: tuple[str, ...], shape: tuple[int, ...], batch: int, resize: Resize
+) -> Iterator[Named]:
     with opened(path) as npz:
-        arrays = [x for x in _ARRAYS if npz.has(x)]
+        arrays = [x for x in names if npz.has(x)]
         if not arrays:
             raise DataError(
                 f"{path} has no examples; found: {listed(npz.keys, 12) or 'nothing'}; needed: "
@@ -62,35 +74,37 @@ def _rows(path: Path, shape: tuple[int, ...], batch: int, resize: Resize) -> Ite
         for x in arrays:
             prefix, start = f"{x}/" if len(arrays) > 1 else "", 0
             for rows in (rows for some in npz.examples(x, batch) for rows in some.split(batch)):
-                names = [f"{prefix}{start + i}" for i in range(len(rows))]
+                yield (
+                    [f"{prefix}{start + i}" for i in range(len(rows))],
+                    _fitted(Unlabelled(rows), shape, resize),
+                )
                 start += len(rows)
-                yield names, _fitted(Unlabelled(rows), shape, resize)
 
 
-def _images(
-    site: ImageFolder, shape: tuple[int, ...], batch: int, resize: Resize
-) -> Iterator[Named]:
-    files = list(_walk(site.path))
+def _images(folder: Path, shape: tuple[int, ...], batch: int, form: Form) -> Iterator[Named]:
+    files = list(_walk(folder))
     if not files:
         raise DataError(
-            f"{site.path} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"
+            f"{folder} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"
         )
-    _check(f"{site.path} holds", (3, 0, 0), shape)
+    _check(f"{folder} holds", (3, 0, 0), shape)
     channels, height, width = shape
+    # Images are resized to squares only; for a model of another shape they must have its size.
+    form = replace(form, channels=channels, size=height if height == width else 0)
+    form = replace(form, notice=lambda _: None)  # a batch says little about the whole set
     for start in range(0, len(files), batch):
         chunk = files[start : start + batch]
-        # Images are resized to squares only; for a model of another shape they must have its size.
-        x = read_images(chunk, Form(channels, height if height == width else 0, resize), None)
-        names = [file.relative_to(site.path).as_posix() for file in chunk]
+        x = read_images(chunk, form, None)
+        names = [file.relative_to(folder).as_posix() for file in chunk]
         yield names, _fitted(Unlabelled(x), shape)
 
 
 def _others(
-    site: Checked | Table, path: Path, shape: tuple[int, ...], batch: int, resize: Resize
+    site: Checked | Table, path: Path, shape: tuple[int, ...], batch: int, form: Form
 ) -> Iterator[Named]:
     _check(f"{path} holds", site.describe("target").shape, shape)
     channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
-    form = Form(channels, height if height == width else 0, resize)
+    form = replace(form, channels=channels, size=height if height == width else 0)
     examples, start = site.target(form, None), 0
     for rows in examples.x.split(batch):
         names = [str(start + i) for i in range(len(rows))]

@@ -1,7 +1,10 @@
 """The form in which a run wants a site's images: channels, size, and how they are resized."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from fedda.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedda.data.cache import Cache
@@ -10,6 +13,45 @@ Resize = Literal["stretch", "crop"]
 
 # torchvision evaluates on ImageNet at 224 pixels from the middle of images of 256.
 _CROPPED_FROM = 256 / 224
+
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a site says of its own files, for every command that reads them.
+
+    Attributes:
+        split: the part of the data to train on; empty for `train`, or for all where there are no
+            parts. The part `test` is for testing, unless it is the one to train on.
+        gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
+            white. 0: as many as each file stores (`fedda.data.depth`).
+    """
+
+    split: str = ""
+    gray_bits: int = 0
+
+    @classmethod
+    def of(cls, split: str = "", gray_bits: int | str = AUTO) -> "Reading":
+        """The same from what a person wrote.
+
+        Args:
+            split: a name, or nothing.
+            gray_bits: 8 to 16, or auto.
+
+        Raises:
+            ConfigError: it is neither, or no split can have this name.
+        """
+        text = str(gray_bits)
+        if text != AUTO and not (text.isdecimal() and 8 <= int(text) <= 16):
+            raise ConfigError(f"--gray-bits is {text!r}; give 8 to 16, or auto.")
+        if split.startswith((".", "-")) or "/" in split:
+            raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
+        return cls(split, 0 if text == AUTO else int(text))
+
+
+AS_IT_IS = Reading()
 
 
 @dataclass(frozen=True)
@@ -23,12 +65,17 @@ class Form:
             torchvision's evaluation on ImageNet: the shorter side becomes size * 256 / 224 pixels,
             then the square in the middle is kept. Without a size nothing is resized.
         cache: where decoded images are kept on disk; None keeps them in memory.
+        gray_bits: as a site says (`Reading`).
+        notice: called with a sentence about images that look odd once all are decoded; None
+            writes it to the log.
     """
 
     channels: int = 0
     size: int = 0
     resize: Resize = "stretch"
     cache: "Cache | None" = None
+    gray_bits: int = 0
+    notice: Callable[[str], object] | None = None
 
 
 def scaled(width: int, height: int, size: int) -> tuple[int, int]:

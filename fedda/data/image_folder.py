@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedda.data.form import Form
+from fedda.data.depth import in_words
+from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.pixels import EXTENSIONS, digest, read_images, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.errors import DataError
@@ -27,13 +28,30 @@ class Listing(NamedTuple):
 
 
 class ImageFolder:
-    """One site's folder of images; `warnings` collects what reading it passed over."""
+    """One site's folder of images; `warnings` collects what reading it passed over.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        reading: as the site says; `split` is the folder in it to train on instead of `train`.
+
+    Raises:
+        DataError: there is no such folder in it.
+    """
+
+    def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
         self.warnings: list[str] = []
+        self._gray_bits = reading.gray_bits
         self._test = path / "test"
-        self._train = path / "train" if (path / "train").is_dir() else path
+        self._train = path / (reading.split or "train")
+        if reading.split and not self._train.is_dir():
+            names = listed([folder.name for folder in listing(path).folders], 12) or "no folder"
+            raise DataError(
+                f"{path} has no split {reading.split} ({names}): give --split the name of a "
+                f"folder in it, or leave --split out"
+            )
+        if not self._train.is_dir():
+            self._train = path
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         files = self._source_files()
@@ -70,22 +88,26 @@ class ImageFolder:
             counts, train, test = {}, self._target_files(), self._test_files()
         if self._train != self.path:
             unused = [f for f in listing(self.path).folders if f not in (self._train, self._test)]
-            self._warn_passed_over(self.path, unused, "folders beside train/ and test/")
+            used = " and ".join(f"{each}/" for each in dict.fromkeys((self._train.name, "test")))
+            self._warn_passed_over(self.path, unused, f"folders beside {used}")
+        shape, gray = self._survey(train, [file for files in test.values() for file in files])
         if len(counts) == 1:
             self.warnings.append(f"there is one class only: {next(iter(counts))}")
         return Description(
             path=self.path,
             role=role,
             kind="image",
-            shape=self._survey(train, [file for files in test.values() for file in files]),
+            shape=shape,
             train=len(train),
             test=sum(map(len, test.values())),
             classes=tuple(counts or test),
             counts=counts,
             warnings=tuple(dict.fromkeys(self.warnings)),
+            gray=gray,
         )
 
-    def _survey(self, train: list[Path], test: list[Path]) -> tuple[int, int, int]:
+    def _survey(self, train: list[Path], test: list[Path]) -> tuple[tuple[int, int, int], str]:
+        """The shape of an image, and what happens to gray of more than 8 bits."""
         training = survey(train)
         if training.mixed:
             self.warnings.append(training.mixed)
@@ -99,7 +121,7 @@ class ImageFolder:
                 f"test images are {_sizes(testing.shape)} and training images "
                 f"{_sizes(training.shape)}: a run needs input.channels and input.size to use both"
             )
-        return training.shape
+        return training.shape, in_words({*training.bits}, self._gray_bits)
 
     def _source_files(self) -> ByClass:
         if self._train == self.path and self._test.is_dir():
@@ -143,7 +165,7 @@ class ImageFolder:
 
     def _test_files(self) -> ByClass:
         """The test images by class; empty without a labelled test set."""
-        if not self._test.is_dir():
+        if not self._test.is_dir() or self._test == self._train:
             return {}
         inside = listing(self._test)
         if not inside.folders:

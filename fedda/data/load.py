@@ -1,8 +1,9 @@
 """From the path a site gives to its training set, its test set and a description of both."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -10,12 +11,15 @@ from fedda import __version__
 from fedda.data import hdf5
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
-from fedda.data.form import Form, Resize
+from fedda.data.columns import ENDINGS, parts_of
+from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.reader import Checked, added
 from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
-from fedda.data.table import Table, parts_of
+from fedda.data.table import Table
 from fedda.errors import ConfigError, DataError, RunError
+
+Notice = Callable[[str], object] | None
 
 
 def load_source(
@@ -26,12 +30,15 @@ def load_source(
     resize: Resize = "stretch",
     cache: Cache | None = None,
     progress: Progress | None = None,
+    reading: Reading = AS_IT_IS,
+    notice: Notice = None,
 ) -> Labelled:
     """A source's training set, with its labels.
 
     Args:
         path: an image folder, an .npz file, a folder that holds exactly one .npz file, an HDF5
-            file, a table of images, or what a reader of another package takes.
+            file, a table of images, a data set that Hugging Face's `datasets` saved, or what a
+            reader of another package takes.
         channels: 1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads
             a folder as grayscale if all its images are, else as colour.
         size: pixels per side, to which images are resized. 0 leaves them as they are, which needs
@@ -39,8 +46,12 @@ def load_source(
         resize: how: `stretch` or `crop` (`fedda.data.form.Form`).
         cache: where the decoded examples of a large set stay on disk; by default in memory.
         progress: called with the number of images read so far and the number of all.
+        reading: what the site says of its own files: the split to train on, and how many bits of
+            gray are significant.
+        notice: called with a sentence about images that look odd; by default it is logged.
     """
-    return open_site(path).source(Form(channels, size, resize, cache), progress)
+    form = Form(channels, size, resize, cache, reading.gray_bits, notice)
+    return open_site(path, reading).source(form, progress)
 
 
 def load_target(
@@ -51,13 +62,16 @@ def load_target(
     resize: Resize = "stretch",
     cache: Cache | None = None,
     progress: Progress | None = None,
+    reading: Reading = AS_IT_IS,
+    notice: Notice = None,
 ) -> Unlabelled:
     """A target's training set: no label is read, not even where there are some.
 
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    return open_site(path).target(Form(channels, size, resize, cache), progress)
+    form = Form(channels, size, resize, cache, reading.gray_bits, notice)
+    return open_site(path, reading).target(form, progress)
 
 
 def load_evaluation(
@@ -69,6 +83,7 @@ def load_evaluation(
     resize: Resize = "stretch",
     cache: Cache | None = None,
     progress: Progress | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> Labelled | None:
     """The labelled test set of a site of either role, or None if it has none.
 
@@ -82,23 +97,29 @@ def load_evaluation(
         resize: as in `load_source`.
         cache: as in `load_source`.
         progress: as in `load_source`.
+        reading: as in `load_source`.
     """
-    test = open_site(path).evaluation(Form(channels, size, resize, cache), progress)
+    form = Form(channels, size, resize, cache, reading.gray_bits)
+    test = open_site(path, reading).evaluation(form, progress)
     return align(test, classes) if test is not None and classes else test
 
 
-def describe(path: str | Path, role: Role) -> Description:
+def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Description:
     """What is at `path`, from file names, image headers and labels, without decoding an image.
 
     A target's training labels are not read here either.
     """
     if role not in get_args(Role):
         raise ConfigError(f"the role {role!r} is unknown: give source or target")
-    return open_site(path).describe(role)
+    return open_site(path, reading).describe(role)
 
 
 def verify(
-    path: str | Path, role: Role, progress: Progress | None = None, known: Path | None = None
+    path: str | Path,
+    role: Role,
+    progress: Progress | None = None,
+    known: Path | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> Description:
     """`describe`, after reading every value once: finds damaged images and values not finite.
 
@@ -108,19 +129,23 @@ def verify(
         progress: called with how many images were read, and of how many.
         known: a file that notes which files were found good. If none of them has changed since,
             their values are not read again.
+        reading: what the site says of its own files.
     """
-    found = describe(path, role)
-    state = _state(Path(path), role) if known else ""
+    found = describe(path, role, reading)
+    state = _state(Path(path), role, reading) if known else ""
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
-    site = open_site(path)
+    site, odd = open_site(path, reading), list[str]()
     if isinstance(site, ArrayFile):
         site.check(progress)
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
-        form = Form(size=8 if found.kind == "image" and found.path.is_dir() else 0)
+        size = 8 if found.kind == "image" and found.path.is_dir() else 0
+        form = Form(size=size, gray_bits=reading.gray_bits, notice=odd.append)
         site.source(form, progress) if role == "source" else site.target(form, progress)
         site.evaluation(form, progress)
+    if odd:  # it is said again at the next start, so the files are not noted as good
+        return replace(found, warnings=(*found.warnings, odd[0]))
     if known and state:
         with suppress(OSError):  # a full disk costs time at the next start
             known.parent.mkdir(parents=True, exist_ok=True)
@@ -128,28 +153,31 @@ def verify(
     return found
 
 
-def _state(path: Path, role: Role) -> str:
+def _state(path: Path, role: Role, reading: Reading) -> str:
     """A digest of names, sizes and times of all files; empty for tables, which name other files."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    if any(file.suffix.lower() in (".csv", ".parquet") for file in files):
+    if any(file.suffix.lower() in ENDINGS for file in files):
         return ""
-    total = hashlib.blake2b(f"{__version__} {role} {path.absolute()}".encode(), digest_size=DIGEST)
+    about = f"{__version__} {role} {reading} {path.absolute()}"
+    total = hashlib.blake2b(about.encode(), digest_size=DIGEST)
     for file in files:
-        about = file.stat()
-        total.update(f"\n{file} {about.st_size} {about.st_mtime_ns}".encode())
+        its = file.stat()
+        total.update(f"\n{file} {its.st_size} {its.st_mtime_ns}".encode())
     return total.hexdigest()
 
 
-def identities(path: str | Path, role: Role) -> list[bytes]:
+def identities(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> list[bytes]:
     """A digest of each training example, in their order: it tells whether two are the same.
 
     It does not depend on the shape that a run wants. A source's digests cover the labels, too; a
     target's labels are not read.
     """
-    return open_site(path).identities(role)
+    return open_site(path, reading).identities(role)
 
 
-def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder | Table:
+def open_site(
+    path: str | Path, reading: Reading = AS_IT_IS
+) -> ArrayFile | Checked | ImageFolder | Table:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
     if not path.exists():
@@ -157,13 +185,18 @@ def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder | Table:
             f"{path} does not exist: give a folder of images, an .npz file, or a folder with one"
         )
     if path.is_file() and path.suffix.lower() == ".npz":
-        return ArrayFile(path)
+        return ArrayFile(path, reading)
     if (reader := added(path)) is not None:
+        if reading.split:
+            raise DataError(
+                f"{path} is read by a reader of another package, which knows no splits: leave "
+                f"--split out"
+            )
         return reader
     if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
-        return ArrayFile(path)
-    if parts_of(path):
-        return Table(path)
+        return ArrayFile(path, reading)
+    if parts_of(path, reading.split):
+        return Table(path, reading)
     if path.is_file():
         raise DataError(
             f"{path} is neither a folder nor an .npz file, nor a table of images (.csv, .parquet) "
@@ -179,7 +212,7 @@ def open_site(path: str | Path) -> ArrayFile | Checked | ImageFolder | Table:
             f"{path} holds {len(archives)} .npz files ({listed([p.name for p in archives])}): "
             f"name the one to use, for example {archives[0]}"
         )
-    return ArrayFile(archives[0]) if archives else ImageFolder(path)
+    return ArrayFile(archives[0], reading) if archives else ImageFolder(path, reading)
 
 
 def domains(root: Path) -> dict[str, Path]:

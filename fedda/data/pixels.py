@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedda.data import depth
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.sets import DIGEST, Progress
 from fedda.errors import DataError
 
+logger = logging.getLogger("fedda.data")
+
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
 
-_DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})  # 16 bits of gray
-_GRAY = frozenset({"1", "L", "LA", "La"}) | _DEEP
+_GRAY = frozenset({"1", "L", "LA", "La"}) | (depth.DEEP - {"I"})
 _COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"})
 _PAGED = frozenset({"PNG", "WEBP", "TIFF"})  # formats that may hold several images
 _ORIENTATION = 0x0112
@@ -60,13 +63,22 @@ class Header(NamedTuple):
     width: int
     height: int
     channels: int
+    bits: int  # of gray, 8 to 16
+
+
+class Decoded(NamedTuple):
+    """Pixels uint8 (channels, H, W), and how bright they were if the file has more bits."""
+
+    pixels: np.ndarray
+    light: depth.Light | None
 
 
 class Survey(NamedTuple):
-    """The sizes and channel counts that occur in many files, each with one file as example."""
+    """Sizes, channel counts and depths that occur in many files, each with one as example."""
 
     sizes: dict[tuple[int, int], Path | Encoded]
     channels: dict[int, Path | Encoded]
+    bits: dict[int, Path | Encoded]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -89,10 +101,11 @@ class Survey(NamedTuple):
 
 def survey(files: Sequence[Path | Encoded]) -> Survey:
     """Read every file's header, not its pixels."""
-    seen = Survey({}, {})
+    seen = Survey({}, {}, {})
     for file, head in zip(files, _each(_header, files), strict=True):
         seen.sizes.setdefault((head.width, head.height), file)
         seen.channels.setdefault(head.channels, file)
+        seen.bits.setdefault(head.bits, file)
     return seen
 
 
@@ -113,16 +126,25 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
     shape = (len(files), channels, height, width)
 
     def images() -> Iterator[np.ndarray]:
-        decode = partial(_pixels, channels=channels, size=form.size, resize=form.resize)
-        for i, image in enumerate(_each(decode, files)):
+        decode = partial(
+            _pixels,
+            channels=channels,
+            size=form.size,
+            resize=form.resize,
+            gray_bits=form.gray_bits,
+        )
+        seen = depth.Brightness()
+        for i, (image, light) in enumerate(_each(decode, files)):
+            seen.add(light)
             if image.shape != shape[1:]:  # decoded, it has another size than its header says
                 raise DataError(f"{files[i]} is not of the size that its header states: remove it")
             yield image
             if progress:
                 progress(i + 1, len(files))
+        seen.report(form.notice or logger.warning)
 
     if form.cache is not None and form.cache.takes(shape):
-        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize)
+        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize, form.gray_bits)
         found = form.cache.find(key, shape)
         return form.cache.make(key, shape, images()) if found is None else found
     x = torch.empty(shape, dtype=torch.uint8)
@@ -179,21 +201,25 @@ def _header(file: Path | Encoded) -> Header:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        return Header(width, height, 1 if image.mode in _GRAY | {"I"} else 3)
+        channels = 1 if image.mode in _GRAY | {"I"} else 3
+        return Header(width, height, channels, depth.stored(image))
 
 
-def _pixels(file: Path | Encoded, channels: int, size: int, resize: Resize) -> np.ndarray:
-    """Decode one file and turn it upright -> uint8 (channels, H, W)."""
+def _pixels(
+    file: Path | Encoded, channels: int, size: int, resize: Resize, gray_bits: int
+) -> Decoded:
+    """Decode one file and turn it upright."""
     with _opened(file) as image:
         turn = _UPRIGHT.get(_orientation(image))
-        image = _on_white(_shallow(image))
+        image, light = depth.shallow(image, file, gray_bits)
+        image = _on_white(image)
         if channels == 1 and image.mode not in _GRAY:
             image = image.convert("RGB")
         image = image.convert("L" if channels == 1 else "RGB")
         if turn is not None:
             image = image.transpose(turn)
         array = np.asarray(_resized(image, size, resize) if size else image)
-    return array[None] if channels == 1 else array.transpose(2, 0, 1)
+    return Decoded(array[None] if channels == 1 else array.transpose(2, 0, 1), light)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -204,14 +230,6 @@ def _orientation(image: Image.Image) -> int:
     if image.format in ("JPEG", "MPO", "WEBP") or "exif" in image.info:
         return image.getexif().get(_ORIENTATION, 1) if image.format != "TIFF" else 1
     return 1
-
-
-def _shallow(image: Image.Image) -> Image.Image:
-    """16 bits of gray as 8: 0 to 65535 becomes 0 to 255, rounded."""
-    if image.mode not in _DEEP | {"I"}:
-        return image
-    deep = np.asarray(image).astype(np.uint32).clip(0, 65535)
-    return Image.fromarray(((deep * 255 + 32767) // 65535).astype(np.uint8))
 
 
 def _on_white(image: Image.Image) -> Image.Image:

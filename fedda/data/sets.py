@@ -102,6 +102,7 @@ class Description:
             reads; () for a target without one.
         counts: training examples per class of a source; empty for a target.
         warnings: sentences about files that were passed over or look odd.
+        gray: what happens to gray of more than 8 bits; empty if there is none.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Description:
     classes: tuple[str, ...]
     counts: dict[str, int]
     warnings: tuple[str, ...]
+    gray: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The description as plain JSON types."""

@@ -6,42 +6,48 @@
     split   optional: train or test; without it all rows are training images
 
 A folder is such a table if it holds `manifest.csv`, or `train-*.parquet` and `test-*.parquet`, in
-itself or in `data/`. Other columns are not read. Of a target's training images no label is used.
+itself or in `data/`, or what `save_to_disk` of Hugging Face's `datasets` wrote. Other columns are
+not read. Of a target's training images no label is used.
+
+A site may train on another split than `train` (`Reading.split`); the rows of further splits are
+then passed over.
 """
 
 import csv
 import io
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedda.data.form import Form
+from fedda.data.columns import MANIFEST, SPLITS, Columns, others, parts_of, read
+from fedda.data.depth import in_words
+from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, digest, read_images, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
 from fedda.errors import DataError
 
-MANIFEST = "manifest.csv"
-ENDINGS = (".csv", ".parquet")
-_SPLITS = ("train", "test")
-
 Image = Path | Encoded
-Columns = dict[str, list[Any]]
 
 
 class Table:
-    """One site's table of images."""
+    """One site's table of images.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: its file or folder.
+        reading: as the site says.
+    """
+
+    def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
-        self.files = parts_of(path)  # table files, each with the split that its name says
+        self.files = parts_of(path, reading.split)  # table files, each with its split if known
+        self._reading = reading
+        self._train = reading.split or "train"
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
-        images, names = self._rows("train", labels=True)
+        images, names = self._rows(self._train, labels=True)
         classes = tuple(sorted(set(names)))
         self._test_names(classes)
         return _labelled(images, names, classes, form, progress)
@@ -50,7 +56,7 @@ class Table:
         return Unlabelled(read_images(self._target(), form, progress))
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
-        images, names = self._rows("test", labels=True)
+        images, names = self._tests()
         if not images:
             return None
         return _labelled(images, names, tuple(sorted(set(names))), form, progress)
@@ -58,17 +64,17 @@ class Table:
     def identities(self, role: Role) -> list[bytes]:
         if role == "target":
             return [digest(image) for image in self._target()]
-        rows = zip(*self._rows("train", labels=True), strict=True)
+        rows = zip(*self._rows(self._train, labels=True), strict=True)
         return [digest(image, name) for image, name in rows]
 
     def describe(self, role: Role) -> Description:
         counts: dict[str, int] = {}
         if role == "source":
-            train, names = self._rows("train", labels=True)
+            train, names = self._rows(self._train, labels=True)
             counts = {name: names.count(name) for name in sorted(set(names))}
             test = self._test_names(tuple(counts))
         else:
-            train, test = self._target(), self._rows("test", labels=True)[1]
+            train, test = self._target(), self._tests()[1]
         found = survey(train)
         return Description(
             path=self.path,
@@ -79,16 +85,21 @@ class Table:
             test=len(test),
             classes=tuple(counts) or tuple(sorted(set(test))),
             counts=counts,
-            warnings=(found.mixed,) if found.mixed else (),
+            warnings=tuple(filter(None, (found.mixed, others(self.path, self._reading.split)))),
+            gray=in_words({*found.bits}, self._reading.gray_bits),
         )
 
+    def _tests(self) -> tuple[list[Image], list[str]]:
+        """The test images and their labels; none if the site trains on them."""
+        return ([], []) if self._train == "test" else self._rows("test", labels=True)
+
     def _target(self) -> list[Image]:
-        images, _ = self._rows("train", labels=False)
+        images, _ = self._rows(self._train, labels=False)
         random.Random(0).shuffle(images)  # the order of the rows may reveal a class
         return images
 
     def _test_names(self, classes: tuple[str, ...]) -> list[str]:
-        names = self._rows("test", labels=True)[1]
+        names = self._tests()[1]
         if unknown := sorted(set(names) - set(classes)):
             raise DataError(
                 f"{self.path} tests on the class {unknown[0]!r}, which no training row has "
@@ -99,17 +110,22 @@ class Table:
     def _rows(self, split: str, labels: bool) -> tuple[list[Image], list[str]]:
         """The images of a split, and their labels if these are asked for."""
         images, names = [], []
+        there: set[str] = set()
         for file, its in self.files:
             columns = read(file, ("path", "image", "split", *(("label",) if labels else ())))
             splits = columns.get("split") or [its or "train"] * _length(columns)
+            there.update(map(str, splits))
             self._check(file, columns, splits)
             chosen = [i for i, each in enumerate(splits) if each == split]
             if labels and split == "test" and "label" not in columns:
                 continue  # nothing to test on
             images += [_image(file, columns, i) for i in chosen]
             names += self._names(file, columns, chosen) if labels else []
-        if split == "train" and not images:
-            raise DataError(f"{self.path} has no training rows: give rows of the split train")
+        if split == self._train and not images:
+            raise DataError(
+                f"{self.path} has no training rows: give rows of the split {split}"
+                + (f", or another --split ({listed(sorted(there), 12)})" if there else "")
+            )
         return images, names
 
     def _check(self, file: Path, columns: Columns, splits: Sequence[str]) -> None:
@@ -118,8 +134,12 @@ class Table:
                 f"{file} has no column path, which names the image files: the columns path, label "
                 f"and optionally split are needed"
             )
-        if odd := [each for each in splits if each not in _SPLITS]:
-            raise DataError(f"{file} has the split {odd[0]!r}: train or test is needed in each row")
+        odd = [each for each in splits if each not in SPLITS]
+        if odd and not self._reading.split:
+            raise DataError(
+                f"{file} has the split {odd[0]!r}: train or test is needed in each row, or name "
+                f"the split to train on with --split"
+            )
 
     def _names(self, file: Path, columns: Columns, chosen: Sequence[int]) -> list[str]:
         """The labels of some rows."""
@@ -133,71 +153,6 @@ class Table:
             if name in (None, ""):
                 raise DataError(f"{file} has no label in row {i + 1}: fill or remove it")
         return [str(name) for name in names]
-
-
-def parts_of(path: Path) -> list[tuple[Path, str | None]]:
-    """The files of a table with the split that their names say; empty if the path is no table."""
-    if path.is_file():
-        return [(path, None)] if path.suffix.lower() in ENDINGS else []
-    if (path / MANIFEST).is_file():
-        return [(path / MANIFEST, None)]
-    found = sorted(p for place in (path, path / "data") for p in place.glob("*.parquet"))
-    named = [(p, s) for p in found for s in _SPLITS if p.name.startswith((f"{s}-", f"{s}."))]
-    return [*named] if named or len(found) != 1 else [(found[0], None)]
-
-
-def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
-    """Some columns of a CSV or parquet file, by default all; those that it lacks are left out.
-
-    Raises:
-        DataError: it cannot be read, or needs a package that is not installed.
-    """
-    if file.suffix.lower() == ".csv":
-        return _read_csv(file, wanted)
-    parquet = needed("pyarrow.parquet", "parquet", f"{file} is a parquet file, which")
-    try:
-        schema = parquet.read_schema(file)
-        names = [name for name in schema.names if not wanted or name in wanted]
-        columns = parquet.read_table(file, columns=names).to_pydict()
-        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{file} cannot be read as parquet ({error}): write it again") from error
-    features = about.get("info", {}).get("features", {})
-    for name in names:
-        if texts := features.get(name, {}).get("names"):  # numbers that have names
-            columns[name] = [_text(file, name, texts, v) for v in columns[name]]
-    return columns
-
-
-def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> str | None:
-    """The name of a number; None if it has none: Hugging Face writes -1 for an unknown label."""
-    if number is None or number == -1:
-        return None
-    if not 0 <= number < len(texts):
-        raise DataError(
-            f"{file} has the number {number} in its column {column}, which its metadata gives "
-            f"{len(texts)} names: mend the numbers or the names"
-        )
-    return texts[number]
-
-
-def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            names = [name for name in rows.fieldnames or () if not wanted or name in wanted]
-            columns: Columns = {name: [] for name in names}
-            for row in rows:
-                if None in row or None in row.values():
-                    raise DataError(
-                        f"{file} has more or fewer values than columns in line {rows.line_num}: "
-                        f"mend it, or put texts with commas into quotation marks"
-                    )
-                for name in names:
-                    columns[name].append(row[name])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
-    return columns
 
 
 def _length(columns: Columns) -> int:
@@ -225,20 +180,38 @@ def _labelled(
     return Labelled(read_images(images, form, progress), y, classes)
 
 
-def split(path: Path, out: Path, by: str) -> dict[str, int]:
+def split(path: Path, out: Path, by: str, part: str = "") -> dict[str, int]:
     """Cut a table into sites by a column -> the number of rows of each site, by its name.
 
     Each becomes a folder of OUT: with a `manifest.csv`, or, if the images are in the table, with
     a `train-0.parquet` and a `test-0.parquet`.
 
+    Args:
+        path: the table.
+        out: a new or empty folder.
+        by: the column that names each row's site.
+        part: the split whose rows become the sites' training images; empty for `train`. Rows of
+            the split `test` become their test images, and those of others are left out.
+
     Raises:
         DataError: it is no table, it lacks the column, or a site cannot be named after a value.
     """
-    files = parts_of(path)
+    files = parts_of(path, part)
     if not files:
-        raise DataError(f"{path} is no table of images: give a CSV or parquet file")
+        raise DataError(
+            f"{path} is no table of images: give a CSV or parquet file, or a data set that Hugging "
+            f"Face's save_to_disk wrote"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is not an empty folder, and nothing is overwritten: give another")
+    there = {
+        s for file, its in files for s in read(file, ("split",)).get("split", [its or "train"])
+    }
+    if part and part not in there:
+        raise DataError(
+            f"{path} has no rows of the split {part}: give the name of another by --split "
+            f"({listed(sorted(map(str, there)), 12) or 'there are no rows'})"
+        )
     counts: dict[str, int] = {}
     for file, its in files:
         columns = read(file)
@@ -247,6 +220,8 @@ def split(path: Path, out: Path, by: str) -> dict[str, int]:
                 f"{file} has no column {by} ({listed(list(columns))}): give one of these"
             )
         columns.setdefault("split", [its or "train"] * _length(columns))
+        if part:
+            columns = _renamed(columns, part)
         for site in sorted(set(map(str, columns[by]))):
             if not site.strip() or site.startswith(".") or "/" in site or len(site) > 64:
                 raise DataError(f"{file} has {site!r} in {by}, which cannot name a site: rename it")
@@ -256,12 +231,19 @@ def split(path: Path, out: Path, by: str) -> dict[str, int]:
     return counts
 
 
+def _renamed(columns: Columns, part: str) -> Columns:
+    """The rows of a split as `train`, and, unless it is this split, those of `test` as they are."""
+    chosen = [i for i, each in enumerate(columns["split"]) if each in (part, "test")]
+    found = {name: [values[i] for i in chosen] for name, values in columns.items()}
+    return found | {"split": ["train" if each == part else each for each in found["split"]]}
+
+
 def _write(file: Path, columns: Columns, rows: list[int], folder: Path, before: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if "image" in columns:
         arrow = needed("pyarrow", "parquet", "writing parquet")
         parquet = needed("pyarrow.parquet", "parquet", "writing parquet")
-        for part in _SPLITS:
+        for part in SPLITS:
             if chosen := [i for i in rows if columns["split"][i] == part]:
                 some = {k: [v[i] for i in chosen] for k, v in columns.items() if k != "split"}
                 parquet.write_table(arrow.table(some), folder / f"{part}-{before}.parquet")

@@ -1,0 +1,39 @@
+"""What a site says of its own files: the two options of every command that reads data."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from fedda.data import Reading
+
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The part of the data to train on: a folder NAME/ instead of train/, arrays x_NAME "
+        "and y_NAME, or rows of this split in a table. The part test stays for testing, other "
+        "parts are passed over. Default: train.",
+        show_default=False,
+    ),
+]
+GrayOption = Annotated[
+    str,
+    typer.Option(
+        metavar="8..16|auto",
+        help="Significant bits of image files with 16 bits of gray: with 12, 0 to 4095 become 0 to "
+        "255. Give the same at all sites with such scans. auto: as many as the file stores per "
+        "pixel, 16 but for TIFF files packed to fewer.",
+    ),
+]
+
+
+def reading_of(split: str, gray_bits: str) -> "Reading":
+    """Both together.
+
+    Raises:
+        ConfigError: one of them is not possible.
+    """
+    from fedda.data import Reading
+
+    return Reading.of(split, gray_bits)

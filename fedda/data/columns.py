@@ -1,0 +1,181 @@
+"""The files of a table and their columns: CSV, parquet, and Arrow as `datasets` saves it.
+
+table.csv, table.parquet            a table of its own
+manifest.csv                        in a folder: the folder's table
+train-*.parquet, test-*.parquet     in a folder or its data/: one split each, also others
+state.json, *.arrow                 Dataset.save_to_disk of Hugging Face
+dataset_dict.json, <split>/         DatasetDict.save_to_disk: one such folder for each split
+
+A folder is looked at in this order.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedda.data.optional import needed
+from fedda.data.sets import listed
+from fedda.errors import DataError
+
+MANIFEST = "manifest.csv"
+ENDINGS = (".csv", ".parquet", ".arrow")
+SPLITS = ("train", "test")
+
+_DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
+_FILES = (".csv", ".parquet")  # tables of one file
+
+Columns = dict[str, list[Any]]
+
+
+def parts_of(path: Path, split: str = "") -> list[tuple[Path, str | None]]:
+    """The files of a table with the split of each, as far as it is known without opening them.
+
+    Args:
+        path: a file or folder.
+        split: one to train on, instead of `train`.
+
+    Returns:
+        Pairs; empty if the path is no table.
+
+    Raises:
+        DataError: a data set that `datasets` saved is not complete, or its splits do not include
+            the one to train on.
+    """
+    if path.is_file():
+        return [(path, None)] if path.suffix.lower() in _FILES else []
+    if (path / MANIFEST).is_file():
+        return [(path / MANIFEST, None)]
+    if (path / _DICT).is_file():
+        return _of_splits(path, split)
+    if (path / _STATE).is_file() and any(path.glob("*.arrow")):
+        files, its = _saved(path)
+        return [(file, its if split else None) for file in files]
+    found = sorted(p for place in (path, path / "data") for p in place.glob("*.parquet"))
+    splits = dict.fromkeys((*SPLITS, *filter(None, [split])))
+    named = [(p, s) for p in found for s in splits if p.name.startswith((f"{s}-", f"{s}."))]
+    return [*named] if named or len(found) != 1 else [(found[0], None)]
+
+
+def others(path: Path, split: str) -> str:
+    """A warning about the splits of a saved data set that a site does not use; empty if none."""
+    if split or not (path / _DICT).is_file():
+        return ""
+    unused = [str(name) for name in _json(path / _DICT).get("splits", []) if name not in SPLITS]
+    return f"{path}: splits are passed over ({listed(unused)})" if unused else ""
+
+
+def _of_splits(path: Path, split: str) -> list[tuple[Path, str | None]]:
+    """The files of a `DatasetDict`."""
+    names = _json(path / _DICT).get("splits", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{path / _DICT} names no splits: save the data set again")
+    train = split or "train"
+    if train not in names:
+        which = f"no split {split}" if split else "several splits and none called train"
+        raise DataError(
+            f"{path} has {which}; its splits are {listed(names, 12) or 'none'}: name the one to "
+            f"train on with --split"
+        )
+    used = dict.fromkeys(name for name in (train, "test") if name in names)
+    return [(file, name) for name in used for file in _saved(path / name)[0]]
+
+
+def _saved(folder: Path) -> tuple[list[Path], str | None]:
+    """The files of a saved `Dataset`, and the split that it says it is."""
+    state = _json(folder / _STATE)
+    if state.get("_indices_data_files"):
+        raise DataError(
+            f"{folder} is saved with an index of its rows, which is not read: save it again after "
+            f"flatten_indices()"
+        )
+    try:
+        files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{folder / _STATE} names no files: save the data set again") from error
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise DataError(
+            f"{folder} lacks {listed(missing)}, which its {_STATE} names: copy the whole folder"
+        )
+    return files, state.get("_split")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({error}): save the data set again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
+    """Some columns of a CSV, parquet or Arrow file, by default all; it may lack some.
+
+    Raises:
+        DataError: it cannot be read, or needs a package that is not installed.
+    """
+    if file.suffix.lower() == ".csv":
+        return _read_csv(file, wanted)
+    arrow = file.suffix.lower() == ".arrow"
+    kind = "an Arrow" if arrow else "a parquet"
+    needed("pyarrow", "parquet", f"{file} is {kind} file, which")
+    try:
+        table = (_arrow if arrow else _parquet)(file, wanted)
+        columns: Columns = table.to_pydict()
+        about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    except (OSError, ValueError, KeyError) as error:
+        kind = kind.partition(" ")[2]
+        raise DataError(f"{file} cannot be read as {kind} ({error}): write it again") from error
+    features = about.get("info", {}).get("features", {})
+    for name in columns:
+        if texts := features.get(name, {}).get("names"):  # numbers that have names
+            columns[name] = [_text(file, name, texts, v) for v in columns[name]]
+    return columns
+
+
+def _parquet(file: Path, wanted: Sequence[str]) -> Any:
+    """Some columns of a parquet file -> pyarrow.Table."""
+    parquet = import_module("pyarrow.parquet")
+    names = [name for name in parquet.read_schema(file).names if not wanted or name in wanted]
+    return parquet.read_table(file, columns=names)
+
+
+def _arrow(file: Path, wanted: Sequence[str]) -> Any:
+    """Some columns of a file in Arrow's stream format -> pyarrow.Table."""
+    arrow = import_module("pyarrow")
+    with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as stream:
+        names = [name for name in stream.schema.names if not wanted or name in wanted]
+        return stream.read_all().select(names)
+
+
+def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> str | None:
+    """The name of a number; None if it has none: Hugging Face writes -1 for an unknown label."""
+    if number is None or number == -1:
+        return None
+    if not 0 <= number < len(texts):
+        raise DataError(
+            f"{file} has the number {number} in its column {column}, which its metadata gives "
+            f"{len(texts)} names: mend the numbers or the names"
+        )
+    return texts[number]
+
+
+def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            rows = csv.DictReader(stream, strict=True)
+            names = [name for name in rows.fieldnames or () if not wanted or name in wanted]
+            columns: Columns = {name: [] for name in names}
+            for row in rows:
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"{file} has more or fewer values than columns in line {rows.line_num}: "
+                        f"mend it, or put texts with commas into quotation marks"
+                    )
+                for name in names:
+                    columns[name].append(row[name])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
+    return columns

@@ -1,0 +1,170 @@
+"""Scans with fewer significant bits than their files have: the site says how many count."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+from typer.testing import CliRunner
+
+from clients.site.memory import Site
+from fedda import data
+from fedda.cli.data import app
+from fedda.data.cache import Cache
+from fedda.data.depth import DEEP, in_words
+from fedda.errors import ConfigError, DataError
+
+TWELVE = data.Reading(gray_bits=12)
+SCAN = np.array([[0, 8, 9, 2047], [2048, 3000, 4086, 4095]], np.uint16)
+
+
+def scans(root: Path, *images: np.ndarray, ending: str = "png") -> Path:
+    for i, image in enumerate(images):
+        (root / "train" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(root / "train" / "ab"[i % 2] / f"{i}.{ending}")
+    return root
+
+
+def packed(path: Path, deep: np.ndarray) -> Path:
+    """Write a TIFF that stores two pixels of 12 bits in three bytes, by hand."""
+    bits = "".join(f"{value:012b}" for value in deep.ravel())
+    values = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    entries = [(256, deep.shape[1]), (257, deep.shape[0]), (258, 12), (259, 1), (262, 1)]
+    entries += [(273, 8 + 2 + 12 * 8 + 4), (278, deep.shape[0]), (279, len(values))]
+    ifd = len(entries).to_bytes(2, "little")
+    for tag, value in entries:
+        ifd += b"".join(n.to_bytes(k, "little") for n, k in ((tag, 2), (4, 2), (1, 4), (value, 4)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"II*\0\x08\0\0\0" + ifd + bytes(4) + values)
+    return path
+
+
+def naive(deep: np.ndarray, bits: int) -> list[list[int]]:
+    """Each value's share of white, in 255 parts, rounded half up, by fractions of integers."""
+    white = 2**bits - 1
+    return [[(2 * 255 * int(v) + white) // (2 * white) for v in row] for row in deep]
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_12_bits_become_8(tmp_path: Path, ending: str) -> None:
+    site = scans(tmp_path, SCAN, SCAN // 2, ending=ending)
+    # By hand: 4095 / 255 = 16.06 of 12 bits are one of 8, so 8 is just below half a step.
+    assert data.load_source(site, reading=TWELVE).x[0, 0].tolist() == [
+        [0, 0, 1, 127],
+        [128, 187, 254, 255],
+    ]
+    for bits in (12, 13, 15, 16):
+        found = data.load_source(site, reading=data.Reading(gray_bits=bits)).x
+        assert found[0, 0].tolist() == naive(SCAN, bits)
+    assert torch.equal(found, data.load_source(site).x)  # auto: what the file stores
+    assert data.load_target(site, reading=TWELVE).x.max() == 255
+
+
+def test_a_packed_file_says_how_many_bits_it_stores(tmp_path: Path) -> None:
+    packed(tmp_path / "a" / "1.tif", SCAN)
+    with Image.open(tmp_path / "a" / "1.tif") as image:
+        assert image.mode in DEEP and np.asarray(image).tolist() == SCAN.tolist()
+    found = data.load_source(tmp_path)
+    assert found.x[0, 0].tolist() == naive(SCAN, 12)
+    described = data.verify(tmp_path, "source")
+    assert described.gray == "0 to 4095 (12 bits) become 0 to 255"
+    assert "almost black" not in " ".join(described.warnings)
+
+
+def test_hints_that_do_not_define_the_scale_are_not_used(tmp_path: Path) -> None:
+    """A PNG with sBIT 12 fills all 16 bits, and MaxSampleValue is of one image."""
+    full = (SCAN.astype(np.uint32) * 65535 // 4095).astype(np.uint16)
+    (tmp_path / "a").mkdir()
+    about = PngImagePlugin.PngInfo()
+    about.add(b"sBIT", bytes([12]))
+    Image.fromarray(full).save(tmp_path / "a" / "1.png", pnginfo=about)
+    Image.fromarray(full // 2).save(tmp_path / "a" / "2.tif", tiffinfo={281: int(full.max()) // 2})
+    assert b"sBIT" in (tmp_path / "a" / "1.png").read_bytes()
+    found = data.load_source(tmp_path).x[:, 0].tolist()
+    assert found == [naive(full, 16), naive(full // 2, 16)]
+
+
+def test_images_of_8_bits_stay(tmp_path: Path) -> None:
+    eight = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    site = scans(tmp_path, SCAN, eight)
+    assert data.load_source(site, reading=TWELVE).x[1, 0].tolist() == eight.tolist()
+    assert data.describe(site, "source", TWELVE).gray == (
+        "0 to 4095 (12 bits) become 0 to 255; 8 bits stay as they are"
+    )
+    assert data.describe(scans(tmp_path / "x", eight), "source").gray == ""
+    assert in_words({8, 12, 16}, 0).startswith("0 to 4095 (12 bits) and 0 to 65535 (16 bits)")
+
+
+def test_a_value_above_white_is_refused_by_name(tmp_path: Path) -> None:
+    site = scans(tmp_path, SCAN, SCAN + 1)
+    with pytest.raises(DataError, match=r"b/1.png has the value 4096.*end at 4095.*--gray-bits 13"):
+        data.verify(site, "source", reading=TWELVE)
+    assert data.load_source(site, reading=data.Reading(gray_bits=13)).x.max() == 128
+
+
+@pytest.mark.parametrize("bits", ["7", "17", "twelve", "-1", "1.5", ""])
+def test_other_numbers_of_bits_are_refused(bits: str) -> None:
+    with pytest.raises(ConfigError, match=r"--gray-bits is .*8 to 16, or auto"):
+        data.Reading.of(gray_bits=bits)
+    assert data.Reading.of() == data.Reading.of("", "auto") == data.Reading()
+
+
+def test_a_set_that_is_almost_black_is_doubted(tmp_path: Path) -> None:
+    dark, known = scans(tmp_path / "dark", SCAN, SCAN // 2), tmp_path / "known"
+    for _ in range(2):  # at each start, not at the first only
+        described = data.verify(dark, "source", known=known)
+        assert "of the 2 images with 16 bits of gray is above 4095" in described.warnings[-1]
+    assert not data.verify(dark, "source", known=known, reading=TWELVE).warnings
+    # One bright image is enough: a single dark image says nothing.
+    bright = scans(tmp_path / "bright", SCAN, SCAN + 1)
+    assert not data.verify(bright, "target").warnings
+    assert not data.verify(scans(tmp_path / "flat", SCAN.astype(np.uint8)), "target").warnings
+
+
+def test_the_doubt_is_logged_where_nobody_asks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data.load_target(scans(tmp_path, SCAN))
+    assert "almost black" in caplog.text
+    caplog.clear()
+    data.load_target(tmp_path, reading=TWELVE)
+    assert not caplog.text
+
+
+def test_commands_take_and_show_it(tmp_path: Path) -> None:
+    site, out = scans(tmp_path / "site", SCAN, SCAN // 2), tmp_path / "sheet.png"
+    runner = CliRunner(env={"COLUMNS": "200"})
+    plain = runner.invoke(app, ["check", str(site)])
+    assert plain.exit_code == 0 and "0 to 65535 (16 bits)" in plain.output
+    assert "almost black" in plain.output
+    told = runner.invoke(app, ["check", str(site), "--gray-bits", "12"])
+    assert "0 to 4095 (12 bits)" in told.output and "warning" not in told.output
+    for bits, doubted in (("auto", True), ("12", False)):
+        shown = runner.invoke(app, ["show", str(site), "--out", str(out), "--gray-bits", bits])
+        assert shown.exit_code == 0 and ("almost black" in shown.output) == doubted
+    wrong = runner.invoke(app, ["check", str(site), "--gray-bits", "10"])
+    assert wrong.exit_code == 1 and "--gray-bits 12 or more" in wrong.output
+
+
+def test_a_site_trains_on_what_it_says(tmp_path: Path) -> None:
+    site = scans(tmp_path / "site", *[SCAN] * 8)
+    node = {"role": "source", "name": "x", "data": str(site), "reproducible": True}
+    node |= {"min-images": 4, "gray-bits": "12"}
+    found = Site(node).training((1, 0, 0))
+    assert found.x[0, 0].tolist() == naive(SCAN, 12)
+    with pytest.raises(ConfigError, match="--gray-bits"):
+        Site(node | {"gray-bits": "99"})
+
+
+def test_predictions_read_the_same_scale(tmp_path: Path) -> None:
+    site = scans(tmp_path, SCAN)
+    ((names, examples),) = data.stream(site, (1, 2, 4), 9, reading=TWELVE)
+    assert names == ["train/a/0.png"] and examples.x[0, 0].tolist() == naive(SCAN, 12)
+
+
+def test_the_disk_keeps_each_scale_apart(tmp_path: Path) -> None:
+    site, cache = scans(tmp_path / "site", SCAN), Cache(tmp_path / "cache", always=True)
+    for bits in (12, 16, 12):
+        found = data.load_target(site, cache=cache, reading=data.Reading(gray_bits=bits))
+        assert found.x[0][0].tolist() == naive(SCAN, bits)

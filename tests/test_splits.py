@@ -1,0 +1,244 @@
+"""The part of the data that a site trains on, in every form of data, and saved data sets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from clients.site.memory import Site
+from fedda import data
+from fedda.cli.data import app
+from fedda.data import table
+from fedda.errors import ConfigError, DataError
+
+from .test_tables import encoded, values
+
+PARTS = {"train": range(4), "test": range(10, 12), "validation": range(20, 26)}
+
+
+def folder(root: Path) -> Path:
+    for part, numbers in PARTS.items():
+        for i in numbers:
+            path = root / part / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 6), i).save(path)
+    return root
+
+
+def archive(root: Path) -> Path:
+    root.mkdir()
+    arrays: dict[str, Any] = {}
+    for part, numbers in PARTS.items():
+        arrays[f"x_{part}"] = np.stack([np.full((6, 8), i, np.uint8) for i in numbers])
+        arrays[f"y_{part}"] = np.array([i % 2 for i in numbers])
+    np.savez(root / "site.npz", classes=np.array(["a", "b"]), **arrays)
+    return root / "site.npz"
+
+
+def listed(root: Path) -> Path:
+    """A CSV table of the images of `folder`."""
+    folder(root / "images")
+    rows = [f"images/{part}/{'ab'[i % 2]}/{i}.png,{'ab'[i % 2]},{part},{'xy'[i % 3 > 0]}"
+            for part, numbers in PARTS.items() for i in numbers]  # fmt: skip
+    (root / "site.csv").write_text("\n".join(["path,label,split,clinic", *rows]) + "\n")
+    return root / "site.csv"
+
+
+def columns(numbers: range) -> tuple[Any, dict[bytes, bytes]]:
+    arrow = pytest.importorskip("pyarrow")
+    features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    made = arrow.table(
+        {
+            "image": [encoded(i) for i in numbers],
+            "label": [i % 2 for i in numbers],
+            "clinic": ["xy"[i % 3 > 0] for i in numbers],
+        }
+    )
+    return made.replace_schema_metadata(about), about
+
+
+def parquet(root: Path) -> Path:
+    write = pytest.importorskip("pyarrow.parquet").write_table
+    root.mkdir()
+    for part, numbers in PARTS.items():
+        write(columns(numbers)[0], root / f"{part}-00000-of-00001.parquet")
+    return root
+
+
+def saved(root: Path, parts: dict[str, range] | None = None) -> Path:
+    """A `DatasetDict` as `save_to_disk` of datasets 5.2 writes it, each split in two files."""
+    for part, numbers in (parts or PARTS).items():
+        one(root / part, numbers)
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": list(parts or PARTS)}))
+    return root
+
+
+def one(root: Path, numbers: range, split: str | None = None, **state: Any) -> Path:
+    """A `Dataset` in the same way."""
+    arrow = pytest.importorskip("pyarrow")
+    root.mkdir(parents=True)
+    names = [f"data-0000{k}-of-00002.arrow" for k in range(2)]
+    for name, some in zip(names, (numbers[:1], numbers[1:]), strict=True):
+        made = columns(some)[0]
+        with arrow.ipc.new_stream(str(root / name), made.schema) as stream:
+            stream.write_table(made)
+    files = [{"filename": name} for name in names]
+    (root / "state.json").write_text(json.dumps({"_data_files": files, "_split": split} | state))
+    (root / "dataset_info.json").write_text("{}")
+    return root
+
+
+FORMS = {
+    "folder": folder,
+    "npz": archive,
+    "csv": listed,
+    "parquet": parquet,
+    "saved": saved,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_site_trains_on_the_split_that_it_names(tmp_path: Path, form: str) -> None:
+    path = FORMS[form](tmp_path / "site")
+    if form != "csv":  # a table whose rows name another split has to be told
+        assert sorted(values(data.load_source(path).x)) == [*PARTS["train"]]
+    for part in PARTS:
+        its = data.Reading(split=part)
+        train = data.load_source(path, reading=its)
+        assert sorted(values(train.x)) == [*PARTS[part]]
+        assert [values(train.x)[i] % 2 for i in range(len(train))] == train.y.tolist()
+        target = data.load_target(path, reading=its)
+        assert sorted(values(target.x)) == [*PARTS[part]]
+        test = data.load_evaluation(path, reading=its)
+        # Nobody tests on what was trained on.
+        assert test is None if part == "test" else test is not None
+        assert test is None or sorted(values(test.x)) == [*PARTS["test"]]
+        for role in ("source", "target"):
+            described = data.verify(path, role, reading=its)
+            assert described.train == len(PARTS[part]) == len(data.identities(path, role, its))
+            assert described.test == (0 if part == "test" else 2)
+    with pytest.raises(DataError, match=r"(?s)(no split dev|x_dev|split dev).*--split"):
+        data.load_source(path, reading=data.Reading(split="dev"))
+
+
+def test_a_table_with_other_splits_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the split 'validation'.*--split"):
+        data.load_source(listed(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../up", ".hidden", "-x", "a/b"])
+def test_a_split_is_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--split is .*the name of a split"):
+        data.Reading.of(split=name)
+
+
+def test_a_site_and_predictions_keep_to_the_split(tmp_path: Path) -> None:
+    path = folder(tmp_path / "site")
+    node = {"role": "source", "name": "x", "data": str(path), "reproducible": True}
+    site = Site(node | {"split": "validation", "min-images": 6})
+    assert site.offer()["examples"] == 6
+    assert sorted(values(site.training((1, 6, 6)).x)) == [*PARTS["validation"]]
+    for form, wanted in (("folder", 6), ("npz", 6)):
+        data_at = FORMS[form](tmp_path / form)
+        batches = data.stream(data_at, (1, 6, 8), 4, reading=data.Reading(split="validation"))
+        assert sum(len(names) for names, _ in batches) == wanted
+
+
+def test_a_saved_data_set_without_train_names_its_splits(tmp_path: Path) -> None:
+    path = saved(tmp_path / "site", {"photo": range(4), "sketch": range(6, 9)})
+    with pytest.raises(
+        DataError, match=r"none called train; its splits are photo, sketch.*--split"
+    ):
+        data.load_source(path)
+    found = data.load_source(path, reading=data.Reading(split="sketch"))
+    assert values(found.x) == [6, 7, 8] and found.classes == ("a", "b")
+    assert data.load_evaluation(path, reading=data.Reading(split="sketch")) is None
+    whole = data.describe(saved(tmp_path / "whole"), "source")
+    assert whole.warnings == (f"{tmp_path / 'whole'}: splits are passed over (validation)",)
+
+
+def test_a_saved_data_set_of_one_split(tmp_path: Path) -> None:
+    path = one(tmp_path / "site", range(5), split="validation")
+    assert values(data.load_source(path).x) == [0, 1, 2, 3, 4]  # whatever it is called
+    assert len(data.load_source(path, reading=data.Reading(split="validation"))) == 5
+    with pytest.raises(DataError, match=r"rows of the split dev, or another --split \(validation"):
+        data.load_source(path, reading=data.Reading(split="dev"))
+    # No file beside those that it names is read.
+    (path / "cache-1.arrow").write_bytes(b"of another data set")
+    assert len(data.load_target(path)) == 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("index", "flatten_indices"),
+        ("missing", "lacks data-00001-of-00002.arrow"),
+        ("state", "state.json cannot be read"),
+        ("empty", "names no files"),
+        ("arrow", "cannot be read as Arrow"),
+        ("dict", "names no splits"),
+    ],
+)
+def test_damaged_saved_data_sets_are_refused(tmp_path: Path, damage: str, words: str) -> None:
+    path = saved(tmp_path / "site")
+    train = path / "train"
+    second = train / "data-00001-of-00002.arrow"
+    if damage == "index":
+        state = json.loads((train / "state.json").read_text())
+        state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+        (train / "state.json").write_text(json.dumps(state))
+    elif damage == "missing":
+        second.unlink()
+    elif damage == "arrow":
+        second.write_bytes(second.read_bytes()[:100])
+    elif damage == "dict":
+        (path / "dataset_dict.json").write_text('{"splits": 3}')
+    else:
+        (train / "state.json").write_text("{" if damage == "state" else "{}")
+    with pytest.raises(DataError, match=words):
+        data.verify(path, "source")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "saved"])
+def test_a_split_is_cut_into_sites(tmp_path: Path, form: str) -> None:
+    path, out = FORMS[form](tmp_path / "all"), tmp_path / "out"
+    command = ["split", str(path), str(out), "--by", "clinic", "--split", "validation"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    trained: list[int] = []
+    for site in data.domains(out).values():
+        trained += values(data.load_source(site).x)
+    assert sorted(trained) == [*PARTS["validation"]]
+    tests = [data.load_evaluation(site) for site in data.domains(out).values()]
+    assert sorted(v for t in tests if t is not None for v in values(t.x)) == [*PARTS["test"]]
+    with pytest.raises(DataError, match=r"no (rows of the )?split dev.*--split"):
+        table.split(path, tmp_path / "none", "clinic", "dev")
+    assert not (tmp_path / "none").exists()
+
+
+def test_check_shows_the_split(tmp_path: Path) -> None:
+    path = saved(tmp_path / "site")
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["check", str(path), "--split", "test"])
+    assert done.exit_code == 0 and "2 (the split test, with labels)" in done.output
+
+
+def test_what_datasets_saves_is_read_as_it_gives_it(tmp_path: Path) -> None:
+    """With the package itself, where it is installed."""
+    datasets = pytest.importorskip("datasets")
+    images = [Image.new("L", (8, 6), i) for i in range(7)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
+    made = datasets.Dataset.from_dict(
+        {"image": images, "label": [i % 2 for i in range(7)]}, features=features
+    ).shuffle(seed=1)
+    made.save_to_disk(tmp_path / "site", num_shards=2)
+    found = data.load_source(tmp_path / "site")
+    wanted = torch.stack([torch.from_numpy(np.array(row["image"])) for row in made])
+    assert torch.equal(found.x[:, 0], wanted) and found.y.tolist() == made["label"][:]
