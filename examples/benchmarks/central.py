@@ -1,4 +1,4 @@
-"""What a federation costs in accuracy: f-DANN, f-WDGRL and f-DAN beside one plain loop.
+"""What a federation costs in accuracy: the adversarial methods beside one plain loop.
 
     python examples/benchmarks/central.py --data DATA --target webcam --preset vectors
 
@@ -12,6 +12,14 @@ The loop minimises what the federation's average minimises: site i's losses, wei
 a_i in the average. Its classifier's gradient is divided by the sources' share, as classifiers are
 averaged over the sources alone.
 
+- MDAN's weights of the sources come from each step's own losses, over sites from the last round's.
+- FADA is its model II, with sources weighted by their examples: attention compares the sources'
+  models, and one loop has one model.
+- DILS has one source, `dils.collaborator` or the largest. Its encoder stays as it is, so both
+  trainings have two models, and differ by exchange.p alone.
+- A source with fewer images than `exchange.min-examples` trains over sites on its labels alone;
+  the loop aligns it, too.
+
 The last line is one JSON object: method -> accuracies in % after the last round, one per seed:
 
     federated    over sites
@@ -21,177 +29,37 @@ The last line is one JSON object: method -> accuracies in % after the last round
 """
 
 import argparse
-import copy
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import accuracy
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from couple import Couple
+from joint import Joint
+from loop import Loop
 
-from fedda import models
-from fedda.adversarial import discriminators as D
-from fedda.algorithms.fedavg import weights
 from fedda.config import Flat
+from fedda.data import describe
 from fedda.halves import load
-from fedda.maths import fourier
 from fedda.settings import RunConfig, overrides, presets
-from fedda.train import generator, joined, learning_rate, make_optimizer, seed_for, windows
 
-METHODS = ("fdann", "fwdgrl", "fdan")
-CPU = torch.device("cpu")
+METHODS = ("fdann", "fwdgrl", "fdan", "mdan", "fada", "dils")
+# The loop has no model of each source, which FADA's attention compares, and no model III.
+FIXED: dict[str, Flat] = {"fada": {"fada.parts": "adversarial", "fada.weighting": "examples"}}
 
-
-class Loop:
-    """One training of a joint method, or of the sources alone, with all sites' data.
-
-    Args:
-        config: the run; its method is trained.
-        nodes: the sites, as `fedda run --simulate` describes them.
-        seed: seed of every draw.
-        aligned: False: the adversarial loss has no weight, which leaves the sources' training.
-    """
-
-    def __init__(
-        self, config: RunConfig, nodes: Sequence[dict[str, Any]], seed: int, aligned: bool = True
-    ) -> None:
-        self.config, self.seed, self.aligned = config, seed, aligned
-        self.options = config.options[config.method]
-        sites = [load("clients", "site.memory").Site(node) for node in nodes]
-        offers = {site.name: site.offer() for site in sites}
-        shape = tuple(next(iter(offers.values()))["shape"])
-        if len(shape) == 3:
-            size = config.input.size or shape[1]
-            shape = (config.input.channels or shape[0], size, size)
-        classes = next(tuple(o["classes"]) for o in offers.values() if o["classes"])
-        self.sites = {site.name: site for site in sites}
-        self.target = next(site.name for site in sites if site.role == "target")
-        self.sources = [site.name for site in sites if site.role == "source"]
-        self.data = {name: site.training(shape) for name, site in self.sites.items()}
-        self.tests = self.sites[self.target].evaluation(shape, classes)
-        self.model = models.build(config.model, shape, len(classes), seed)
-        counts = torch.tensor([len(self.data[name]) for name in self.sites])
-        shares = weights(counts, self.options.weighting).tolist()
-        self.share = dict(zip(self.sites, shares, strict=True))
-        most = max(offer["examples"] for offer in offers.values())
-        p = config.summing.p
-        steps = -(-most / config.train.batch_size // config.train.rounds_per_epoch)
-        self.steps = int(-(-max(1, steps) // p) * p)
-
-    def run(self) -> float:
-        """Train all rounds -> accuracy on the target's labelled tests, in %."""
-        method, network = self.config.method, getattr(self.options, "discriminator", None)
-        d = self.model.head.in_features
-        DI = D.Discriminator(d, network.hidden if network else (), self.seed)
-        moves = D.make_optimizer(DI, network) if network else None
-        per_step = max(1, getattr(self.options, "critic_steps", 1))
-        optimizer = make_optimizer(self.model.groups(1.0), self.config.train, 1.0)
-        for t in range(1, self.config.rounds + 1):
-            rate = learning_rate(self.config.train, t, self.config.rounds)
-            if not self.config.train.carry_momentum:
-                optimizer = make_optimizer(self.model.groups(rate), self.config.train, rate)
-            for group, like in zip(optimizer.param_groups, self.model.groups(rate), strict=True):
-                group["lr"] = like["lr"]
-            W = self.frequencies(d) if method == "fdan" else None
-            feeds = {name: self.feed(name, t, per_step) for name in self.sites}
-            self.model.train()
-            for i in range(self.steps):
-                q = (t - 1 + i / self.steps) / self.config.rounds
-                weight = self.options.reversal.at(q) * self.aligned
-                batch, z, before = {}, {}, DI
-                for k in range(per_step):
-                    batch = {name: next(feed) for name, feed in feeds.items()}
-                    last = k == per_step - 1
-                    with torch.set_grad_enabled(last):
-                        z = {n: self.model.features(self.x(n, some)) for n, some in batch.items()}
-                    before = copy.deepcopy(DI) if method == "fdann" and last else DI
-                    if moves is not None and self.aligned:
-                        self.move(DI, moves, {n: f.detach() for n, f in z.items()})
-                pull = self.matching(z, W) if W is not None else self.deceiving(before, z)
-                loss = weight * pull + sum(
-                    self.share[n] * F.cross_entropy(self.model.head(z[n]), self.y(n, batch[n]))
-                    for n in self.sources
-                )
-                optimizer.zero_grad()
-                loss.backward()
-                for parameter in self.model.head.parameters():
-                    assert parameter.grad is not None
-                    parameter.grad /= 1 - self.share[self.target]
-                optimizer.step()
-        assert self.tests is not None
-        right = models.predict(self.model, self.tests.x).argmax(dim=1) == self.tests.y
-        return 100 * float(right.float().mean())
-
-    def feed(self, name: str, t: int, per_step: int) -> Iterator[Tensor]:
-        """The batches that a site would read in round t."""
-        site, train = self.sites[name], self.config.train
-        groups = joined(site.blocks.groups or site.blocks.blocks, self.config.exchange.min_examples)
-        count = self.steps * per_step
-        seed = seed_for(self.seed, name)
-        p = self.config.summing.p
-        return windows(groups, train.batch_size, p, seed, (t - 1) * count, count)
-
-    def x(self, name: str, indices: Tensor) -> Tensor:
-        return models.as_inputs(self.data[name].x[indices], CPU)
-
-    def y(self, name: str, indices: Tensor) -> Tensor:
-        return self.data[name].y[indices]
-
-    def move(self, DI: nn.Module, optimizer: torch.optim.Optimizer, z: dict[str, Tensor]) -> None:
-        """One step of the discriminator on both halves of its loss, divided by 2 as g_sync is."""
-        kind = "grl" if self.config.method == "fdann" else "wassda"
-        halves = {n: D.HALVES[kind, "target" if n == self.target else "source"] for n in z}
-        part = {n: 1.0 if n == self.target else 1 / len(self.sources) for n in z}
-        gamma = getattr(self.options, "penalty", 0.0)
-        each = [part[n] * D.discriminator_loss(halves[n], DI, z[n], gamma) for n in z]
-        optimizer.zero_grad()
-        (torch.stack(each).sum() / 2).backward()
-        optimizer.step()
-        if getattr(self.options, "spectral", False):
-            D.bound(DI)
-
-    def deceiving(self, DI: nn.Module, z: dict[str, Tensor]) -> Tensor:
-        """What the encoders minimise against the discriminator, weighted as the models are."""
-        pulls = []
-        for name in z:
-            side = "target" if name == self.target else "source"
-            if self.config.method == "fwdgrl":
-                pull = D.reversed_loss(D.HALVES["wassda", side], DI, z[name])
-            elif self.options.reversal.loss == "inverted":
-                pull = D.inverted_loss(side, DI, z[name])
-            else:
-                pull = D.reversed_loss(D.HALVES["grl", side], DI, z[name])
-            pulls.append(self.share[name] * pull)
-        return torch.stack(pulls).sum()
-
-    def matching(self, z: dict[str, Tensor], W: Tensor) -> Tensor:
-        """F-DAN: the same against the witness of this step's own mean embeddings."""
-        mu = {name: fourier.mean_embedding(features, W) for name, features in z.items()}
-        sources = torch.stack([mu[name] for name in self.sources]).mean(dim=0)
-        w = (sources - mu[self.target]).detach()
-        sign = {name: -1 if name == self.target else 1 for name in self.sites}
-        pulls = [2 * sign[name] * self.share[name] * (mu[name] @ w) for name in self.sites]
-        return torch.stack(pulls).sum()
-
-    @torch.no_grad()
-    def frequencies(self, d: int) -> Tensor:
-        """f-DAN's random frequencies at this round's scale."""
-        o = self.options
-        scale = o.scale
-        if not scale:
-            self.model.eval()
-            z = self.model.features(self.x(self.target, torch.arange(len(self.data[self.target]))))
-            scale = fourier.median_distance(z) or 1.0
-        draws = generator(self.seed, "frequencies")
-        return fourier.frequencies(d, o.frequencies, scale, o.bandwidths, draws)
+Nodes = Sequence[dict[str, Any]]
 
 
-def federated(config: RunConfig, nodes: Sequence[dict[str, Any]], seed: int) -> float:
+def loop(config: RunConfig, nodes: Nodes, seed: int, aligned: bool = True) -> Loop:
+    """The loop of a run's method; the arguments are those of `Loop`."""
+    return (Couple if config.method == "dils" else Joint)(config, nodes, seed, aligned)
+
+
+def federated(config: RunConfig, nodes: Nodes, seed: int) -> float:
     """The same training over sites, in one process -> accuracy in the last round, in %."""
     journal = load("server", "journal").Journal(None)
     simulate = load("server", "simulation").simulate
@@ -202,14 +70,34 @@ def federated(config: RunConfig, nodes: Sequence[dict[str, Any]], seed: int) -> 
     return 100 * results["trainings"][config.method][0]["rounds"][-1]["accuracy"]
 
 
-def compare(method: str, nodes: Sequence[dict[str, Any]], flat: Flat, seeds: list[int]) -> Any:
+def configured(method: str, chosen: Sequence[str], changes: Sequence[str]) -> RunConfig:
+    """The run of a method: the presets, with FedAvg's weights, then the changes."""
+    flat = presets.settings("fedavg", chosen)
+    given = flat.pop("fedavg.weighting", None)
+    if given is not None and method not in ("fada", "dils"):
+        flat[f"{method}.weighting"] = given
+    flat |= FIXED.get(method, {}) | overrides(method, list(changes))
+    others = tuple(f"{name}." for name in METHODS if name != method)
+    own = {key: value for key, value in flat.items() if not key.startswith(others)}
+    return RunConfig.parse(own | {"method": method, "track.tensorboard": False})
+
+
+def taking_part(config: RunConfig, nodes: Nodes) -> Nodes:
+    """The sites that train: with DILS the target and one source, else all."""
+    if config.method != "dils":
+        return nodes
+    sources = {node["name"]: node for node in nodes if node["role"] == "source"}
+    sizes = {name: describe(Path(node["data"]), "source").train for name, node in sources.items()}
+    chosen = config.options["dils"].collaborator or max(sizes, key=sizes.__getitem__)
+    return [node for node in nodes if node["role"] == "target" or node["name"] == chosen]
+
+
+def compare(config: RunConfig, nodes: Nodes, seeds: Sequence[int]) -> dict[str, Any]:
     """Both trainings with each seed -> the figures of one method."""
-    own = {k: v for k, v in flat.items() if k.split(".")[0] not in METHODS or k.startswith(method)}
-    config = RunConfig.parse(own | {"method": method, "track.tensorboard": False})
     figures = {
         "federated": [federated(config, nodes, seed) for seed in seeds],
-        "central": [Loop(config, nodes, seed).run() for seed in seeds],
-        "source_only": [Loop(config, nodes, seed, aligned=False).run() for seed in seeds],
+        "central": [loop(config, nodes, seed).run() for seed in seeds],
+        "source_only": [loop(config, nodes, seed, aligned=False).run() for seed in seeds],
     }
     table = {name: [round(value, 1) for value in each] for name, each in figures.items()}
     pairs = zip(figures["federated"], figures["central"], strict=True)
@@ -239,11 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     if not any(node["role"] == "target" for node in nodes):
         parser.error(f"{args.data} has no {args.target}.npz")
-    flat = presets.settings("fedavg", args.preset)
     answer = {}
     for method in args.method or METHODS:
-        own = {k.replace("fedavg.", f"{method}."): v for k, v in flat.items()}
-        answer[method] = compare(method, nodes, own | overrides(method, args.changes), args.seeds)
+        config = configured(method, args.preset, args.changes)
+        answer[method] = compare(config, taking_part(config, nodes), args.seeds)
         print(f"{method}: {answer[method]}", flush=True)
     print(json.dumps(answer))
 
