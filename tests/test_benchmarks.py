@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedda import plugins
+from fedda import models, plugins
 from fedda.errors import DataError, RunError
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
@@ -36,10 +36,13 @@ ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
 DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
 DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
 DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
-CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=1")
-CENTRAL += ("-c", "model.name=mlp", "-c", "exchange.min-examples=16", "-c", "train.batch-size=32")
-CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "model.sizes=32")
+CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=2")
+CENTRAL += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.batch-size=32")
+CENTRAL += ("-c", "exchange.min-examples=16")
+CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "dils.pretrain=1")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
+METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
+METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
 PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
 PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
 ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
@@ -65,6 +68,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         "8",
     ),
     "lazy": LAZY,
+    "methods": METHODS,
     "photos": PHOTOS,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
@@ -76,13 +80,17 @@ SMALL: dict[str, tuple[str, ...]] = {
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
 # A table that is tested by itself -> the program that makes it.
-PROGRAM_OF = {"lazy": "adversarial"}
+PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
+# What --table methods prints, apart from the load.
+OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
+OF_METHODS |= {"round_s", "central_s", "central_threads", "attention_s", "sums"}
+OF_METHODS |= {"message_s", "messages_s"}
 # Promised keys that are missing because the short run leaves out a part.
 LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
     "adversarial": {"mnist-rotations", "digits", "lazy"},
     "breakdown": {"flower_s"},
-    "exchange": {"resident_per_s", "stock_per_s"},
+    "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
     "memory": {"models_above_idle_N", "models_above_start_N"},
     "photos": {"frozen", "finetuned", "adversarial", "dils"},
@@ -127,7 +135,10 @@ def printed(name: str, here: Path) -> dict[str, Any]:
     figures = json.loads(done.stdout.splitlines()[-1])
     names = set(keys(figures))
     names |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in names}
-    assert promised(program) - names == LEFT_OUT.get(name, set())
+    left_out = LEFT_OUT.get(name, set())
+    if name == "methods":
+        left_out = promised(program) - OF_METHODS - {"load_before"}
+    assert promised(program) - names == left_out
     return figures
 
 
@@ -209,6 +220,18 @@ def test_the_exchange_in_small(here: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_rounds_of_methods_in_small(here: Path) -> None:
+    found = printed("methods", here)
+    # 256 images are 4 batches and one sum; DILS's rounds have three times the steps.
+    assert found["sums"] == {"dils": 3, "fdann": 1, "mdan": 1, "fada": 1}
+    for method, count in found["sums"].items():
+        assert found["messages_s"][method] == pytest.approx(count * found["message_s"], abs=0.01)
+        ratio = found["round_s"][method] / found["central_s"][method]
+        assert found[f"{method}_over_central"] == pytest.approx(ratio, rel=0.05)
+    assert 0 < found["attention_s"] < found["round_s"]["fada"]
+
+
+@pytest.mark.slow
 def test_the_memory_in_small(here: Path) -> None:
     found = printed("memory", here)
     # In units of one model: the models of two sources and the target, and their mean. With smaller
@@ -285,9 +308,62 @@ def test_the_adversarial_methods_in_small(here: Path) -> None:
 @pytest.mark.slow
 def test_the_central_loop_in_small(here: Path) -> None:
     found = printed("central", here)
-    assert set(found) == {"fdann", "fwdgrl", "fdan"}
+    assert set(found) == {"fdann", "fwdgrl", "fdan", "mdan", "fada", "dils"}
     for row in found.values():
         assert row["difference"] == pytest.approx(row["federated"][0] - row["central"][0], abs=0.2)
+
+
+# What is trained so that one loop must give the federation's weights: every step has its own sum,
+# and, where models are averaged, every round has one step.
+EXACT = ("rounds=4", "model.name=mlp", "model.sizes=16,8", "train.lr=0.05", "exchange.clip=1e6")
+SGD = ("discriminator.optimizer=sgd", "discriminator.lr=0.5")
+EXACT += ("exchange.p=1", "exchange.min-examples=32", "exchange.expose-features=true")
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fdann", ()),
+        ("fdann", ("pairs=true", "reversal.loss=reversal", *SGD)),
+        ("fwdgrl", ()),
+        ("fdan", ("fdan.scale=1",)),
+        # equal weights of the sources in all rounds
+        ("mdan", ("gamma=1e-9", "weighting=uniform", "mu=0.5", *SGD)),
+        ("fada", ("weights.alignment=1", *SGD)),
+        ("dils", ("pretrain=2", "loss=adda")),
+        ("dils", ("pretrain=2", "loss=grl", *SGD)),
+    ],
+)
+def test_a_loop_gives_the_weights_of_a_federation(
+    load: Any, tmp_path: Path, method: str, changes: tuple[str, ...]
+) -> None:
+    central, draw = load("central"), np.random.default_rng(0)
+    centre, nodes = draw.normal(size=(4, 12)), []
+    for name, images in (("one", 96), ("other", 64), ("target", 96)):
+        y = np.arange(images) % 4
+        noise = draw.normal(size=(images, 12)) + draw.normal(size=12)
+        x = (centre[y] + noise / 2).astype(np.float32)
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+        role = "target" if name == "target" else "source"
+        nodes.append({"role": role, "name": name, "data": str(path), "threads": 1})
+    batch = "train.batch-size=32" if method == "dils" else "train.batch-size=96"
+    config = central.configured(method, [], [*EXACT, batch, "train.momentum=0", *changes])
+    sites = central.taking_part(config, nodes)
+    central.federated(config, sites, 0, tmp_path / "runs")
+    folder = tmp_path / "runs" / "run"
+    # DILS's target keeps its model at its site.
+    at_target = folder / "sites" / "target" / "run.dils-0.model.safetensors"
+    model, _ = models.load(at_target if method == "dils" else folder / "model.safetensors")
+    ours = central.loop(config, sites, 0)
+    begun = {name: tensor.clone() for name, tensor in ours.model.state_dict().items()}
+    ours.run()
+    theirs = model.state_dict()
+    for name, tensor in ours.model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=1e-5)
+        assert (tensor - begun[name]).abs().max() > 1e-4 or name.endswith(("1.bias", "4.bias"))
 
 
 @pytest.mark.slow

@@ -59,14 +59,16 @@ def loop(config: RunConfig, nodes: Nodes, seed: int, aligned: bool = True) -> Lo
     return (Couple if config.method == "dils" else Joint)(config, nodes, seed, aligned)
 
 
-def federated(config: RunConfig, nodes: Nodes, seed: int) -> float:
-    """The same training over sites, in one process -> accuracy in the last round, in %."""
+def federated(config: RunConfig, nodes: Nodes, seed: int, folder: Path) -> float:
+    """The same training over sites, in one process -> accuracy in the last round, in %.
+
+    The run is stored in the folder.
+    """
     journal = load("server", "journal").Journal(None)
     simulate = load("server", "simulation").simulate
-    with tempfile.TemporaryDirectory() as folder:
-        update = {"dir": folder, "seeds": str(seed)}
-        config = config.model_copy(update={"run": config.run.model_copy(update=update)})
-        results = simulate(config, [dict(node) for node in nodes], journal, "process")
+    update = {"dir": str(folder), "seeds": str(seed)}
+    config = config.model_copy(update={"run": config.run.model_copy(update=update)})
+    results = simulate(config, [dict(node) for node in nodes], journal, "process")
     return 100 * results["trainings"][config.method][0]["rounds"][-1]["accuracy"]
 
 
@@ -94,8 +96,12 @@ def taking_part(config: RunConfig, nodes: Nodes) -> Nodes:
 
 def compare(config: RunConfig, nodes: Nodes, seeds: Sequence[int]) -> dict[str, Any]:
     """Both trainings with each seed -> the figures of one method."""
+    over_sites = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            over_sites.append(federated(config, nodes, seed, Path(folder)))
     figures = {
-        "federated": [federated(config, nodes, seed) for seed in seeds],
+        "federated": over_sites,
         "central": [loop(config, nodes, seed).run() for seed in seeds],
         "source_only": [loop(config, nodes, seed, aligned=False).run() for seed in seeds],
     }
@@ -127,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     if not any(node["role"] == "target" for node in nodes):
         parser.error(f"{args.data} has no {args.target}.npz")
+    if not describe(args.data / f"{args.target}.npz", "target").test:
+        parser.error(f"{args.target}.npz has no labelled tests; give it x_test and y_test")
     answer = {}
     for method in args.method or METHODS:
         config = configured(method, args.preset, args.changes)

@@ -27,6 +27,30 @@ come back, and sends again; nothing is read, checked or added.
 All figures but the last four are medians of --repeats, with exchange and echoes measured in turn; a
 share is the median of the repeats' shares. The last line of the output is one JSON object with
 these keys.
+
+    python examples/benchmarks/exchange.py --table methods
+
+measures a round of DILS, f-DANN, MDAN and FADA (model II) over processes: a server, a target and
+--sources sources on loopback. Beside it, the same steps in one loop of this process, which has the
+data of all sites and sends nothing (`central.py`; it does not compute FADA's attention). The loop
+runs with one thread and with one per core, and the faster one counts. Rounds are timed from their
+start to the next one's, without the target's test, and the first is left out, as is DILS's
+pretraining. Seconds are medians of the rounds, then of --repeats; a ratio is the median of the
+repeats' ratios.
+
+    dils_over_central   seconds of a round over processes / seconds in one loop, for DILS
+    fdann_over_central  the same for f-DANN
+    mdan_over_central   the same for MDAN
+    fada_over_central   the same for FADA
+    round_s             seconds of a round over processes, by method
+    central_s           seconds of the same steps in one loop, by method
+    central_threads     threads of that loop, by method
+    attention_s         seconds of FADA's round in which the target compares the sources' models
+    sums                how often a site sends gradients in a round, by method
+    message_s           seconds of one Flower request to all sources, with their replies, and with
+                        a tiny model; less the sources' own work
+    messages_s          `sums` times `message_s`, by method: what Flower messages in place of the
+                        exchange would take. It is calculated; no such round is run
 """
 
 import argparse
@@ -200,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--table", choices=("sums", "methods"), default="sums")
     parser.add_argument("--syncs", type=int, default=2000, help="of 1 kB, per measurement")
     parser.add_argument("--large-syncs", type=int, default=300, help="of 1 MB, per measurement")
     parser.add_argument("--repeats", type=int, default=3)
@@ -209,6 +234,15 @@ def main() -> None:
     parser.add_argument("--skip-flower", action="store_true", help="skip Flower's messages")
     parser.add_argument("--flower-rounds", type=int, default=10, help="with fedda-client")
     parser.add_argument("--stock-rounds", type=int, default=3, help="with Flower's SuperNode")
+    methods = parser.add_argument_group("with --table methods")
+    methods.add_argument("--sources", type=int, default=3)
+    methods.add_argument("--images", type=int, default=1024, help="of noise, at every site")
+    methods.add_argument("--shape", default="32,32,3", help="of an image; one number: vectors")
+    methods.add_argument("--network", default="lenet", help="model.name; batches have 64 images")
+    methods.add_argument("--rounds", type=int, default=5, help="counted ones, per measurement")
+    methods.add_argument(
+        "-c", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="a setting"
+    )
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
@@ -216,6 +250,11 @@ def main() -> None:
         return
 
     figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 2)}
+    if args.table == "methods":
+        import beside  # loads torch, which participants and echoes do without
+
+        print(json.dumps(figures | beside.table(args)))
+        return
     figures |= compare("1kb", args.syncs, args.repeats)
     figures |= compare("1mb", args.large_syncs, args.repeats)
     ratios = []

@@ -116,6 +116,18 @@ class Measured:
             for round_, after in counted
         )
 
+    def untested(self) -> list[float]:
+        """Seconds of each round but the last, from its start to the next one's, without the test.
+
+        No round is left out as a warm-up.
+        """
+        return [
+            after[0].began
+            - round_[0].began
+            - sum(wave.seconds for wave in round_ if wave.kind == "evaluate")
+            for round_, after in zip(self.rounds, self.rounds[1:], strict=False)
+        ]
+
     def per_wave(self, kind: str) -> list[Wave]:
         """The waves of one kind, without the warm-up."""
         return [w for round_ in self.rounds[WARM_UP:] for w in round_ if w.kind == kind]
