@@ -83,7 +83,14 @@ SMALL: dict[str, tuple[str, ...]] = {
 PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
 # What --table methods prints, apart from the load.
 OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
-OF_METHODS |= {"round_s", "central_s", "central_threads", "attention_s", "sums"}
+OF_METHODS |= {
+    "fada_steps_over_central",
+    "round_s",
+    "central_s",
+    "central_threads",
+    "attention_s",
+    "sums",
+}
 OF_METHODS |= {"message_s", "messages_s"}
 # Promised keys that are missing because the short run leaves out a part.
 LEFT_OUT: dict[str, set[str]] = {
@@ -229,6 +236,7 @@ def test_the_rounds_of_methods_in_small(here: Path) -> None:
         ratio = found["round_s"][method] / found["central_s"][method]
         assert found[f"{method}_over_central"] == pytest.approx(ratio, rel=0.05)
     assert 0 < found["attention_s"] < found["round_s"]["fada"]
+    assert 0 < found["fada_steps_over_central"] < found["fada_over_central"]
 
 
 @pytest.mark.slow

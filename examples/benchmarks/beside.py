@@ -140,7 +140,9 @@ def figures(
         return {method: round(value, 4) for method, value in of.items()}
 
     ratios = {m: statistics.median(r.round_s / r.central_s for r in rows[m]) for m in rows}
+    steps = [(r.round_s - r.attention_s) / r.central_s for r in rows["fada"]]
     return {f"{method}_over_central": round(ratio, 3) for method, ratio in ratios.items()} | {
+        "fada_steps_over_central": round(statistics.median(steps), 3),
         "round_s": medians("round_s"),
         "central_s": medians("central_s"),
         "central_threads": medians("threads"),

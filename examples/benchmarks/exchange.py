@@ -41,7 +41,8 @@ repeats' ratios.
     dils_over_central   seconds of a round over processes / seconds in one loop, for DILS
     fdann_over_central  the same for f-DANN
     mdan_over_central   the same for MDAN
-    fada_over_central   the same for FADA
+    fada_over_central   the same for FADA, with its attention
+    fada_steps_over_central  the same without `attention_s`, as the loop computes no attention
     round_s             seconds of a round over processes, by method
     central_s           seconds of the same steps in one loop, by method
     central_threads     threads of that loop, by method
