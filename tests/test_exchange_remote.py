@@ -24,8 +24,18 @@ from hypothesis import strategies as st
 
 from fedda import exchange
 from fedda.errors import ExchangeError
-from fedda.exchange import Group, Host, Invitation, LocalHost, Session, frames, tls
+from fedda.exchange import (
+    Group,
+    Host,
+    Invitation,
+    LocalHost,
+    Session,
+    connections,
+    frames,
+    tls,
+)
 from fedda.exchange.exchange_pb2 import Down, Gradient, Hello, Position, Sum, Up, Welcome
+from fedda.exchange.tally import Tally
 
 from .relay import Relay
 
@@ -107,6 +117,45 @@ def local_sums(groups: Sequence[Group]) -> dict[str, list[bytes]]:
         sites = list(session.invitations)
         works = [lambda s=s: train(session.invitations[s]) for s in sites]
         return {s: f.result() for s, f in zip(sites, together(*works), strict=True)}
+
+
+def test_sums_do_not_wait_for_the_hash_of_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server hashes beside the exchange, and its tallies are complete when they are read."""
+    hashing, hashed = threading.Event(), Tally.add
+
+    def add(tally: Tally, frame: bytes) -> None:
+        if threading.current_thread() in readers:
+            assert hashing.wait(10)
+        hashed(tally, frame)
+
+    readers: list[threading.Thread] = []
+    read = connections.Connections._read
+
+    def noted(self: Any, *args: Any) -> None:
+        readers.append(threading.current_thread())
+        read(self, *args)
+
+    monkeypatch.setattr(Tally, "add", add)
+    monkeypatch.setattr(connections.Connections, "_read", noted)
+    one = replace(PAIR, syncs=1)
+
+    def swap(invitation: Invitation) -> Any:
+        with exchange.connect(invitation) as stream:
+            total = stream.swap("pair", gradient(invitation.node, 0), 256)
+            return total, stream.tallies["pair"].about()
+
+    with opened([one]) as session, ThreadPoolExecutor(1) as pool:
+        works = [lambda s=s: swap(session.invitations[s]) for s in one.members]
+        ours = [future.result() for future in together(*works)]  # the hashes have not begun
+        read_later = pool.submit(session.tallies)
+        with pytest.raises(TimeoutError):
+            read_later.result(0.2)
+        hashing.set()
+        theirs = read_later.result(10)
+        assert len(readers) == 2
+    for site, (total, about) in zip(one.members, ours, strict=True):
+        np.testing.assert_array_equal(total, gradient("a", 0) + gradient("b", 0))
+        assert about["frames"] == 1 and theirs[site, "pair"].about() == about
 
 
 def test_sums_equal_those_without_a_network(caplog: pytest.LogCaptureFixture) -> None:

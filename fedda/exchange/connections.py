@@ -2,6 +2,7 @@
 
 Each connection has two threads: one reads what the site sends, the other writes the frames in the
 connection's queue. All these threads, and the clock's, hold one lock while they use the meeting.
+The hash of a large frame takes as long as sending it, so it is computed without that lock.
 """
 
 import logging
@@ -33,6 +34,7 @@ class Connection:
         self.greeted = False  # its Hello has come
         self.ended = False  # the frame that ends it is in the queue
         self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.taking = threading.Lock()  # from the arrival of a frame until it is counted
 
 
 class Connections:
@@ -45,10 +47,19 @@ class Connections:
         self.lock = threading.Lock()
         self._meeting = meeting
         self._bytes_to, self._bytes_from = bytes_to, bytes_from
-        self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)  # by site and group
+        self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         self._connected: dict[str, Connection] = {}
         self._strangers = 0
         self._closing = False
+
+    def tallies(self) -> dict[tuple[str, str], Tally]:
+        """What has come, by site and group, with every gradient that was added so far."""
+        with self.lock:
+            connections = list(self._connected.values())
+        for connection in connections:
+            with connection.taking:
+                pass
+        return dict(self._tallies)
 
     def tick(self) -> None:
         with self.lock:
@@ -110,10 +121,13 @@ class Connections:
         """Read all that a site sends, until it leaves or its connection breaks."""
         try:
             for data in incoming:
-                with self.lock:
-                    self._bytes_from[connection.site] += len(data)
-                    self._take(connection, data)
-                    self._announce_end()
+                with connection.taking:
+                    with self.lock:
+                        self._bytes_from[connection.site] += len(data)
+                        group = self._take(connection, data)
+                        self._announce_end()
+                    if group is not None:
+                        self._tallies[connection.site, group].add(data)
         except grpc.RpcError:
             pass  # the connection broke
         except Exception as error:  # a defect of fedda: no site should wait for ever
@@ -128,18 +142,18 @@ class Connections:
                 self._connected.pop(connection.site)
             connection.out.put(None)
 
-    def _take(self, connection: Connection, data: bytes) -> None:
-        """Take one frame; a frame that is not due ends the session."""
+    def _take(self, connection: Connection, data: bytes) -> str | None:
+        """Take one frame -> the group of a gradient; a frame that is not due ends the session."""
         site, meeting = connection.site, self._meeting
         if meeting.ended:
-            return  # the frame was on its way when the session ended
+            return None  # the frame was on its way when the session ended
         try:
             up, values = frames.up(data)
             kind = up.WhichOneof("kind")
             if kind == "gradient" and connection.greeted:
                 self._add(site, up.gradient, values)
-                self.tallies[site, up.gradient.group].add(data)
-            elif kind == "leave":
+                return up.gradient.group
+            if kind == "leave":
                 meeting.leave(site)
                 connection.out.put(None)
             elif kind == "hello" and not connection.greeted:
@@ -149,6 +163,7 @@ class Connections:
                 raise ExchangeError(f"{site} sent a frame of kind '{kind}', which is not due.")
         except ExchangeError as error:
             meeting.refuse(site, str(error))
+        return None
 
     def _add(self, site: str, head: Gradient, values: Vector) -> None:
         total = self._meeting.add(site, head.group, head.index, head.examples, values)

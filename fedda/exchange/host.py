@@ -130,7 +130,7 @@ class RemoteSession(Session):
         self._clock.start()
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
-        return self._connections.tallies
+        return self._connections.tallies()
 
     def give_up(self, site: str) -> None:
         self._connections.give_up(site)

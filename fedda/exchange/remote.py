@@ -81,9 +81,9 @@ class RemoteStream(Stream):
         with self._changed:
             self._check_open()
             self._unanswered[group] = (index, data)
-            self.tallies[group].add(data)
             if self._out is not None:
                 self._out.put(data)
+        self.tallies[group].add(data)  # while the frame travels
 
     def _pull(self, group: str, index: int) -> Vector:
         with self._changed:
