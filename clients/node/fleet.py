@@ -51,7 +51,7 @@ from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
 log = logging.getLogger("fedda.client")
 
 # The server counts a node as dead after twice this time without a heartbeat (its minimum is 10 s).
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 30.0
 BEAT_EVERY_S = 5.0
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
 

@@ -34,7 +34,6 @@ class Connection:
         self.greeted = False  # its Hello has come
         self.ended = False  # the frame that ends it is in the queue
         self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.taking = threading.Lock()  # from the arrival of a frame until it is counted
 
 
 class Connections:
@@ -48,16 +47,16 @@ class Connections:
         self._meeting = meeting
         self._bytes_to, self._bytes_from = bytes_to, bytes_from
         self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        # By site, from the arrival of a frame until it is counted: also over a site's connections.
+        self._taking = {site: threading.Lock() for site in bytes_from}
         self._connected: dict[str, Connection] = {}
         self._strangers = 0
         self._closing = False
 
     def tallies(self) -> dict[tuple[str, str], Tally]:
         """What has come, by site and group, with every gradient that was added so far."""
-        with self.lock:
-            connections = list(self._connected.values())
-        for connection in connections:
-            with connection.taking:
+        for taking in self._taking.values():
+            with taking:
                 pass
         return dict(self._tallies)
 
@@ -121,7 +120,7 @@ class Connections:
         """Read all that a site sends, until it leaves or its connection breaks."""
         try:
             for data in incoming:
-                with connection.taking:
+                with self._taking[connection.site]:
                     with self.lock:
                         self._bytes_from[connection.site] += len(data)
                         group = self._take(connection, data)
