@@ -222,6 +222,8 @@ def test_the_exchange_in_small(here: Path) -> None:
         assert found[f"syncs_per_s_{size}"] > 5
         assert 0.05 < found[f"share_of_echo_{size}"] < 5
         assert 0.05 < found[f"share_of_two_echoes_{size}"] < 10
+    assert found["syncs_per_s_1kb_8"] > 5
+    assert 0.05 < found["share_of_8_echoes_1kb"] < 10
     assert 0.5 < found["slowdown_8_over_2"] < 50
     assert found["memory_growth_mb"] < 20
 

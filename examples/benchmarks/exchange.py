@@ -16,6 +16,8 @@ come back, and sends again; nothing is read, checked or added.
     share_of_two_echoes_1kb  the same when two clients send echoes at once, as two participants do;
                              the rate of the slower client counts
     share_of_two_echoes_1mb  the same for the large gradient
+    syncs_per_s_1kb_8        syncs of eight participants, small gradients
+    share_of_8_echoes_1kb    the same / echoes per second of the slowest of eight clients
     slowdown_8_over_2        1 kB syncs per second: with two participants / with eight
     memory_growth_mb         growth of this process, the server, in resident memory: from the first
                              tenth of --memory-syncs to the last of them
@@ -23,6 +25,16 @@ come back, and sends again; nothing is read, checked or added.
                              wave of training messages, less the sites' own work
     stock_per_s              the same with Flower's own SuperNode
     load_before              the machine's load average when the benchmark began
+
+An echo has less to do than a sync. The server has a gradient of every participant to receive and a
+sum to send to each, so the echo of as many clients at once is what is comparable. In an echo one
+thread of each process receives and sends. In a sync a frame passes from the thread that reads it
+to the thread that waits for it, once at the server and once at the participant, as sums of other
+groups and broken connections must be noticed meanwhile. A small sync takes the server about 0.2 ms
+of processor time more than an echo of two clients; checking, adding and packing are 0.02 ms of it,
+which leaves the rest to the change of threads. A large one has the SHA-256 of each gradient's frame
+for the audit log, about 0.5 ms per MB at the site and at the server, while frames travel; checks,
+sum and copies take about 0.02 ms each.
 
 All figures but the last four are medians of --repeats, with exchange and echoes measured in turn; a
 share is the median of the repeats' shares. The last line of the output is one JSON object with
@@ -190,6 +202,27 @@ def compare(name: str, count: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def of_eight(count: int, repeats: int) -> dict[str, Any]:
+    """Measure two and eight participants and eight echoes in turn -> the figures of eight."""
+    size, rates = SIZES["1kb"], []
+    for _ in range(repeats):
+        two, eight, all_echoes = (
+            syncs(size, 2, count),
+            syncs(size, 8, count),
+            echoes(size, 8, count),
+        )
+        live.say(
+            f"two participants: {two:.0f} syncs a second, eight: {eight:.0f}; {all_echoes:.0f} "
+            "echoes of each of eight clients"
+        )
+        rates.append((two, eight, all_echoes))
+    return {
+        "syncs_per_s_1kb_8": round(statistics.median(eight for _, eight, _ in rates), 1),
+        "share_of_8_echoes_1kb": round(statistics.median(a / b for _, a, b in rates), 3),
+        "slowdown_8_over_2": round(statistics.median(a / b for a, b, _ in rates), 2),
+    }
+
+
 def resident() -> float:
     """Resident memory of this process, in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -258,12 +291,7 @@ def main() -> None:
         return
     figures |= compare("1kb", args.syncs, args.repeats)
     figures |= compare("1mb", args.large_syncs, args.repeats)
-    ratios = []
-    for _ in range(args.repeats):
-        two, eight = (syncs(SIZES["1kb"], number, args.syncs // 2) for number in (2, 8))
-        live.say(f"two participants: {two:.0f} syncs a second, eight: {eight:.0f}")
-        ratios.append(two / eight)
-    figures["slowdown_8_over_2"] = round(statistics.median(ratios), 2)
+    figures |= of_eight(args.syncs // 2, args.repeats)
     if args.memory_syncs:
         figures["memory_growth_mb"] = round(growth(args.memory_syncs), 2)
         live.say(f"memory grew by {figures['memory_growth_mb']} MB over {args.memory_syncs} syncs")
