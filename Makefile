@@ -5,8 +5,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-# Slow tests that run at once: one more than 2 cores, as many only wait for processes; 3 GB each.
-SLOW ?= 3
+# Slow tests that run at once. Each starts up to six processes and takes 3 GB, and some keep deadlines.
+SLOW ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 # Compiles with all cores; pip would use one. Files that are not for this Python are passed over.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true

@@ -227,6 +227,7 @@ def test_a_site_reconnects_before_the_server_noticed_the_break() -> None:
         a = exchange.connect(replace(session.invitations["a"], port=relay.port))
         with exchange.connect(session.invitations["b"]) as b, a:
             b.send("pair", gradient("b", 0), 256)
+            until(lambda: session._meeting.is_connected("a"))
             relay.forget()
             until(lambda: "refused" in notices.kinds("a"))
             relay.remember()
@@ -235,7 +236,7 @@ def test_a_site_reconnects_before_the_server_noticed_the_break() -> None:
     assert notices.kinds("a")[-2:] == ["resumed", "left"]
 
 
-def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends
