@@ -28,6 +28,9 @@ BATCH, LR, DI_LR, GAMMA, WIDTH = 16, 0.02, 0.01, 10.0, 16
 BETAS = (0.4, 0.99)
 FAST = 100.0  # times the rate at which a critic soon meets its bound
 SETTINGS: dict[str, Any] = {
+    "fdann.reversal.strength": 1.0,
+    "fwdgrl.reversal.strength": 1.0,
+    "fdan.reversal.strength": 1.0,
     "rounds": 2,
     "run.name": "four",
     "model.name": "mlp",

@@ -88,7 +88,7 @@ class Reversal(Section):
     """How strongly encoders learn to deceive the discriminator."""
 
     strength: float = Field(
-        default=1.0, ge=0, description="weight of the domain loss; cross entropy weighs 1"
+        default=0.1, ge=0, description="weight of the domain loss; cross entropy weighs 1"
     )
     schedule: Literal["ganin", "constant"] = Field(
         default="ganin", description="ganin: the weight grows from 0; constant: it does not"

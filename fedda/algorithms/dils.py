@@ -51,7 +51,8 @@ class Config(Critic):
     lr: float = Field(
         default=0.0002,
         gt=0,
-        description="learning rate of an adapting encoder, by Adam; if too high, it collapses",
+        description="learning rate of an adapting encoder, by Adam; if too high, it collapses, "
+        "with cada already at 2e-4 (5e-5 held)",
     )
     beta1: float = Field(
         default=BETA1, ge=0, lt=1, description="Adam's average of that encoder's gradients"

@@ -91,6 +91,10 @@ HEADS: Preset = {
     "model.dropout": Given(0.5, OURS),
     "fedavg.weighting": Given("uniform", "ours: small sources may be nearest to the target"),
     "kd3a.focus-by-examples": Given(False, "ours: as for fedavg.weighting; KD3A's code"),
+    **{
+        f"{method}.reversal.strength": Given(1.0, "its paper; the encoder is one layer here")
+        for method in ("fdann", "fwdgrl", "fdan")
+    },
     "rounds": Given(60, OURS),
     "train.batch-size": Given(50, "ours: as KD3A on small networks"),
     "train.optimizer": Given("sgd", "ours: as SHOT"),
