@@ -19,7 +19,6 @@ from fedda.errors import ConfigError
 from fedda.exchange import Stream
 from fedda.maths import gap
 from fedda.models import Extension
-from fedda.train import seed_for, windows
 from fedda.wire import Packed
 
 from . import fdann
@@ -82,12 +81,6 @@ class Member(fdann.Member):
             apart.follow()
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
-
-    def unsummed(self, count: int) -> Iterator[Tensor]:
-        """Batches for so many steps of a source whose gradients stay here."""
-        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
-        first = (self.request.round - 1) * count
-        return windows(self.site.blocks.blocks, size, 1, seed, first, count)
 
     @property
     def labelled(self) -> bool:

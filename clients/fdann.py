@@ -75,6 +75,12 @@ class Member(Summing):
         told = [share for share in shares if share is not None]
         return {"clipped": sum(told) / len(told)} if told else {}
 
+    def unsummed(self, count: int) -> Iterator[Tensor]:
+        """Batches for so many steps of a site whose gradients stay there."""
+        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        first = (self.request.round - 1) * count
+        return windows(self.site.blocks.blocks, size, 1, seed, first, count)
+
     def whole_windows(self, count: int) -> Iterator[Tensor]:
         """Return the round's batches, one for each step of the discriminators.
 
@@ -192,9 +198,8 @@ class Source(Member, fedavg.Source):
     def alone(self) -> Numbers:
         """Take the round's steps on cross entropy -> its mean, and their number."""
         count, optimizer = self.request.steps, self.optimizer()
-        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
-        first, total = (self.request.round - 1) * count, torch.zeros((), device=self.device)
-        for indices in windows(self.site.blocks.blocks, size, 1, seed, first, count):
+        total = torch.zeros((), device=self.device)
+        for indices in self.unsummed(count):
             loss = self.classify(self.features(indices), indices)
             optimizer.zero_grad()
             loss.backward()
