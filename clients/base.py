@@ -301,12 +301,12 @@ class Client(NumPyClient):
             tested.check_answers(p, self.site.min_images)
         return p
 
-    def _released(self, name: str, value: float, images: int) -> float:
+    def _released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
         """A number of a test over so many images, as it leaves this site."""
         C = self.task.classes
         bounds = {"infomax": math.log(C), "loss": tested.LOSS_MOST, "predicted": C}
         most = bounds.get(name, 1.0)
-        return tested.released(name, value, images, most, self.site.test_noise)
+        return tested.released(name, value, images, most, self.site.test_noise, least)
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: load data and model, and seed the random numbers."""

@@ -29,6 +29,8 @@ from .site.clusters import gap_of
 from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site.request import Numbers, Request
 
+LEAST_GAIN = -10.0  # relative to the gap statistic before; a smaller one leaves as this
+
 
 class Member(fdann.Member):
     """What both parts do in models II and III."""
@@ -138,17 +140,23 @@ class Target(Member, fdann.Target):
 
     @torch.no_grad()
     def attend(self) -> Numbers:
-        """Line 15, eq. 3: how much tighter its clusters are with each source's update."""
-        images, unit = torch.cat(self.shares()).unique(), self.options.gain
+        """Line 15, eq. 3: how much tighter its clusters are with each source's update.
+
+        The server chooses the candidates, so a gain leaves as coarse as the numbers of a test.
+        """
+        images = torch.cat(self.shares()).unique()
         before = gap_of(self, self.model, images)
         other = self.workspace.hold("candidate", self.workspace.blank)
-        scale = {"image": float(len(images)), "sum": 1.0, "relative": float(before)}[unit] or 1.0
+        whole = float(f"{float(before):.2e}")
+        unit = {"relative": 1.0, "image": whole / len(images), "sum": whole}[self.options.gain]
         numbers: Numbers = {"steps": 0}
         for name, packed in self.request.arrays.items():
             if name.startswith("candidate/"):
                 models.load_arrays(other, packed.unpack())
-                gain = gap.gap_gain(before, gap_of(self, other, images))
-                numbers[name.replace("candidate", "gain", 1)] = float(gain) / scale
+                gain = float(gap.gap_gain(before, gap_of(self, other, images)))
+                relative = gain / (float(before) or 1.0)
+                coarse = self._released("gain", relative, len(images), LEAST_GAIN)
+                numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers
 
     def outgoing(self) -> dict[str, Packed]:

@@ -351,12 +351,15 @@ class Part:
         leaves: arrays and numbers of the reply.
         gradients: patterns of the groups of the exchange in which the site may sum gradients.
         labels: whether the part needs a site that has labels.
+        judges: whether the reply's numbers say how good each received model is. Each model counts
+            as a test then, in the site's policy and budget.
     """
 
     enters: Rule = field(default_factory=Rule)
     leaves: Rule = field(default_factory=Rule)
     gradients: frozenset[str] = frozenset()
     labels: bool = False
+    judges: bool = False
 
     def check_groups(self, groups: Mapping[str, int], layouts: Mapping[str, Manifest]) -> None:
         """Refuse gradients that may not leave this part, or that have another size.

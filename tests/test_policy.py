@@ -31,7 +31,15 @@ from fedda import exchange, models, records
 from fedda.cli import app
 from fedda.cli.client import app as client_command
 from fedda.config import ModelConfig
-from fedda.errors import BudgetError, Code, ConfigError, DataError, PolicyError, public
+from fedda.errors import (
+    BudgetError,
+    Code,
+    ConfigError,
+    DataError,
+    PolicyError,
+    QuorumError,
+    public,
+)
 from fedda.exchange import Group, Invitation, LocalHost
 from fedda.exchange.host import Host
 from fedda.settings import Task
@@ -127,11 +135,11 @@ def test_the_commands_write_check_and_show_a_policy(tmp_path: Path) -> None:
     again = fedda("init", file)
     assert again.exit_code == 1 and "exists already" in again.output
     checked = fedda("check", file)
-    assert checked.exit_code == 0 and "1,000 to test" in checked.output
+    assert checked.exit_code == 0 and "1,000 models to test" in checked.output
     budget = Policy.read(file).budget
-    Spent(tmp_path, budget).request("a training", is_test=True)
+    Spent(tmp_path, budget).request("a training", tests=1)
     shown = fedda("show", file, "--state-dir", tmp_path)
-    assert shown.exit_code == 0 and "requests to test" in shown.output
+    assert shown.exit_code == 0 and "models to test" in shown.output
     file.write_text("[leaving]\nmodels = 3")
     wrong = fedda("check", file)
     assert wrong.exit_code == 1 and wrong.output.startswith("error: ")
@@ -328,27 +336,50 @@ def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path:
     budget = policy(text, tmp_path).budget
     spent = Spent(tmp_path, budget)
     assert spent.used() == Used()
-    spent.request("a", is_test=False)
-    spent.request("a", is_test=True, size=400)
-    with pytest.raises(BudgetError, match="1 requests to test is spent"):
-        Spent(tmp_path, budget).request("a", is_test=True)
-    Spent(tmp_path, budget).request("b", is_test=False)
+    spent.request("a", tests=0)
+    spent.request("a", tests=1, size=400)
+    with pytest.raises(BudgetError, match="1 models to test is spent"):
+        Spent(tmp_path, budget).request("a", tests=1)
+    Spent(tmp_path, budget).request("b", tests=0)
     with pytest.raises(BudgetError, match="2 training requests is spent"):
-        spent.request("b", is_test=False)
+        spent.request("b", tests=0)
     more = budget.model_copy(update={"rounds": 9})
     with pytest.raises(BudgetError, match="2 different trainings"):
-        Spent(tmp_path, more).request("c", is_test=False)
+        Spent(tmp_path, more).request("c", tests=0)
     spent.leaving(600)
     with pytest.raises(BudgetError, match=r"0\.001 MB leave this site in all"):
         spent.leaving(1)
     assert Spent(tmp_path, budget).used() == Used(rounds=2, tests=1, trainings=2, bytes=1000)
 
 
+@pytest.mark.parametrize(
+    ("text", "answered"),
+    [
+        ("[budget]\ntests = 4", True),
+        ("[budget]\ntests = 3", False),
+        ("[leaving]\ntests = false", False),
+    ],
+)
+def test_each_model_to_compare_counts_as_a_test(
+    domains: list[Node], tmp_path: Path, text: str, answered: bool
+) -> None:
+    """FADA's target compares a model of each of three sources with one without any."""
+    nodes = obeying(domains, text, tmp_path)
+    bench = a_bench(nodes, "fada", fada__parts="attention", fada__weighting="attention")
+    if not answered:
+        with pytest.raises(QuorumError, match="town"):
+            bench.round()
+    else:
+        bench.round()
+    used = Spent(tmp_path / "town", Policy().budget).used()
+    assert (used.tests, used.rounds) == (4 if answered else 0, 0)
+
+
 def test_a_damaged_database_answers_nothing(tmp_path: Path) -> None:
     spent = Spent(tmp_path, Policy().budget)
     spent.path.write_bytes(b"this is no database, and it is longer than a header of one" * 20)
     with pytest.raises(DataError, match="move it away to begin anew"):
-        spent.request("a", is_test=False)
+        spent.request("a", tests=0)
 
 
 BOOK = """

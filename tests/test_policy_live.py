@@ -108,7 +108,7 @@ def test_a_spent_budget_of_tests_stays_spent_after_a_restart(
     again = hub.begin("again", settings)
     again.finish()
     assert again.find("trouble", what="failed", site="town", text=Code.BUDGET.public)
-    assert "budget of 1 requests to test is spent" in hub.processes["town"].text()
+    assert "budget of 1 models to test is spent" in hub.processes["town"].text()
 
 
 def test_an_invitation_to_another_host_opens_no_connection(hub: Federation) -> None:

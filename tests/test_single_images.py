@@ -154,6 +154,8 @@ def test_numbers_of_a_test_by_hand() -> None:
     assert tested.released("infomax", 0.4567, 40, log3, 0) == 0.46
     assert tested.released("infomax", -0.2, 40, log3, 0) == 0
     assert tested.released("loss", 123.4, 40, 10, 0) == 10
+    assert tested.released("gain", 0.12345, 40, 1, 0, -10) == 0.123
+    assert tested.released("gain", -12.3, 40, 1, 0, -10) == -10
     assert tested.released("accuracy", 2 / 3, 30, 1, 0) == 2 / 3  # steps of 1/30 hide more
     assert tested.released("accuracy", 0.66666, 30_000, 1, 0) == 0.667
     assert tested.released("accuracy-ensemble", 0.66666, 30_000, 1, 0) == 0.667

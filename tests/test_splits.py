@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from clients.site.memory import Site
 from fedda import data
+from fedda.cli import app as whole
 from fedda.cli.data import app
 from fedda.data import table
 from fedda.errors import ConfigError, DataError
@@ -220,6 +221,37 @@ def test_a_split_is_cut_into_sites(tmp_path: Path, form: str) -> None:
     with pytest.raises(DataError, match=r"no (rows of the )?split dev.*--split"):
         table.split(path, tmp_path / "none", "clinic", "dev")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_rotated_domain_is_of_the_split(tmp_path: Path) -> None:
+    path, out = folder(tmp_path / "site"), tmp_path / "out"
+    command = ["rotate", str(path), str(out), "--angles", "0,90", "--size", "8"]
+    done = CliRunner().invoke(app, [*command, "--everywhere", "--split", "validation"])
+    assert done.exit_code == 0, done.output
+    turned = data.load_source(out / "90")
+    assert sorted(values(turned.x)) == [*PARTS["validation"]]
+
+
+def test_a_comparison_trains_on_the_split_and_is_not_mixed_with_others(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("here", "there"):
+        arrays: dict[str, Any] = {}
+        for part, count in {"train": 24, "dev": 32, "test": 8}.items():
+            arrays[f"x_{part}"] = draw.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+            arrays[f"y_{part}"] = np.arange(count) % 2
+        (tmp_path / "data").mkdir(exist_ok=True)
+        np.savez(tmp_path / "data" / f"{name}.npz", **arrays)
+    command = ["compare", "fedavg", "--data", str(tmp_path / "data"), "--target", "here"]
+    command += ["--seeds", "7,", "--rounds", "1", "-c", "model.name=mlp", "-c", "model.sizes=4"]
+    command += ["--jobs", "1"]
+    command += ["--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(whole, [*command, "--split", "dev"])
+    assert done.exit_code == 0, done.output
+    (results,) = (tmp_path / "out" / "cells").glob("*/results.json")
+    sites = json.loads(results.read_text())["sites"]
+    assert [site["examples"] for site in sites] == [32, 32]
+    other = CliRunner().invoke(whole, command)
+    assert other.exit_code == 1 and "was run with split 'dev', not ''" in other.output
 
 
 def test_check_shows_the_split(tmp_path: Path) -> None:

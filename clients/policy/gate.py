@@ -124,7 +124,8 @@ class Gate:
             training = hashlib.sha256(task.encode()).hexdigest()
             groups = request.exchange.invitation.groups if request.exchange else ()
             size = sum(4 * group.size * group.syncs for group in groups)
-            self._spent.request(training, request.is_test, size)
+            tests = len(request.arrays) if request.contract.judges else int(request.is_test)
+            self._spent.request(training, tests, size)
 
     def release(self, arrays: Mapping[str, Packed], size: int) -> None:
         """Let a reply leave.
@@ -147,7 +148,8 @@ class Gate:
             self._check_kind(kind)
         if request.contract.gradients or request.exchange is not None:
             self._check_kind(Kind.GRADIENT)
-        if request.is_test and not self.policy.leaving.tests:
+        told = request.is_test or request.contract.judges
+        if told and not self.policy.leaving.tests:
             raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
 
     def _check_kind(self, kind: Kind) -> None:

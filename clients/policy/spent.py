@@ -48,12 +48,12 @@ class Spent:
         with self._open() as base:
             return _used(base)
 
-    def request(self, training: str, is_test: bool, size: int = 0) -> None:
+    def request(self, training: str, tests: int, size: int = 0) -> None:
         """Book a request before it is worked on.
 
         Args:
             training: what tells this training from others.
-            is_test: whether it asks for a test, not for training.
+            tests: how many models it asks to test; 0: it asks for training.
             size: bytes that will leave before the reply: the sums of gradients.
 
         Raises:
@@ -61,7 +61,7 @@ class Spent:
         """
         with self._open() as base:
             base.execute("INSERT OR IGNORE INTO trainings VALUES (?)", (training,))
-            _add(base, rounds=int(not is_test), tests=int(is_test), bytes=size)
+            _add(base, rounds=int(not tests), tests=tests, bytes=size)
             self._check(_used(base))
 
     def leaving(self, size: int) -> None:
@@ -78,7 +78,7 @@ class Spent:
         most, left = self._budget, "nothing more is done until the site's policy gives more"
         for what, count, limit in (
             ("training requests", used.rounds, most.rounds),
-            ("requests to test", used.tests, most.tests),
+            ("models to test", used.tests, most.tests),
             ("different trainings", used.trainings, most.trainings),
         ):
             if limit is not None and count > limit:

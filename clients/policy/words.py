@@ -38,7 +38,7 @@ test-noise = 0.0             # noise on the numbers of tests, in units of their 
 
 [budget]                     # over all runs of all servers, kept in STATE_DIR/budget.db
 rounds = 1000                # requests to train; in some methods a round is two
-tests = 1000                 # requests to test
+tests = 1000                 # models to test
 trainings = 20               # different trainings: methods, seeds, settings
 megabytes = 100_000          # that leave this site
 
@@ -75,7 +75,7 @@ def words(policy: Policy) -> Iterator[str]:
     if protect.test_noise:
         yield f"Numbers of tests carry noise of {protect.test_noise:g} of their range."
     yield (
-        f"In all: {_most(most.rounds)} requests to train, {_most(most.tests)} to test, "
+        f"In all: {_most(most.rounds)} requests to train, {_most(most.tests)} models to test, "
         f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave."
     )
     hosts = " or ".join(["the server that the client dials", *policy.exchange.hosts])
@@ -92,7 +92,7 @@ def left(policy: Policy, used: Used) -> Iterator[tuple[str, str, str]]:
     """What was used of each budget -> its name, what was used, and what it is."""
     most = policy.budget
     yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
-    yield "requests to test", f"{used.tests:,}", _most(most.tests)
+    yield "models to test", f"{used.tests:,}", _most(most.tests)
     yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
     yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
 

@@ -8,6 +8,7 @@ from fedda.models import Model, evaluating
 from fedda.train import seed_for
 
 from ..base import Client
+from .tested import check_spread
 
 
 def gap_of(client: Client, model: Model, images: Tensor) -> Tensor:
@@ -19,9 +20,14 @@ def gap_of(client: Client, model: Model, images: Tensor) -> Tensor:
         client: the target's client.
         model: the model.
         images: indices of images.
+
+    Raises:
+        WireError: a few images alone have most of the features' variance.
     """
     task = client.task
     with evaluating(model):
         z = torch.cat([model.features(client.inputs(part)) for part in images.split(256)])
+    if not client.site.reproducible:  # in an experiment, a training that failed is a result
+        check_spread(z, client.site.min_images)
     seed = seed_for(task.seed, client.site.name, client.request.round, "clusters") % 2**32
     return gap.gap_statistic(z, gap.clusters(z, task.classes, seed))

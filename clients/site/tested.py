@@ -20,28 +20,32 @@ STEP = {
     "loss": 0.01,
     "accuracy": 0.001,
     "predicted": 1,
+    "gain": 0.001,
 }  # by the part of a name before a dash
 LOSS_MOST = 10.0  # nats
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
 
-def released(name: str, value: float, images: int, most: float, noise: float) -> float:
+def released(
+    name: str, value: float, images: int, most: float, noise: float, least: float = 0.0
+) -> float:
     """Make a number of a test what may leave the site.
 
     Args:
-        name: infomax, loss, predicted, accuracy or accuracy-PREDICTOR. An accuracy over so few
-            images that one of them changes it by a step or more is not rounded, as that would hide
-            nothing.
+        name: infomax, loss, predicted, gain, accuracy or accuracy-PREDICTOR. An accuracy over so
+            few images that one of them changes it by a step or more is not rounded, as that would
+            hide nothing.
         value: the number.
         images: how many it is over.
-        most: the largest value that it can have; the least is 0.
+        most: the largest value that it may have.
         noise: standard deviation of Gaussian noise, in multiples of `most`. It is drawn anew for
             each number, and from no seed of the run.
+        least: the smallest value that it may have.
     """
     if noise:
         value += random.SystemRandom().gauss(0, noise * most)
-    value, kind = min(max(value, 0.0), most), name.split("-")[0]
+    value, kind = min(max(value, least), most), name.split("-")[0]
     step = STEP[kind]
     if kind == "accuracy" and not noise and images * step <= 1:
         return value
@@ -73,6 +77,29 @@ def check_answers(p: Tensor, least: int) -> None:
         raise WireError(
             f"The model to test {what}, so the test's numbers would be about few images; {least} "
             "or more are needed. Training has failed, or the model was made to read images."
+        )
+
+
+def check_spread(z: Tensor, least: int) -> None:
+    """Check that a model's features of a site's images differ, and not in a few images alone.
+
+    Args:
+        z: (N, d) the features.
+        least: the `least` images farthest from the mean, but at most a tenth of all, may not have
+            more of the features' variance than all others together.
+
+    Raises:
+        WireError: they do, or the features are all equal, so that a number about the features'
+            clusters would be about few images.
+    """
+    far = ((z - z.mean(dim=0)) ** 2).sum(dim=1).double()
+    few = max(1, min(least, len(z) // 10))
+    share = float(far.topk(few).values.sum() / far.sum().clamp_min(1e-300))
+    if not 0 < share <= 0.5:
+        raise WireError(
+            f"In a model to compare, {few} of {len(z)} images have {share:.0%} of the features' "
+            "variance, so the comparison would be about few images; it may be 50% at most, and "
+            "more than 0. Training has failed, or the model was made to read images."
         )
 
 

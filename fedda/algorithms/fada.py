@@ -17,9 +17,10 @@ authors is public. "The parent code" is that of DAL, which FADA builds on (`dise
 
 I    After the sources have trained, the target compares k-means clusters of its features under
      theta_T and under theta_T + theta_i - theta_0, where theta_T is its own model. It reports the
-     gains alone. The next model is theta_T + sum_i w_i (theta_i - theta_0): "the target model is
-     updated with the aggregation of source gradients". The paper does this in every iteration, here
-     it is done once per round.
+     gains alone, in steps of a thousandth of the statistic before, because the server chooses the
+     models and could read images from exact gains. The next model is theta_T + sum_i w_i (theta_i -
+     theta_0): "the target model is updated with the aggregation of source gradients". The paper
+     does this in every iteration, here it is done once per round.
 II   In every step DI_i learns eq. 4, and the feature extractors learn eq. 5. Each side computes its
      half on its own features, so that only sums of DI_i's gradients cross.
 III  C classifies f_di, the invariant branch of D. Sources also learn to predict the class from f_ds
@@ -249,6 +250,7 @@ ATTEND: Hop = {
     "target": Part(
         Rule(MODEL | {"candidate/*": Kind.MODEL}),
         Rule(numbers=frozenset({"gain/*", "steps", "seconds"})),
+        judges=True,
     )
 }
 

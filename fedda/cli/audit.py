@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
@@ -19,6 +20,7 @@ from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.adversarial.attack import Audit, Leak
+    from fedda.data import Reading
 
 CONFIG, AUDIT = "config.json", "audit.json"
 
@@ -102,6 +104,8 @@ def gradients(
     ] = 1e-5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Recover features from discriminator gradients, as anybody who sees the exchange could.
 
@@ -133,7 +137,8 @@ def gradients(
         other = settings != own or own.method != config.get("method")
         results = _read(home / RESULTS)
         sent = windows or planned(config | {"method": own.method}, results, settings.p)
-        result = _attack(file, data, settings, trials, seed, device)
+        reading = reading_of(split, gray_bits)
+        result = _attack(file, data, settings, trials, seed, device, reading)
         about = result.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
         if settings.noise:
             about["privacy"] = _privacy(settings.noise, sent, delta)
@@ -169,7 +174,15 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
 
 
-def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, device: str) -> "Audit":
+def _attack(
+    file: Path,
+    data: Path,
+    settings: Any,
+    trials: int,
+    seed: int,
+    device: str,
+    reading: "Reading",
+) -> "Audit":
     from fedda import models
     from fedda.adversarial import attack
     from fedda.data import load_target
@@ -177,7 +190,9 @@ def _attack(file: Path, data: Path, settings: Any, trials: int, seed: int, devic
     network, about = models.load(file)
     network.to(load_folder("clients", "site.memory").pick_device(device))
     channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
-    examples = load_target(data, channels=channels, size=size)  # reads no labels
+    examples = load_target(  # reads no labels
+        data, channels=channels, size=size, resize=about.resize, reading=reading
+    )
     if examples.shape != about.shape:
         raise ModelError(
             f"{data} holds examples of {'x'.join(map(str, examples.shape))} and the model takes "

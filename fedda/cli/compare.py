@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def compare(
             "name it. none: show no differences.",
         ),
     ] = "fedavg",
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Train methods on the same domains and seeds, and compare their accuracy.
 
@@ -126,7 +129,10 @@ def compare(
         apart(out, "--out", data, "--data")
         variants, base = options.variants_of(methods, baseline)
         flat = options.shared_of(change or [], preset or [], rounds)
-        plan = options.plan_of(data, target, seeds, variants, flat, out, poison, engine, threads)
+        reading = reading_of(split, gray_bits)
+        plan = options.plan_of(
+            data, target, seeds, variants, flat, out, poison, engine, threads, reading
+        )
         _perform(plan, options.jobs_of(jobs, threads, engine), base, _command(context))
 
 

@@ -86,6 +86,8 @@ def rotate(
         typer.Option(min=0, max=4096, help="Pixels per side to scale images to; 0: no scaling"),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed for dealing out the images.")] = 0,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
 ) -> None:
     """Make one rotated domain per angle from a domain: Rotated MNIST, from any images.
 
@@ -103,7 +105,14 @@ def rotate(
 
     with clear_exit():
         done = build(
-            path, out, _degrees(angles), role=role, size=size, everywhere=everywhere, seed=seed
+            path,
+            out,
+            _degrees(angles),
+            role=role,
+            size=size,
+            everywhere=everywhere,
+            seed=seed,
+            reading=reading_of(split, gray_bits),
         )
     for domain in done:
         typer.echo(f"{domain.path}: {domain.train} training, {domain.test} test")

@@ -9,7 +9,7 @@ import typer
 
 from fedda import plugins
 from fedda.config import Flat
-from fedda.data import domains
+from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
 from fedda.settings import overrides, presets
 
@@ -58,6 +58,7 @@ def plan_of(
     poison: str,
     engine: Literal["process", "ray"],
     threads: int,
+    reading: Reading,
 ) -> Plan:
     """The plan of the whole comparison; the names of domains are checked.
 
@@ -94,7 +95,9 @@ def plan_of(
         )
     for name in set(percents) & set(targets):
         typer.echo(f"note: {name} has no wrong labels while it is the target", err=True)
-    return Plan(data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads)
+    return Plan(
+        data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads, reading
+    )
 
 
 def seeds_of(text: str) -> list[int]:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from fedda import plugins
 from fedda.config import Flat
-from fedda.data import describe
+from fedda.data import Reading, describe
+from fedda.data.form import AS_IT_IS
 from fedda.errors import RunError
 from fedda.halves import load
 from fedda.results.read import RESULTS, begun
@@ -64,6 +65,7 @@ class Plan:
         poison: percent of flipped labels by source, for all variants.
         engine: `process`, or `ray` for Flower's simulation engine.
         threads: CPU threads of a training.
+        reading: which split of the files every site trains on, and how gray ones are read.
     """
 
     data: Path
@@ -75,6 +77,7 @@ class Plan:
     poison: Mapping[str, float] = field(default_factory=dict)
     engine: Literal["process", "ray"] = "process"
     threads: int = 1
+    reading: Reading = AS_IT_IS
 
     def cells(self) -> list[Cell]:
         """All cells, seed by seed: an interrupted comparison has complete tables of fewer seeds."""
@@ -110,9 +113,8 @@ class Plan:
             if site != cell.target and site not in cell.variant.without
         }
         sites = load("server", "simulation").folders(self.data, cell.target, poison, self.threads)
-        return [
-            {**site, "notes": False} for site in sites if site["name"] not in cell.variant.without
-        ]
+        own = {"notes": False} | self.reading.flat()
+        return [{**site, **own} for site in sites if site["name"] not in cell.variant.without]
 
     def folder(self, cell: Cell) -> Path:
         """Where a cell's run is kept."""
@@ -148,7 +150,7 @@ class Plan:
 
     def note(self, cell: Cell, sites: Sequence[Mapping[str, Any]]) -> None:
         """Save what a cell is trained with beyond its settings: sites, poison, threads, engine."""
-        about = _about(sites) | {"threads": self.threads, "engine": self.engine}
+        about = _about(sites, self.reading) | {"threads": self.threads, "engine": self.engine}
         (self.folder(cell) / FACTS).write_text(json.dumps(about))
 
     def noted(self, cell: Cell) -> dict[str, Any]:
@@ -161,7 +163,8 @@ class Plan:
         targets = [
             site for c in open_cells.values() for site in self.sites(c) if site["role"] == "target"
         ]
-        return [s["name"] for s in targets if not _described(s["data"], "target").test]
+        described = {s["name"]: _described(s["data"], "target", self.reading) for s in targets}
+        return [s["name"] for s in targets if not described[s["name"]].test]
 
     def scores(self) -> list[Score]:
         """The scores of the finished cells."""
@@ -235,7 +238,7 @@ class Plan:
         for cell in self.cells():
             sites = self.sites(cell)
             if begun(self.folder(cell)):
-                wanted, used = _about(sites), self.noted(cell)
+                wanted, used = _about(sites, self.reading), self.noted(cell)
                 self._check_same(cell, wanted, {k: used.get(k, v) for k, v in wanted.items()})
                 self._check_settings(cell, _read(self.folder(cell) / SETTINGS))
             if self.results(cell) is None:
@@ -285,7 +288,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _about(sites: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The names of the sites, and the percent of wrong labels of those that have any."""
+def _about(sites: Sequence[Mapping[str, Any]], reading: Reading) -> dict[str, Any]:
+    """The sites' names, how their files are read, and the percent of wrong labels where any are."""
     poison = {s["name"]: s["poison"] for s in sites if s["poison"]}
-    return {"sites": [s["name"] for s in sites], "poison": poison}
+    return {"sites": [s["name"] for s in sites], "poison": poison} | reading.flat()

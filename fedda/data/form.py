@@ -50,6 +50,10 @@ class Reading:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
         return cls(split, 0 if text == AUTO else int(text))
 
+    def flat(self) -> dict[str, str]:
+        """Both as a site's configuration has them, and as `of` reads them."""
+        return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)}
+
 
 AS_IT_IS = Reading()
 

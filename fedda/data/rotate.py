@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.load import describe, load_evaluation, load_source, load_target
 from fedda.data.sets import Labelled, Role, Unlabelled, listed
 from fedda.data.unify import CHUNK
@@ -45,6 +46,7 @@ def build(
     size: int = 0,
     everywhere: bool = False,
     seed: int = 0,
+    reading: Reading = AS_IT_IS,
 ) -> list[Rotated]:
     """Write OUT/<angle>/data.npz for every angle; folder names use angles from 0 to 359.
 
@@ -56,13 +58,14 @@ def build(
         size: pixels per side to which images are resized first; 0 leaves them as they are.
         everywhere: every domain holds all images, as in FRUDA; else each image is in one domain.
         seed: decides which domain gets which images, and in which order.
+        reading: which split of the files becomes training images, and how gray ones are read.
 
     Raises:
         ConfigError: no angle is given, or one is given twice.
         DataError: the images are missing, not square or too few, or OUT is not empty.
     """
     angles = _checked(angles)
-    halves = _read(source, role, size)
+    halves = _read(source, role, size, reading)
     shares = []
     for s, half in enumerate(halves):
         rng = np.random.default_rng([seed, s])
@@ -139,9 +142,9 @@ def _checked(angles: Sequence[int]) -> list[int]:
     return reduced
 
 
-def _read(source: Path, role: Role, size: int) -> list[_Half]:
+def _read(source: Path, role: Role, size: int, reading: Reading) -> list[_Half]:
     """The training images and, if there are any, the test images."""
-    description = describe(source, role)
+    description = describe(source, role, reading)
     if description.kind != "image":
         raise DataError(
             f"{source} holds vectors of {description.shape[0]} numbers, but only images can be "
@@ -154,11 +157,11 @@ def _read(source: Path, role: Role, size: int) -> list[_Half]:
         )
     halves: list[_Half] = []
     if role == "source":
-        train = load_source(source, size=size)
-        test = load_evaluation(source, classes=train.classes, size=size)
+        train = load_source(source, size=size, reading=reading)
+        test = load_evaluation(source, classes=train.classes, size=size, reading=reading)
     else:
-        train = load_target(source, size=size)
-        test = load_evaluation(source, size=size)
+        train = load_target(source, size=size, reading=reading)
+        test = load_evaluation(source, size=size, reading=reading)
     for half in (train, test):
         if half is None:
             continue

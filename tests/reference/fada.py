@@ -97,6 +97,13 @@ def attention(gains: Mapping[str, float]) -> dict[str, float]:
     return {s: value / sum(e.values()) for s, value in e.items()}
 
 
+def coarse(before: float, after: float, gain: str, images: int) -> float:
+    """A gain in thousandths of the statistic before, of which three digits are told."""
+    whole = float(f"{before:.2e}")
+    unit = {"image": whole / images, "relative": 1.0, "sum": whole}[gain]
+    return round((before - after) / before * 1000) / 1000 * unit
+
+
 @torch.no_grad()
 def gap(model: Any, state: Mapping[str, Tensor], x: Tensor, C: int, seed: int) -> float:
     """Eq. 3 under a model."""
@@ -194,8 +201,7 @@ def training(
         for s in sources:
             alone = updated(theta_0, own, {s: sources[s]}, {s: 1.0})
             after = gap(model, alone, images, C, cluster_seeds[t])
-            unit = {"image": len(images), "relative": before, "sum": 1}[options.gain]
-            gains[s] = (before - after) / unit
+            gains[s] = coarse(before, after, options.gain, len(images))
         w = attention(gains)
         past.append(w)
         model = copy.deepcopy(model)
