@@ -16,10 +16,11 @@ Tables:
                  them the same methods with the frozen network at 96 pixels
     googlenet    the same methods; GoogLeNet's features (--preset vectors)
     adversarial  f-DANN, f-WDGRL, f-DAN and MDAN, as `frozen`
+    fada         the models of FADA beside f-DANN, f-DAN and MDAN, as `googlenet`
     dils         DILS, as `frozen`, with caltech as the only source
 
 dslr has 157 images, too few to sum a gradient over (exchange.min-examples), so it is no target of
-the last two, and as a source it trains on its labels alone.
+the last three, and as a source it trains on its labels alone.
 
 Controls below the tables frozen and googlenet, which no federation could train:
     pooled      one linear head on the sources' pooled features, each source weighing the same; its
@@ -38,6 +39,7 @@ import accuracy
 import numpy as np
 import torch
 from adversarial import Part
+from adversaries import FADA
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -108,6 +110,13 @@ TABLES: dict[str, tuple[str, str, Flat, list[Variant], str]] = {
         [*FIRST[:2], *JOINT],
         BASELINE.name,
     ),
+    "fada": (
+        "office_caltech10_googlenet1024",
+        "vectors",
+        {},
+        [*FIRST[:2], *(v for v in JOINT if v.method != "fwdgrl"), *FADA],
+        BASELINE.name,
+    ),
     "dils": ("office_caltech10_photos", "photos", {}, PAIR, BASELINE.name),
 }
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the controls' heads
@@ -141,7 +150,7 @@ def plan(args: argparse.Namespace, table: str) -> Plan:
     if odd := set(args.target or ()) - set(domains):
         raise ConfigError(f"There is no domain {min(odd)}; they are {', '.join(domains)}.")
     sources = (ONE,) if table == "dils" else ()
-    never = (*sources, SMALL) if table in ("adversarial", "dils") else ()
+    never = (*sources, SMALL) if table in ("adversarial", "fada", "dils") else ()
     targets = tuple(t for t in args.target or domains if t not in never)
     flat |= {"rounds": args.rounds} if args.rounds else {}
     place = args.out / folder, args.out / table
