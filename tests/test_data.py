@@ -369,6 +369,53 @@ def test_damaged_images_are_named(tmp_path: Path, damage: str, size: int) -> Non
         data.verify(tmp_path, "target")
 
 
+def test_verify_names_all_damaged_images(tmp_path: Path) -> None:
+    folder(tmp_path, {f"{part}/a/{i}.png": 1 for part in ("train", "test") for i in range(4)})
+    for name in ("train/a/0.png", "train/a/3.png", "test/a/2.png"):
+        (tmp_path / name).write_bytes(b"not a picture")
+    for role in ("source", "target"):
+        with pytest.raises(DataError, match=r"^3 images cannot be read:") as caught:
+            data.verify(tmp_path, role)
+        lines = str(caught.value).splitlines()[1:]
+        assert len(lines) == 3 and all("cannot be read as an image" in line for line in lines)
+        for name, line in zip(("train/a/0", "train/a/3", "test/a/2"), lines, strict=True):
+            assert f"{name}.png" in line
+    (tmp_path / "test" / "a" / "2.png").unlink()
+    (tmp_path / "train" / "a" / "3.png").unlink()
+    with pytest.raises(DataError, match=r"train/a/0.png cannot be read as an image"):
+        data.verify(tmp_path, "source")
+    for i in range(4, 34):
+        (tmp_path / "train" / "a" / f"{i}.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"(?s)^31 images cannot be read:.*\n  and 11 more$"):
+        data.verify(tmp_path, "source")
+
+
+def test_folders_may_be_called_Train_and_Test(tmp_path: Path) -> None:
+    folder(tmp_path, {"Train/a/1.png": 1, "Train/b/2.png": 2, "TEST/a/3.png": 3, "old/x.png": 4})
+    found = data.describe(tmp_path, "source")
+    assert (found.train, found.test, found.classes) == (2, 1, ("a", "b"))
+    assert "folders beside Train/ and TEST/ are passed over (old)" in found.warnings[0]
+    folder(tmp_path, {"train/c/5.png": 5})  # the usual name wins
+    (tmp_path / "TEST" / "a" / "3.png").unlink()
+    (tmp_path / "TEST" / "a").rmdir()
+    assert data.describe(tmp_path, "source").classes == ("c",)
+
+
+def test_uneven_classes_and_names_that_are_nearly_equal_are_warned_of(tmp_path: Path) -> None:
+    files = {f"healthy/{i}.png": 1 for i in range(22)} | {"Healthy /1.png": 1, "ill/1.png": 2}
+    folder(tmp_path, files | {"ill/2.png": 2})
+    warnings = " ".join(data.describe(tmp_path, "source").warnings)
+    assert "'Healthy ' and 'healthy' differ only in case or spaces" in warnings
+    assert "healthy has 22 examples and Healthy  1; train.sampler=balanced" in warnings
+    (tmp_path / "Healthy " / "1.png").unlink()
+    (tmp_path / "Healthy ").rmdir()
+    warnings = " ".join(data.describe(tmp_path, "source").warnings)
+    assert "uneven: healthy has 22 examples and ill 2" in warnings
+    for i in (20, 21):
+        (tmp_path / "healthy" / f"{i}.png").unlink()
+    assert data.describe(tmp_path, "source").warnings == ()  # ten times as many is still usual
+
+
 def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
     folder(tmp_path, {"train/a/1.png": 1, "test/a/1.png": 1})
     whole = (tmp_path / "test" / "a" / "1.png").read_bytes()

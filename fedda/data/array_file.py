@@ -11,7 +11,15 @@ from fedda.data.cache import key_of
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
-from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.sets import (
+    Description,
+    Labelled,
+    Progress,
+    Role,
+    Unlabelled,
+    listed,
+    odd_classes,
+)
 from fedda.data.unify import conform
 from fedda.errors import DataError
 
@@ -89,8 +97,7 @@ class ArrayFile:
                     warnings.append(
                         f"the training set has no example of the class {listed(absent)}"
                     )
-                if len(classes) - len(absent) == 1:
-                    warnings.append("there is one class only")
+                warnings += odd_classes({name: n for name, n in counts.items() if n})
             else:
                 y_test = _test_labels(npz, x)
                 classes = () if y_test is None else npz.classes("y_test", y_test)

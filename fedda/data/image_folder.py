@@ -10,8 +10,16 @@ import torch
 
 from fedda.data.depth import in_words
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.pixels import EXTENSIONS, digest, read_images, survey
-from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.pixels import EXTENSIONS, broken, digest, read_images, survey
+from fedda.data.sets import (
+    Description,
+    Labelled,
+    Progress,
+    Role,
+    Unlabelled,
+    listed,
+    odd_classes,
+)
 from fedda.errors import DataError
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
@@ -42,8 +50,8 @@ class ImageFolder:
         self.path = path
         self.warnings: list[str] = []
         self._gray_bits = reading.gray_bits
-        self._test = path / "test"
-        self._train = path / (reading.split or "train")
+        self._test = _inside(path, "test")
+        self._train = _inside(path, reading.split or "train")
         if reading.split and not self._train.is_dir():
             names = listed([folder.name for folder in listing(path).folders], 12) or "no folder"
             raise DataError(
@@ -78,6 +86,16 @@ class ImageFolder:
         by_class = self._source_files().items()
         return [digest(file, name) for name, files in by_class for file in files]
 
+    def broken(self, role: Role) -> list[str]:
+        """A sentence for each image file that cannot be read, those of the test included."""
+        files = (
+            [file for files in self._source_files().values() for file in files]
+            if role == "source"
+            else sorted(self._target_files())
+        )
+        files += [file for files in self._test_files().values() for file in files]
+        return broken(files, self._gray_bits)
+
     def describe(self, role: Role) -> Description:
         if role == "source":
             by_class = self._source_files()
@@ -88,11 +106,11 @@ class ImageFolder:
             counts, train, test = {}, self._target_files(), self._test_files()
         if self._train != self.path:
             unused = [f for f in listing(self.path).folders if f not in (self._train, self._test)]
-            used = " and ".join(f"{each}/" for each in dict.fromkeys((self._train.name, "test")))
+            names = dict.fromkeys((self._train.name, self._test.name))
+            used = " and ".join(f"{each}/" for each in names)
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
         shape, gray = self._survey(train, [file for files in test.values() for file in files])
-        if len(counts) == 1:
-            self.warnings.append(f"there is one class only: {next(iter(counts))}")
+        self.warnings += odd_classes(counts)
         return Description(
             path=self.path,
             role=role,
@@ -209,6 +227,14 @@ class ImageFolder:
         if entries:
             names = listed([entry.name for entry in entries], 3)
             self.warnings.append(f"{where}: {len(entries)} {what} are passed over ({names})")
+
+
+def _inside(path: Path, name: str) -> Path:
+    """The folder of this name in another; `Train` serves as `train` if there is no `train`."""
+    if (path / name).is_dir() or not path.is_dir():
+        return path / name
+    alike = (folder for folder in listing(path).folders if folder.name.lower() == name.lower())
+    return next(alike, path / name)
 
 
 def listing(folder: Path) -> Listing:

@@ -21,6 +21,8 @@ from fedda.errors import ConfigError, DataError, RunError
 
 Notice = Callable[[str], object] | None
 
+MOST_NAMED = 20  # broken images in one message
+
 
 def load_source(
     path: str | Path,
@@ -131,8 +133,24 @@ def verify(
             their values are not read again.
         reading: what the site says of its own files.
     """
+    try:
+        return _verified(Path(path), role, progress, known, reading)
+    except DataError as error:
+        site = open_site(path, reading)
+        bad = site.broken(role) if isinstance(site, ImageFolder) else []
+        if len(bad) < 2:
+            raise
+        lines = "".join(f"\n  {text}" for text in bad[:MOST_NAMED])
+        more = f"\n  and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        raise DataError(f"{len(bad)} images cannot be read:{lines}{more}") from error
+
+
+def _verified(
+    path: Path, role: Role, progress: Progress | None, known: Path | None, reading: Reading
+) -> Description:
+    """As `verify`; an error names the first file alone."""
     found = describe(path, role, reading)
-    state = _state(Path(path), role, reading) if known else ""
+    state = _state(path, role, reading) if known else ""
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
     site, odd = open_site(path, reading), list[str]()

@@ -154,6 +154,20 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
     return x
 
 
+def broken(files: Sequence[Path | Encoded], gray_bits: int) -> list[str]:
+    """Decode all files -> a sentence for each that cannot be read, in their order."""
+
+    def fault(file: Path | Encoded) -> str:
+        try:
+            _header(file)
+            _pixels(file, channels=1, size=8, resize="stretch", gray_bits=gray_bits)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    return [text for text in _each(fault, files) if text]
+
+
 def digest(file: Path | Encoded, more: str = "") -> bytes:
     """A digest of a file's content and of `more`."""
     try:

@@ -8,7 +8,7 @@ Those of a large set may stay in a file (`fedda.data.stored`): index them, or go
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +23,7 @@ from fedda.wire import Role
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
 DIGEST = 16  # bytes
+UNEVEN = 10  # the largest class may be so many times the smallest before `check` warns
 _SOME = 64  # examples read at a time
 
 
@@ -152,6 +153,31 @@ def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> La
     y = labelled.y.clone()
     y[chosen] = (y[chosen] + shift) % n_classes
     return replace(labelled, y=y)
+
+
+def odd_classes(counts: Mapping[str, int]) -> list[str]:
+    """Warn of a source's classes: one alone, very uneven numbers, or names that are nearly equal.
+
+    Args:
+        counts: training examples by class.
+    """
+    if len(counts) == 1:
+        return [f"there is one class only: {next(iter(counts))}"]
+    warnings, plain = [], dict[str, str]()
+    for name in counts:
+        other = plain.setdefault("".join(name.lower().split()), name)
+        if other != name:
+            warnings.append(
+                f"the classes '{other}' and '{name}' differ only in case or spaces: give both the "
+                "same name if they are one class"
+            )
+    if counts and max(counts.values()) > UNEVEN * min(counts.values()):
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        warnings.append(
+            f"the classes are uneven: {most} has {counts[most]} examples and {least} "
+            f"{counts[least]}; train.sampler=balanced shows the model all classes equally often"
+        )
+    return warnings
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

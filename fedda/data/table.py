@@ -26,7 +26,15 @@ from fedda.data.depth import in_words
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, digest, read_images, survey
-from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, listed
+from fedda.data.sets import (
+    Description,
+    Labelled,
+    Progress,
+    Role,
+    Unlabelled,
+    listed,
+    odd_classes,
+)
 from fedda.errors import DataError
 
 Image = Path | Encoded
@@ -76,6 +84,7 @@ class Table:
         else:
             train, test = self._target(), self._tests()[1]
         found = survey(train)
+        odd = (found.mixed, others(self.path, self._reading.split), *odd_classes(counts))
         return Description(
             path=self.path,
             role=role,
@@ -85,7 +94,7 @@ class Table:
             test=len(test),
             classes=tuple(counts) or tuple(sorted(set(test))),
             counts=counts,
-            warnings=tuple(filter(None, (found.mixed, others(self.path, self._reading.split)))),
+            warnings=tuple(filter(None, odd)),
             gray=in_words({*found.bits}, self._reading.gray_bits),
         )
 
