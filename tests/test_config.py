@@ -141,6 +141,8 @@ def test_overrides_take_the_type_of_the_default() -> None:
         ("train.lr=fast", "train.lr is 'fast', but must be a number"),
         ("run.evaluate=1", "run.evaluate is '1', but must be true or false"),
         ("round=3", "no setting 'round'; did you mean rounds"),
+        ("lr=3", "no setting 'lr'; did you mean train.lr"),
+        ("optimizer=sgd", "no setting 'optimizer'; did you mean train.optimizer"),
         ("mix-up=3", "no setting 'mix-up'; did you mean mixup"),
         ("train.rate=3", "no setting 'train.rate'; did you mean train"),
         ("zzzzzz=3", "no setting 'zzzzzz'; see fedda settings"),

@@ -243,12 +243,20 @@ def overrides(method: str, pairs: list[str]) -> Flat:
             raise ConfigError(f"'{pair}' is not a setting; write it as key=value.")
         full = next((k for k in (key, f"{method}.{key}") if k in known), None)
         if full is None:
-            short = [k.removeprefix(f"{method}.") for k in known]
-            near = difflib.get_close_matches(key, short, n=3, cutoff=0.5)
+            near = _near(key, [k.removeprefix(f"{method}.") for k in known])
             hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
             raise ConfigError(f"There is no setting '{key}'{hint}")
         given[full] = _read(full, text, known[full])
     return given
+
+
+def _near(key: str, known: Sequence[str]) -> list[str]:
+    """Up to three keys that may have been meant: those that end in the key come first."""
+    others = tuple(f"{method}." for method in plugins.methods())
+    ends = [k for k in known if k.endswith(f".{key}")]
+    ends = [k for k in ends if not k.startswith(others)] or ends
+    alike = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    return list(dict.fromkeys([*ends, *alike]))[:3]
 
 
 def _read(key: str, text: str, like: Scalar) -> Scalar:
