@@ -7,7 +7,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := $(VENV)/bin
 # Slow tests that run at once. Each starts up to six processes and takes 3 GB, and some keep deadlines.
 SLOW ?= 2
+# An index that torch is installed from first; that of PyTorch's builds without CUDA saves some GB:
+# make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
 # Compiles with all cores; pip would use one. Files that are not for this Python are passed over.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
@@ -45,12 +49,14 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing fedda into $(VENV); the first time this downloads PyTorch and takes a few minutes"
+	$(TORCH)
 	$(PIP) --editable .
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing fedda and its test tools into $(VENV); the first time this takes a few minutes"
+	$(TORCH)
 	$(PIP) --editable '.[dev]'
 	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
