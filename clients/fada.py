@@ -145,17 +145,20 @@ class Target(Member, fdann.Target):
         The server chooses the candidates, so a gain leaves as coarse as the numbers of a test.
         """
         images = torch.cat(self.shares()).unique()
-        before = gap_of(self, self.model, images)
+        before, scatter = gap_of(self, self.model, images)
         other = self.workspace.hold("candidate", self.workspace.blank)
-        whole = float(f"{float(before):.2e}")
-        unit = {"relative": 1.0, "image": whole / len(images), "sum": whole}[self.options.gain]
+        share, whole = self.options.gain == "share", float(f"{before:.2e}")
+        unit = {"image": whole / len(images), "sum": whole}.get(self.options.gain, 1.0)
         numbers: Numbers = {"steps": 0}
         for name, packed in self.request.arrays.items():
             if name.startswith("candidate/"):
                 models.load_arrays(other, packed.unpack())
-                gain = float(gap.gap_gain(before, gap_of(self, other, images)))
-                relative = gain / (float(before) or 1.0)
-                coarse = self._released("gain", relative, len(images), LEAST_GAIN)
+                after, around = gap_of(self, other, images)
+                if share:
+                    gain = gap.share(before, scatter) - gap.share(after, around)
+                else:
+                    gain = (before - after) / (before or 1.0)
+                coarse = self._released("gain", gain, len(images), LEAST_GAIN)
                 numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers
 

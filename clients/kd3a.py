@@ -14,7 +14,7 @@ from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.maths import gap, mixup
+from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.train import batches
 from fedda.wire import Packed
@@ -69,7 +69,7 @@ class Target(Client):
         Only one teacher at a time is on the device, however many there are.
         """
         weighting = self.options.weighting
-        before = gap_of(self, self.model, images) if weighting == "gap" else None
+        before = gap_of(self, self.model, images)[0] if weighting == "gap" else None
         teacher = self.workspace.hold("teacher", self.workspace.blank)
         p = torch.empty(len(images), len(teachers), self.task.classes)
         about: Numbers = {}
@@ -77,9 +77,9 @@ class Target(Client):
         for k, (name, packed) in enumerate(teachers.items()):
             models.load_arrays(teacher, packed.unpack())
             if before is not None:
-                after = gap_of(self, teacher, images)
+                after, _ = gap_of(self, teacher, images)
                 # Per image: a softmax of sums over thousands would choose a single source.
-                about[f"gain/{name}"] = float(gap.gap_gain(before, after)) / len(images)
+                about[f"gain/{name}"] = (before - after) / len(images)
             elif weighting == "h-divergence":
                 about[f"distance/{name}"] = self._distance(teacher, images)
             p[:, k] = self._probabilities(teacher, images)

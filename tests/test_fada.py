@@ -197,7 +197,7 @@ def test_attention_alone_is_fedavg_with_other_weights(domains: list[Node], runs:
 
 
 @pytest.mark.parametrize(
-    ("unit", "divisor"), [("sum", 1), ("image", EXAMPLES["town"]), ("relative", None)]
+    ("unit", "divisor"), [("sum", 1), ("image", EXAMPLES["town"]), ("relative", None), ("share", 0)]
 )
 def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
     domains: list[Node], unit: str, divisor: int | None
@@ -211,7 +211,7 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
     _, images = batches(domains, 1)
     network = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, 0)
 
-    def gap(name: str) -> float:
+    def gap(name: str) -> twin.Gap:
         state = {n: torch.tensor(a) for n, a in packed[name].unpack().items()}
         seed = seed_for(0, "town", 1, "clusters") % 2**32
         return twin.gap(network, state, images, CLASSES, seed)
@@ -220,7 +220,11 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
     before = gap("model")
     for s in SOURCES:
         told, after = float(numbers[f"gain/{s}"]), gap(f"candidate/{s}")  # type: ignore[arg-type]
-        wanted, step = (before - after) / (divisor or before), before / (divisor or before) / 1000
+        if unit == "share":
+            wanted, step = before[0] / before[1] - after[0] / after[1], 1e-3
+        else:
+            scale = divisor or before[0]
+            wanted, step = (before[0] - after[0]) / scale, before[0] / scale / 1000
         # A step is told to three digits; half a step is lost by rounding.
         assert abs(told - wanted) <= 0.501 * step + 0.005 * abs(wanted)
         assert told == pytest.approx(twin.coarse(before, after, unit, EXAMPLES["town"]), rel=1e-6)

@@ -517,6 +517,14 @@ def test_gap_statistic_by_hand():
     assert float(gap.gap_statistic(z, torch.tensor([0, 0, 1]))) == 2.0
 
 
+def test_the_share_of_the_scatter_by_hand():
+    z = torch.tensor([[0.0], [2.0], [4.0]])  # mean 2, scatter 8; clusters {0, 2} and {4} leave 2
+    I, T = gap.gap_statistic(z, torch.tensor([0, 0, 1])), gap.scatter(z)  # noqa: E741
+    assert (float(I), float(T)) == (2.0, 8.0)
+    assert gap.share(float(I), float(T)) == gap.share(float(9 * I), float(9 * T)) == 0.25
+    assert gap.share(0.0, 0.0) == 1.0  # features that are all equal have no clusters
+
+
 @few
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_gap_statistic_equals_the_twins(seed: int, N: int):

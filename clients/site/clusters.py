@@ -11,8 +11,8 @@ from ..base import Client
 from .tested import check_spread
 
 
-def gap_of(client: Client, model: Model, images: Tensor) -> Tensor:
-    """The gap statistic of images' features under a model; all models use the same seed -> scalar.
+def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
+    """Gap statistic and scatter of images' features under a model -> I, T; the seed is fixed.
 
     Call it under `torch.no_grad`: the images are not augmented then.
 
@@ -30,4 +30,5 @@ def gap_of(client: Client, model: Model, images: Tensor) -> Tensor:
     if not client.site.reproducible:  # in an experiment, a training that failed is a result
         check_spread(z, client.site.min_images)
     seed = seed_for(task.seed, client.site.name, client.request.round, "clusters") % 2**32
-    return gap.gap_statistic(z, gap.clusters(z, task.classes, seed))
+    statistic = gap.gap_statistic(z, gap.clusters(z, task.classes, seed))
+    return float(statistic), float(gap.scatter(z))

@@ -18,7 +18,9 @@ authors is public. "The parent code" is that of DAL, which FADA builds on (`dise
 I    After the sources have trained, the target compares k-means clusters of its features under
      theta_T and under theta_T + theta_i - theta_0, where theta_T is its own model. It reports the
      gains alone, in steps of a thousandth of the statistic before, because the server chooses the
-     models and could read images from exact gains. The next model is theta_T + sum_i w_i (theta_i -
+     models and could read images from exact gains. Eq. 3 measures distances in the features' own
+     unit, and features grow as a network learns; so by default the statistic is divided by their
+     scatter (`fada.gain`). The next model is theta_T + sum_i w_i (theta_i -
      theta_0): "the target model is updated with the aggregation of source gradients". The paper
      does this in every iteration, here it is done once per round.
 II   In every step DI_i learns eq. 4, and the feature extractors learn eq. 5. Each side computes its
@@ -58,7 +60,7 @@ from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Kind, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
-Gain = Literal["relative", "image", "sum"]
+Gain = Literal["share", "relative", "image", "sum"]
 Generator = Literal["paper", "inverted"]
 
 
@@ -90,9 +92,10 @@ class Config(Section):
         description="weights of sources: eq. 3, or without attention by examples, or equal",
     )
     gain: Gain = Field(
-        default="relative",
-        description="unit of the gap statistic: relative (to its value before), image (per image), "
-        "or the sum that eq. 3 prints, whose softmax over many images chooses a single source",
+        default="share",
+        description="gap statistic as a share of the features' scatter; relative to its value "
+        "before; image (per image); or the sum that eq. 3 prints. The last three call features "
+        "tight that are small: a source that learns little has the largest weight",
     )
     target_share: float = Field(
         default=1.0,

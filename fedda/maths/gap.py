@@ -5,6 +5,7 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic atte
     z           (N, d)  features of the target's images
     assignment  (N,)    the cluster of each
     I           float   gap statistic; the tighter the clusters, the smaller
+    T           float   the same with one cluster for all: the features' scatter
     gain        (K,)    I before minus I after each source's update
 """
 
@@ -30,6 +31,17 @@ def gap_statistic(z: Tensor, assignment: Tensor) -> Tensor:
     count = assignment.bincount().clamp(min=1)
     centre = z.new_zeros(len(count), z.shape[1]).index_add_(0, assignment, z) / count[:, None]
     return ((z - centre[assignment]) ** 2).sum()
+
+
+def scatter(z: Tensor) -> Tensor:
+    """The sum of squared distances of features z (N, d) to their mean -> T, float64 scalar."""
+    z = z.double()
+    return ((z - z.mean(dim=0)) ** 2).sum()
+
+
+def share(statistic: float, scatter: float) -> float:
+    """I / T: what clusters leave of the scatter; 1, which is all, where features are all equal."""
+    return statistic / scatter if scatter > 0 else 1.0
 
 
 def gap_gain(before: Tensor, after: Tensor) -> Tensor:

@@ -97,21 +97,31 @@ def attention(gains: Mapping[str, float]) -> dict[str, float]:
     return {s: value / sum(e.values()) for s, value in e.items()}
 
 
-def coarse(before: float, after: float, gain: str, images: int) -> float:
-    """A gain in thousandths of the statistic before, of which three digits are told."""
+Gap = tuple[float, float]  # eq. 3 with C clusters, and with one for all
+
+
+def coarse(before: Gap, after: Gap, gain: str, images: int) -> float:
+    """A gain in thousandths: of the scatter, or of the statistic before, told to three digits."""
+    if gain == "share":
+        return round((before[0] / before[1] - after[0] / after[1]) * 1000) / 1000
+    return _coarse(before[0], after[0], gain, images)
+
+
+def _coarse(before: float, after: float, gain: str, images: int) -> float:
     whole = float(f"{before:.2e}")
     unit = {"image": whole / images, "relative": 1.0, "sum": whole}[gain]
     return round((before - after) / before * 1000) / 1000 * unit
 
 
 @torch.no_grad()
-def gap(model: Any, state: Mapping[str, Tensor], x: Tensor, C: int, seed: int) -> float:
-    """Eq. 3 under a model."""
+def gap(model: Any, state: Mapping[str, Tensor], x: Tensor, C: int, seed: int) -> Gap:
+    """Eq. 3 under a model, and the scatter."""
     other = copy.deepcopy(model)
     other.load_state_dict(dict(state))
     z = other.eval().features(x)
     assignment = KMeans(C, random_state=seed).fit_predict(z.numpy())
-    return gap_statistic(z.double().tolist(), assignment.tolist())
+    rows = z.double().tolist()
+    return gap_statistic(rows, assignment.tolist()), gap_statistic(rows, [0] * len(rows))
 
 
 # ---- the whole training ------------------------------------------------------------------------
