@@ -55,6 +55,7 @@ SETTINGS: dict[str, Any] = ONE_STEP | {
     "fada.weighting": "attention",
     "fada.gain": "sum",  # the weights differ most
     "fada.weights.alignment": 1.0,
+    "fada.pace": 1.0,
     "fada.discriminator.sizes": "8",
     "fada.discriminator.optimizer": "sgd",
     "fada.discriminator.lr": 0.5,

@@ -67,7 +67,7 @@ Generator = Literal["paper", "inverted"]
 class Weights(Section):
     """Weights of the losses beside the cross entropy on labels; the paper gives none."""
 
-    alignment: float = Field(default=0.1, ge=0, description="weight of eq. 5")
+    alignment: float = Field(default=0.01, ge=0, description="weight of eq. 5")
     schedule: Literal["ganin", "constant"] = Field(
         default="ganin", description="ganin: fada.weights.alignment grows from 0; constant"
     )
@@ -132,9 +132,10 @@ class Config(Section):
     )
     layers: Layers = Layers()
     pace: float = Field(
-        default=1.0,
+        default=0.1,
         gt=0,
-        description="learning rate of D, CI, M and R, in units of the model's new layers",
+        description="learning rate of D, CI, M and R, in units of the model's new layers, on which "
+        "they can diverge",
     )
     estimate: Literal["ascend", "descend"] = Field(
         default="ascend",
@@ -179,6 +180,7 @@ PAPER: dict[str, Scalar] = {
     "discriminator.lr": 0.01,
     "estimate": "ascend",
     "confusion": "entropy",
+    "pace": 1.0,
     "weights.alignment": 0.01,
     "weights.schedule": "constant",
     "weights.confusion": 1.0,
