@@ -44,10 +44,6 @@ class Script:
         total.setflags(write=False)  # like an array of a received buffer
         return total
 
-    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
-        self.send(group, gradient, examples)
-        return self.receive(group)
-
 
 def rows(values: list[Tensor | None]) -> list[list[float] | None]:
     return [None if v is None else v.tolist() for v in values]
@@ -66,6 +62,16 @@ def test_windows_by_hand() -> None:
     assert [s.tolist() for s in stream.sent] == [[2.0], [6.0]]
     assert stream.examples == [100, 100]
     assert lazy.steps == 5
+
+
+def test_two_groups_are_both_sent_before_either_sum_is_awaited() -> None:
+    stream = Script([[4.0], [10.0]])
+    groups = [LazySync(stream, name, 1) for name in ("a", "b")]
+    for lazy, g in zip(groups, (2.0, 6.0), strict=True):
+        lazy.put(torch.tensor([g]), 50)
+    assert stream.calls == ["send", "send"]
+    assert rows([lazy.take() for lazy in groups]) == [[3.0], [8.0]]
+    assert rows([lazy.take() for lazy in groups]) == [[3.0], [8.0]]  # nothing more is on its way
 
 
 def test_overlap_by_hand() -> None:
@@ -315,13 +321,10 @@ class End:
         self.pair, self.name = pair, name
 
     def send(self, group: str, gradient: Flat, examples: int) -> None:
-        raise AssertionError("nothing overlaps here")
-
-    receive = send
-
-    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
         self.pair.frames[self.name] = gradient
         self.pair.barrier.wait()
+
+    def receive(self, group: str) -> Flat:
         total = self.pair.frames["opt"] + self.pair.frames["target"]
         self.pair.barrier.wait()
         return total

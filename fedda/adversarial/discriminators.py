@@ -28,6 +28,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedda.config import Section
+from fedda.maths.spectral import spectral_norm
 from fedda.train import generator
 from fedda.wire import Entry, Kind, Manifest, Role
 
@@ -177,17 +178,6 @@ def bound(DI: nn.Module) -> None:
     for layer in DI.modules():
         if isinstance(layer, nn.Linear):
             layer.weight /= spectral_norm(layer.weight).clamp(min=1)
-
-
-def spectral_norm(W: Tensor) -> Tensor:
-    """The largest singular value of W (m, n), from its smaller Gram matrix -> scalar.
-
-    In float64: once many singular values are at the bound, LAPACK may fail to tell them apart in
-    float32.
-    """
-    V = W.double()
-    gram = V @ V.T if len(V) <= V.shape[1] else V.T @ V
-    return torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt().to(W.dtype)
 
 
 def flat_gradient(loss: Tensor, DI: nn.Module) -> Tensor:

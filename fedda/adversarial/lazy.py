@@ -36,10 +36,6 @@ Flat = NDArray[np.float32]
 class Summing(Protocol):
     """The connection of a site to the exchange (`fedda.exchange.Stream`)."""
 
-    def swap(self, group: str, gradient: Flat, examples: int) -> Flat:
-        """Send a gradient, and wait for the sum over all members."""
-        ...
-
     def send(self, group: str, gradient: Flat, examples: int) -> None:
         """Send a gradient; its sum is received later."""
         ...
@@ -128,6 +124,7 @@ class LazySync:
         self._g_sync: Tensor | None = None
         self._arrived: Tensor | None = None  # g_sync that only the next sync-up step may use
         self._travelling = False
+        self._like = torch.empty(0)  # has the device and type of the last buffer
 
     @property
     def steps(self) -> int:
@@ -154,16 +151,31 @@ class LazySync:
             ExchangeError: the window is over too few examples, or the exchange ended.
             NotFiniteError: the window's gradient is not finite.
         """
+        self.put(g, examples)
+        return self.take()
+
+    def put(self, g: Tensor, examples: int) -> None:
+        """Begin a step: buffer its gradient, and in a sync-up step send the buffer.
+
+        A site of several groups begins its step in each before it takes any sum, so that it waits
+        once for all and not once per group. Arguments and errors are those of `step`.
+        """
         g = g.detach()
         self._buffer = g.clone() if self._buffer is None else self._buffer + g
         self._examples += examples
         self._n += 1
         if self._n % self.p == 0:
-            self._exchange(self._buffer)
+            self._send(self._buffer)
             self._buffer, self._examples = None, 0
+
+    def take(self) -> Tensor | None:
+        """End the step, without overlap by waiting for the sum -> g_sync (P,) as from `step`."""
+        if self._travelling and not self._overlap:
+            self._g_sync = self._part(self.stream.receive(self.group)).to(self._like)
+            self._travelling = False
         return self._g_sync
 
-    def _exchange(self, G: Tensor) -> None:
+    def _send(self, G: Tensor) -> None:
         if self._examples < self._min_examples:
             raise ExchangeError(
                 f"A sum of gradients over {self._examples} examples would have left this site, but "
@@ -180,12 +192,11 @@ class LazySync:
         self._clipped += bool(self._clip) and length > self._clip
         mean = self._share * protect(mean, self._clip, self._noise, self._draws)
         frame = mean.to("cpu", torch.float32).numpy()
-        if not self._overlap:
-            self._g_sync = self._part(self.stream.swap(self.group, frame, self._examples)).to(G)
-            return
-        self.settle()
-        if self._arrived is not None:
-            self._g_sync, self._arrived = self._arrived.to(G), None
+        self._like = G
+        if self._overlap:
+            self.settle()
+            if self._arrived is not None:
+                self._g_sync, self._arrived = self._arrived.to(G), None
         self.stream.send(self.group, frame, self._examples)
         self._travelling = True
 

@@ -5,5 +5,6 @@ focus               the quality of each team's consensus, for KD3A's consensus f
 gap                 how tightly features cluster, for FADA's gap statistic
 fourier             multi-kernel MMD by random Fourier features
 optimal_transport   plans and barycenters of labelled points
+ocs                 which domain to adapt from: FRUDA's bound, from errors and distances
 embed               features as points on paper
 """

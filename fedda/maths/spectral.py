@@ -36,6 +36,17 @@ def bounded_layers(network: nn.Module) -> Iterator[tuple[str, Bounded]]:
             yield name, layer  # type: ignore[misc]
 
 
+def spectral_norm(W: Tensor) -> Tensor:
+    """The largest singular value of W (m, n), from its smaller Gram matrix -> scalar.
+
+    In float64: once many singular values are at the bound, LAPACK may fail to tell them apart in
+    float32.
+    """
+    V = W.double()
+    gram = V @ V.T if len(V) <= V.shape[1] else V.T @ V
+    return torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt().to(W.dtype)
+
+
 class Spectra:
     """The spectral norms of a network's layers, by power iteration with kept vectors.
 
