@@ -96,10 +96,17 @@ class Pair(Summing):
 
     def recall(self) -> None:
         """Load the model as this site last adapted it: in this round for a test, else before it."""
-        last = self.request.round - (not self.request.is_test)
-        saved = self.workspace.left(self.task, "model", last, last)
+        self.load_adapted(self.request.round - (not self.request.is_test))
+
+    def load_adapted(self, server_round: int) -> None:
+        """Load the model as this site adapted it in a round.
+
+        Raises:
+            LostError: this site no longer has it.
+        """
+        saved = self.workspace.left(self.task, "model", server_round, server_round)
         if saved is None:
-            raise lost(last)
+            raise lost(server_round)
         self.model.load_state_dict(saved.get("module"))
 
     def adam(self) -> optim.Optimizer:

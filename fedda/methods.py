@@ -111,6 +111,9 @@ class Method:
             layers are sent, saved, loaded and exported like all others.
         extension: a function of the method's settings; it returns the settings that `extend` gets
             for the training's model, or None to leave that model as it is.
+        chain: None if the trainings of one seed are independent of each other. Otherwise each of
+            them also has the sites and models of the targets before it, and the function of the
+            settings returns the targets' names in order; if it returns none, all are adapted to.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Method:
     sums: Callable[[Any], bool] = lambda options: True
     extend: Callable[[Any, Mapping[str, Any]], None] | None = None
     extension: Callable[[Any], Mapping[str, Any] | None] = lambda options: None
+    chain: Callable[[Any], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]

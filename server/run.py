@@ -19,7 +19,7 @@ from fedda.ops.lock import alone
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint, frozen_weights
+from . import checkpoint, frozen_weights, sequence
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
@@ -67,16 +67,19 @@ def _train(
 ) -> dict[str, Any]:
     sites = Sites(grid, config, journal)
     members = meet(folder, config, sites, journal)
-    aims = members.aims(config.run.target)
-    targets = [aim.target.name for aim in aims]
+    targets = sequence.order(config, members)
     journal.write(
         "roster",
         sites=[str(n) for n in members.nodes],
         shape=list(members.shape),
         classes=members.classes,
-        targets=targets,
+        targets=list(targets),
     )
-    for method, aim in product(config.trainings, aims):
+    aims = {
+        (method, target): sequence.facing(method, members, target, targets)
+        for method, target in product(config.trainings, targets)
+    }
+    for (method, _), aim in aims.items():
         together = rehearse(config, method, aim)
         if together and slots and (room := slots()) < together:
             raise RunError(
@@ -84,12 +87,13 @@ def _train(
                 f"simulation has room for {room}, one per CPU; give --engine process, which needs "
                 f"one CPU only, or use a machine with {together} CPUs."
             )
-    task = task_for(config, config.method, config.seeds[0], aims[0])
+    task = task_for(config, config.method, config.seeds[0], aims[config.method, targets[0]])
     there = [node for node in members.nodes if node.id in sites.there()]
     frozen_weights.check(grid, task, there, config.wait.evaluate)
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
     for seed, target, method in product(config.seeds, targets, config.trainings):
-        (aim,) = members.aims(target)
+        aim = sequence.facing(method, members, target, targets)
+        earlier = sequence.adapted(folder, task_for(config, method, seed, aim), aim)
         training = Training(
             *(config, method, seed),
             grid=grid,
@@ -97,6 +101,7 @@ def _train(
             members=aim,
             folder=folder,
             journal=journal,
+            earlier=earlier,
         )
         result = training.run()
         tracking.finished(result)
@@ -150,16 +155,22 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
     """The parts that the remaining rounds need, by target; a target without any is left out.
 
     Sources may leave after the last phase in which they have a part, and a target after its
-    trainings.
+    trainings; in a chain later targets may adapt from it.
     """
     left: dict[str, set[str]] = {}
-    for method, seed, aim in product(config.trainings, config.seeds, known.aims(config.run.target)):
+    targets = sequence.order(config, known)
+    for method, seed, target in product(config.trainings, config.seeds, targets):
+        aim = sequence.facing(method, known, target, targets)
+        earlier = aim.targets[1:]
         state = checkpoint.read(folder / task_for(config, method, seed, aim).label)
-        parts = set(config.parts(method, after=state.round if state else 0))
+        after = state.round if state else 0
+        parts = set(config.parts(method, after, later=bool(earlier)))
         if state and checkpoint.untested(state):
             parts.add("target")
         if parts:
-            left.setdefault(aim.target.name, set()).update(parts)
+            left.setdefault(target, set()).update(parts)
+            for node in earlier:
+                left.setdefault(node.name, set()).add("collaborator")
     return left
 
 

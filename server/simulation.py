@@ -28,7 +28,7 @@ from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig
 from fedda.wire import Role
 
-from . import run
+from . import run, sequence
 from .journal import Journal
 from .rehearsal import rehearse as rehearse_exchange
 from .start import check_start, start_of
@@ -186,8 +186,9 @@ def rehearse(
     members = roster.form(nodes, wanted, run.classes_without_sources(config, start))
     check_start(config, start, members)
     _identify()
-    for method, aim in product(config.trainings, members.aims(config.run.target)):
-        rehearse_exchange(config, method, aim)
+    targets = sequence.order(config, members)
+    for method, target in product(config.trainings, targets):
+        rehearse_exchange(config, method, sequence.facing(method, members, target, targets))
 
 
 def _reading(site: Mapping[str, Any]) -> Reading:

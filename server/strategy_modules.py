@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__ == "server":
     from strategies import base
-    from strategies.sites import mail, roster
+    from strategies.sites import mail, roster, setup
 else:  # in the wheel all folders lie inside fedda
     from fedda.strategies import base
-    from fedda.strategies.sites import mail, roster
+    from fedda.strategies.sites import mail, roster, setup
 
-__all__ = ["base", "mail", "roster"]
+__all__ = ["base", "mail", "roster", "setup"]

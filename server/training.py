@@ -6,7 +6,7 @@ sites are connected, repeats a round that failed, and can be stopped after any r
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from .checkpoint import UNTESTED
 from .crossed import Crossed
 from .journal import Journal
 from .ledger import Ledger
+from .sequence import Earlier
 from .start import finished
 from .strategy_modules import base, roster
 from .summing import host
@@ -51,6 +52,7 @@ class Training:
         members: roster.Roster,
         folder: Path,
         journal: Journal,
+        earlier: Mapping[str, Earlier] | None = None,
     ) -> None:
         """Prepare to train.
 
@@ -63,6 +65,7 @@ class Training:
             members: the sites of this training, with one target.
             folder: the run's folder; the training gets a folder below it.
             journal: receives every event of the training.
+            earlier: in a chain, the trainings before this one, by target.
         """
         self.config = config
         self.method = method
@@ -84,6 +87,7 @@ class Training:
         self._forsaken = False  # whether the target stayed away for as long as the run waits
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
+        self.earlier = earlier or {}
         self.crossed = Crossed(folder, grid, self.task.label)
         self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
 
@@ -109,10 +113,10 @@ class Training:
             "training",
             **self._about,
             round=state.round,
-            rounds=self.config.rounds,
+            rounds=self.task.rounds,
         )
         arrays, resumed = strategy.packed(state.model), state.round
-        while state.round < self.config.rounds:
+        while state.round < self.task.rounds:
             # The state's model is a view of the bytes that are sent, so memory holds it once.
             state.model = self._unpacked(arrays)
             start = time.perf_counter()
@@ -146,7 +150,7 @@ class Training:
             self.journal.write("round", **self._about, **entry)
             for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
                 self.journal.write("doubt", **self._about, **doubt.to_json())
-        if resumed == self.config.rounds and checkpoint.untested(state):
+        if resumed == self.task.rounds and checkpoint.untested(state):
             state = self._make_up(strategy, arrays, state)
         return self._finish(state)
 
@@ -165,6 +169,8 @@ class Training:
             online=lambda grid: self.sites.there(),
             exchange=host(self.grid, self.config.exchange, self._exchanged),
             account=self._account,
+            earlier=self.earlier,
+            report=lambda what, facts: self.journal.write(what, **self._about, **facts),
         )
         made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
         if isinstance(self.grid, LeanGrid):
@@ -239,7 +245,7 @@ class Training:
 
         The run waits for the target, but not once more in every round while it stays away.
         """
-        last, target = self.round == self.config.rounds, self.roster.target.name
+        last, target = self.round == self.task.rounds, self.roster.target.name
         self._said.clear()
         for _ in range(self.config.wait.tries):
             tested = self._test(strategy, arrays)
@@ -280,7 +286,7 @@ class Training:
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
         sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
-        return doubts(history, self.config.rounds, self.task.classes, sources)
+        return doubts(history, self.task.rounds, self.task.classes, sources)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
@@ -331,6 +337,7 @@ class Training:
             "bytes": self.ledger.total(),
             "model": str(path),
             **adapted,
+            **(self.strategy.findings() if self.strategy else {}),
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
             "rounds": state.history,
         }
@@ -393,7 +400,9 @@ class Training:
 def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:
     """Return the description of a training that its sites receive."""
     target = members.target.name if members.several else ""
-    task = config.task(method, seed, members.shape, members.classes, len(members.nodes), target)
+    later = len(members.targets) > 1  # it has the sites of the trainings before it
+    about = (members.shape, members.classes, len(members.nodes), target, later)
+    task = config.task(method, seed, *about)
     if not models.frozen(task.model):
         return task
     return task.model_copy(update={"frozen": models.digest(task.model, task.dims)})

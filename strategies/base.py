@@ -91,6 +91,10 @@ class FedDA(Strategy):
             WireError: the reply must be refused.
         """
 
+    def findings(self) -> dict[str, Any]:
+        """Return what results.json says of the training besides its rounds: here nothing."""
+        return {}
+
     def needed(self) -> set[str]:
         """Name the sites without which this round cannot run; a paused run waits for them."""
         return {self.roster.target.name} if "target" in self.phase.parts else set()

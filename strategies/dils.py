@@ -44,25 +44,32 @@ class DILS(FedDA):
 
         With CADA the collaborator's model is sent on to the target, which uses its classifier.
         """
-        options = self.options
+        options, (by_part, numbers) = self.options, self.collected(replies)
+        model = self.global_model
+        if not self.adapts or options.loss == "cada":
+            model = full(by_part["collaborator"])
+        if self.adapts and options.loss == "cada":
+            self.ask_target("take", {"model": self.as_sent(model)})
+        if self.adapts and options.share:
+            model = full(by_part["target"])
+        return model.unpack(), numbers
+
+    def collected(self, replies: Iterable[Message]) -> tuple[dict[str, Reply], Numbers]:
+        """Return the replies by part, and the mean of each number.
+
+        Raises:
+            QuorumError: a part of the pair gave no usable reply.
+        """
         by_part = {self.part_of(r.node): r for r in self.accept(replies, {"steps"})}
         needed = ("collaborator", "target") if self.adapts else ("collaborator",)
         if missing := [part for part in needed if part not in by_part]:
             raise QuorumError(f"The {' and the '.join(missing)} gave no usable reply.")
-        model, collaborator = self.global_model, by_part["collaborator"]
-        if not self.adapts or options.loss == "cada":
-            model = _full(collaborator)
-        if self.adapts and options.loss == "cada":
-            self.ask_target("take", {"model": self.as_sent(model)})
-        if self.adapts and options.share:
-            model = _full(by_part["target"])
-        self.weights = {collaborator.node.name: 1.0}
-        numbers = {
+        self.weights = {by_part["collaborator"].node.name: 1.0}
+        return by_part, {
             name: sum(given) / len(given)
             for name in NUMBERS
             if (given := [float(r.numbers[name]) for r in by_part.values() if name in r.numbers])
         }
-        return model.unpack(), numbers
 
     def tested(self) -> dict[str, Packed]:
         """Return nothing in the adaptation: the target tests its own model. Before, the model."""
@@ -99,7 +106,7 @@ class DILS(FedDA):
         return sources[name], self.roster.target
 
 
-def _full(reply: Reply) -> Packed:
+def full(reply: Reply) -> Packed:
     """Return a reply's model in full precision."""
     return pack(reply.model().unpack(), Kind.MODEL)
 

@@ -93,6 +93,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dils grl": ("dils", {"dils.loss": "grl", "dils.pretrain": 1, "exchange.overlap": True}),
     "dils wassda": ("dils", {"dils.loss": "wassda", "dils.pretrain": 1, "dils.lr": 0.001}),
+    "fruda": ("fruda", {"rounds": 2}),
+    "fruda pad": (
+        "fruda",
+        {"fruda.pretrain": 1, "rounds": 3, "fruda.select": "pad", "fruda.keep": "adapted"},
+    ),
     "feddadil": ("feddadil", {}),
     "feddadil encoder": ("feddadil", {"feddadil.encoder-share": 0.5, "rounds": 4}),
     "feddadil batches": (

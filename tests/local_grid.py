@@ -65,6 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fada": ONE_STEP | {"fada.weighting": "examples", "fada.layers.disentangler": "12,10"},
     "fdan": ONE_STEP | {"fdan.scale": 1.0},
     "fdann": ONE_STEP,
+    "fruda": ONE_STEP | {"fruda.pretrain": 0, "fruda.epochs": 1, "fruda.measure.steps": 4},
     "fwdgrl": ONE_STEP,
     "mdan": ONE_STEP,
 }

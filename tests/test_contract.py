@@ -105,6 +105,20 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
             {"steps", "seconds", "discriminator-loss", "clipped"},
         ),
     },
+    # The choice; test_fruda.py has what crosses afterwards.
+    "fruda": {
+        ("to", "source", "train"): ({"model": "model"}, {"round"} | EXCHANGE),
+        ("to", "target", "train"): (
+            {f"model/{s}": "model" for s in SOURCES},
+            {"round"} | EXCHANGE,
+        ),
+        ("from", "source", "train"): ({}, {"error", "first", "second", "clipped", "seconds"}),
+        ("from", "target", "train"): (
+            {},
+            {f"{what}/{s}" for what in ("first", "second", "theta") for s in SOURCES}
+            | {"clipped", "seconds"},
+        ),
+    },
     "fedavg": AVERAGED,
     "feddadil": {
         (way, role, "train"): (
@@ -208,6 +222,10 @@ FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
         },
     ),
     "feddadil": ({"feddadil.encoder-share": 0.5}, AVERAGED),
+    "fruda": (
+        {"fruda.pretrain": 1},
+        {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"},
+    ),
 }
 
 
@@ -272,7 +290,7 @@ def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
 # ---- the site refuses to send ------------------------------------------------------------------
 
 # Methods that inherit almost all code of both halves from another method; tested as slow.
-INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan")
+INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan", "fruda")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [

@@ -176,7 +176,7 @@ def test_a_benchmark_goes_with_a_method_that_has_no_preset(
         (
             "fedavg",
             "paper",
-            "one of dils, fada, fdan, fdann, feddadil, fwdgrl, kd3a, mdan); its own are none",
+            "of dils, fada, fdan, fdann, feddadil, fruda, fwdgrl, kd3a, mdan); its own are none",
         ),
         ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
     ],

@@ -56,7 +56,9 @@ class Summing(Client):
             stream.close()
             trail.summed(self.request, stream)
 
-    def lazy(self, stream: Stream, group: str, halves: int = 2, share: float = 1.0) -> LazySync:
+    def lazy(
+        self, stream: Stream, group: str, halves: int = 2, share: float = 1.0, p: int = 0
+    ) -> LazySync:
         """Make this site's part in one group; the stricter of the run's and the site's limits hold.
 
         Args:
@@ -64,6 +66,7 @@ class Summing(Client):
             group: name of the group.
             halves: how many halves of a loss the members' sum has.
             share: of this site's half in its side of the loss: 1/K for one of K sources.
+            p: steps per window; 0: the run's.
 
         Raises:
             ConfigError: this site has fewer images than a gradient must be over.
@@ -77,7 +80,7 @@ class Summing(Client):
         return LazySync(
             stream,
             group,
-            config.p,
+            p or config.p,
             halves=halves,
             overlap=config.overlap,
             clip=min(config.clip, self.site.clip),

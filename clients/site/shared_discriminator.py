@@ -60,7 +60,12 @@ class Copy:
 
     def apply(self, g: Tensor, examples: int) -> None:
         """Do the same as `step`, for a gradient (P,) that is already computed."""
-        g_sync = self.sync.step(g, examples)
+        self.sync.put(g, examples)
+        self.move()
+
+    def move(self) -> None:
+        """Move by the latest synchronised gradient, once this step's gradient is in the buffer."""
+        g_sync = self.sync.take()
         if g_sync is not None:
             set_gradient(self.DI, g_sync)
             self.optimizer.step()

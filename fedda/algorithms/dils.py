@@ -28,8 +28,8 @@ from fedda.methods import Method, Phase
 from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 
-class Config(Critic):
-    """DILS's settings; those of a critic have a meaning with `wassda` alone."""
+class Adaptation(Critic):
+    """How a pair adapts; the settings of a critic have a meaning with `wassda` alone."""
 
     loss: Loss = Field(
         default="adda",
@@ -58,6 +58,16 @@ class Config(Critic):
         default=BETA1, ge=0, lt=1, description="Adam's average of that encoder's gradients"
     )
     beta2: float = Field(default=BETA2, ge=0, lt=1, description="and its average of their squares")
+
+    def steps_of_discriminator(self, p: int) -> int:
+        """How many steps DI takes per step of the encoders -> int."""
+        critic = HALVES[self.loss, "target"].critic
+        return max(1, self.critic_steps * p) if critic else 1
+
+
+class Config(Adaptation):
+    """DILS's settings."""
+
     head_lr: float = Field(
         default=0.001, gt=0, description="learning rate of the collaborator's classifier with cada"
     )
@@ -67,11 +77,6 @@ class Config(Critic):
     collaborator: str = Field(
         default="", description="name of the source that takes part; needed if there are several"
     )
-
-    def steps_of_discriminator(self, p: int) -> int:
-        """How many steps DI takes per step of the encoders -> int."""
-        critic = HALVES[self.loss, "target"].critic
-        return max(1, self.critic_steps * p) if critic else 1
 
 
 # FRUDA, appendix F.0.2: learning rates of the target's encoder and of the discriminators. FRUDA
@@ -95,7 +100,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 }
 
 
-def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
+def layouts(options: Adaptation, model: Manifest) -> Mapping[str, Manifest]:
     """The layout of the discriminator whose gradients are summed."""
     sizes = options.discriminator.hidden
     return {"discriminator": discriminators.layout(discriminators.width(model), sizes)}

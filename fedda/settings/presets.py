@@ -163,6 +163,8 @@ BENCHMARKS: dict[str, Preset] = {
         "rounds": Given(20, "ours: FRUDA gives no number of epochs"),
         "dils.lr": Given(0.001, "FRUDA, appendix F.0.2: target extractor"),
         "dils.discriminator.lr": Given(0.01, "FRUDA, appendix F.0.2: discriminators"),
+        "fruda.lr": Given(0.001, "FRUDA, appendix F.0.2: target extractor"),
+        "fruda.discriminator.lr": Given(0.01, "FRUDA, appendix F.0.2: discriminators"),
     },
 }
 

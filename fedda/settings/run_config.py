@@ -147,15 +147,25 @@ class RunConfig(Section):
         baseline = [self.run.baseline] if self.run.baseline not in ("", self.method) else []
         return [*baseline, self.method]
 
-    def parts(self, method: str, after: int = 0) -> frozenset[str]:
+    def parts(self, method: str, after: int = 0, later: bool = False) -> frozenset[str]:
         """The parts that a method gives to sites in the rounds after round `after`."""
-        stages = self.stages(method)
+        stages = self.stages(method, later)
         return frozenset(p for stage in stages if stage.last > after for p in stage.phase.parts)
 
-    def stages(self, method: str) -> tuple[Stage, ...]:
-        """How a method's phases fall on the run's rounds."""
-        prepared = bool(self.run.start_from)
-        return plugins.method(method).schedule(self.options[method], self.rounds, prepared)
+    def stages(self, method: str, later: bool = False) -> tuple[Stage, ...]:
+        """How a method's phases fall on the rounds of a training.
+
+        Args:
+            method: its name.
+            later: whether the training follows others in a chain. It starts from their models, so
+                it has no rounds that prepare one, and all others as often as the first.
+        """
+        about, options = plugins.method(method), self.options[method]
+        stages = about.schedule(options, self.rounds, bool(self.run.start_from))
+        if not later:
+            return stages
+        spared = sum(s.last - s.first + 1 for s in stages if s.phase.prepares)
+        return about.schedule(options, self.rounds - spared, prepared=True)
 
     def task(
         self,
@@ -165,6 +175,7 @@ class RunConfig(Section):
         classes: Sequence[str],
         sites: int,
         target: str = "",
+        later: bool = False,
     ) -> Task:
         """Make the description of one training that its sites receive.
 
@@ -175,6 +186,7 @@ class RunConfig(Section):
             classes: names of the classes.
             sites: how many sites take part.
             target: name of the target that adapts, if the run has several.
+            later: whether the training follows others in a chain.
 
         Raises:
             ConfigError: vectors are to be augmented as if they were images.
@@ -184,12 +196,13 @@ class RunConfig(Section):
                 f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
                 f"{shape[0]} numbers, not images; set it to none."
             )
+        stages = self.stages(method, later)
         return Task(
             run=self.run.name,
             method=method,
             seed=seed,
-            rounds=self.rounds,
-            schedule=write_schedule(self.stages(method)),
+            rounds=stages[-1].last if stages else self.rounds,
+            schedule=write_schedule(stages),
             target=target,
             shape=",".join(map(str, shape)),
             resize=self.input.resize,

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -87,6 +87,8 @@ class Node:
 class Roster:
     """The sites of a run or of one training: sources first, then targets, each sorted by name.
 
+    In a training its target is the first; in a chain those that adapted before it follow, in order.
+
     `counts` are the sites' numbers of examples, the weights in averages. They are fixed when the
     roster is made; no later message can change them.
     """
@@ -114,10 +116,10 @@ class Roster:
     def classes(self) -> tuple[str, ...]:
         return self.sources[0].classes if self.sources else self.class_names
 
-    def facing(self, target: Node) -> "Roster":
-        """Return the roster of one training: all sources, and this target."""
+    def facing(self, target: Node, earlier: Sequence[Node] = ()) -> "Roster":
+        """Return the roster of one training: all sources, this target, and those adapted before."""
         several = len(self.targets) > 1
-        return replace(self, nodes=(*self.sources, target), several=several)
+        return replace(self, nodes=(*self.sources, target, *earlier), several=several)
 
     def aims(self, name: str = "") -> "tuple[Roster, ...]":
         """Return a roster for the target of this name, or for every target if the name is empty.

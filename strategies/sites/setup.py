@@ -1,6 +1,6 @@
 """What the server gives a strategy for one training, and what the strategy remembers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,19 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """A finished training of the same chain.
+
+    Attributes:
+        model: the model of its last round, in full precision.
+        memory: what its strategy remembered at the end.
+    """
+
+    model: Packed
+    memory: Memory
+
+
+@dataclass(frozen=True)
 class Setup:
     """What the server gives a strategy for one training.
 
@@ -52,6 +65,8 @@ class Setup:
         online: returns the ids of nodes that are online; by default those that Flower lists.
         exchange: opens the sessions in which sites sum gradients, for methods that sum any.
         account: called with every such session when it has ended.
+        earlier: in a chain, the trainings before this one, by target and in order.
+        report: called with the name of an event and its facts, to write it to the run's journal.
     """
 
     task: Task
@@ -65,3 +80,5 @@ class Setup:
     online: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids())
     exchange: "Host | LocalHost | None" = None
     account: Callable[[Session], None] = lambda session: None
+    earlier: Mapping[str, Earlier] = field(default_factory=dict)
+    report: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None

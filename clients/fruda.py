@@ -1,0 +1,190 @@
+"""FRUDA's clients: sources that pretrain, candidates and a target that measure, and DILS's pair.
+
+Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3 and appendix D.1.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from fedda import models
+from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
+from fedda.data import Labelled
+from fedda.errors import WireError
+from fedda.exchange import Stream
+from fedda.maths import ocs
+from fedda.models import evaluating
+from fedda.train import seed_for
+from fedda.wire import Packed
+
+from . import dils, fedavg
+from .site import tested
+from .site.request import Numbers
+from .site.shared_discriminator import Copy
+
+BATCH = 256  # images per forward pass
+
+
+class Source(fedavg.Source):
+    """Trains a model of its own on its labels, like a source of FedAvg."""
+
+
+class Measuring(dils.Pair):
+    """What candidates and the target do: train a critic each, on features that do not change."""
+
+    def measured(self, z: Mapping[str, Tensor]) -> tuple[dict[str, tuple[float, float]], Numbers]:
+        """Train the critics of eqs. 17 and 18 -> by candidate, the means over two halves.
+
+        The numbers beside them are the share of sums in which exchange.clip shortened a gradient.
+        The sides' gradients nearly cancel each other, so then the distance comes out too short.
+
+        All critics move at the same time, so the number of candidates costs no further round trips.
+        Each sum is fresh, over the images of one window.
+
+        Args:
+            z: this site's features (N, d) by each candidate's model.
+
+        Raises:
+            WireError: the invitation is for critics of other candidates.
+        """
+        options, half = self.options.measure, HALVES[self.loss, self.side]
+        draws = {name: self.generator(f"penalty/{name}") for name in z}
+        with self.stream() as stream:
+            groups = {group.name for group in self.exchange.invitation.groups}
+            if groups != {f"critic/{name}" for name in z}:
+                raise WireError("The request has models of other candidates than its critics are.")
+            copies = {name: self.critic(stream, name) for name in z}
+            for indices in self.whole_windows(options.steps):
+                for name, copy in copies.items():
+                    L_DI = discriminator_loss(
+                        half, copy.DI, z[name][indices], options.penalty, draws[name]
+                    )
+                    copy.sync.put(flat_gradient(L_DI, copy.DI), len(indices))
+                for copy in copies.values():
+                    copy.move()
+            for copy in copies.values():
+                copy.sync.settle()
+        shares = [share for c in copies.values() if (share := c.sync.clipped) is not None]
+        numbers = {"clipped": sum(shares) / len(shares)} if shares else {}
+        return {name: self.means(copy, z[name]) for name, copy in copies.items()}, numbers
+
+    @property
+    def loss(self) -> Loss:
+        """The critics' loss: Wasserstein, or that of a discriminator to count the errors of."""
+        pad = self.options.select == "pad" and self.request.hop == "select"
+        return "adda" if pad else "wassda"
+
+    def critic(self, stream: Stream, name: str) -> Copy:
+        """Make this site's copy of a candidate's critic."""
+        options, seed = self.options.measure, seed_for(self.task.seed, f"critic/{name}")
+        sync = self.lazy(stream, f"critic/{name}", p=1)
+        copy = Copy.make(self.model.head.in_features, options, seed, sync, self.device)
+        copy.bounded = options.spectral and self.loss == "wassda"
+        return copy
+
+    def whole_windows(self, count: int) -> Iterator[Tensor]:
+        """The images of so many windows, each of them as one batch."""
+        p = self.exchange.lazy.p
+        batches = self.windows(0, count * p)
+        for _ in range(count):
+            yield torch.cat([next(batches) for _ in range(p)])
+
+    @torch.no_grad()
+    def means(self, copy: Copy, z: Tensor) -> tuple[float, float]:
+        """The means of a critic over two halves of this site's images -> two floats.
+
+        Of a discriminator they are the shares of images that it takes for the other side's.
+        """
+        v = copy.DI(z)
+        if self.loss != "wassda":
+            v = ((v > 0) != (self.side == "source")).float()
+        return ocs.halves(v, self.generator("halves"))
+
+    @torch.no_grad()
+    def all_features(self) -> Tensor:
+        """The features of all images by the model that is loaded, in evaluation mode -> (N, d)."""
+        with evaluating(self.model):
+            every = torch.arange(len(self.data)).split(BATCH)
+            x = (models.as_inputs(self.data.x[part], self.device) for part in every)
+            return torch.cat([self.model.features(images) for images in x])
+
+
+class Collaborator(Measuring):
+    """A candidate, and once it is chosen DILS's collaborator: a source or an adapted target."""
+
+    def select(self) -> Numbers:
+        """Train the critic with the target; with labels, tell the own model's error, too."""
+        error: Numbers = {}
+        if isinstance(self.data, Labelled):
+            p = models.predict(self.model, self.data.x)
+            error = {"error": ocs.l1_error(p, self.data.y)}
+        return self.measure() | error
+
+    def measure(self) -> Numbers:
+        """Train the critic with the target -> its means over two halves of the own images."""
+        means, numbers = self.measured({self.site.name: self.all_features()})
+        first, second = means[self.site.name]
+        return {"first": first, "second": second} | numbers
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return nothing: only gradients and numbers leave."""
+        return {}
+
+
+class Target(Measuring, dils.Target):
+    """Measures every candidate by the candidate's own model, and adapts from the chosen one's."""
+
+    def recall(self) -> None:
+        """Load the model as in DILS; where candidates are measured, their models come instead."""
+        if self.request.hop != "select":
+            super().recall()
+
+    def select(self) -> Numbers:
+        """Train a critic with each candidate -> the means, and the constants of the classifiers."""
+        z: dict[str, Tensor] = {}
+        thetas: Numbers = {}
+        for name, packed in self.request.arrays.items():
+            candidate = name.removeprefix("model/")
+            models.load_arrays(self.model, packed.unpack())
+            z[candidate] = self.all_features()
+            thetas[f"theta/{candidate}"] = self.theta()
+        return self.numbers(z) | thetas
+
+    def measure(self) -> Numbers:
+        """Decide which model to keep, and train the critic with the collaborator once more.
+
+        The model that came is the collaborator's, from which this target has adapted.
+        """
+        (group,) = self.exchange.invitation.groups
+        collaborator = group.name.removeprefix("critic/")
+        came = {n: w.clone() for n, w in self.model.state_dict().items()}
+        before = self.quality()
+        self.load_adapted(self.request.round)
+        after = self.quality()
+        worse = self.options.keep == "better" and after < before
+        if worse:
+            self.model.load_state_dict(came)
+            self.save()
+        numbers = self.numbers({collaborator: self.all_features()})
+        numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
+        return numbers | {f"theta/{collaborator}": self.theta()}
+
+    def numbers(self, z: Mapping[str, Tensor]) -> Numbers:
+        """Train the critics -> their means, by candidate."""
+        means, numbers = self.measured(z)
+        numbers |= {f"first/{name}": first for name, (first, _) in means.items()}
+        return numbers | {f"second/{name}": second for name, (_, second) in means.items()}
+
+    def theta(self) -> float:
+        """The Lipschitz constant of the loaded model's classifier."""
+        return ocs.theta_of(self.model.head.weight.detach())
+
+    def quality(self) -> float:
+        """Infomax of the loaded model's predictions for the training images, as it may leave."""
+        p = models.predict(self.model, self.data.x)
+        return self._released("infomax", tested.infomax(p), len(p))
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return the model after the last round: later targets may adapt from it."""
+        return {"model": self.packed_model()} if self.request.hop == "measure" else {}

@@ -1,0 +1,173 @@
+"""FRUDA: targets arrive one after another, each chooses whom to adapt from, and adapts by DILS.
+
+Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3; the choice is in
+`fedda.maths.ocs`, the adaptation in `fedda.algorithms.dils`.
+
+    Z           candidates   the labelled sources, and the targets that have adapted before
+    DI_c        network      a critic for each candidate c, with identical copies at c and target
+    eps, theta, W1           what eq. 5 is made of, see `fedda.maths.ocs`
+
+The trainings of one seed follow one another, a target each. In the first the sources train a model
+each, on their own labels; the later ones start from those models. In one round, `select`, all
+candidates are measured at once: each computes features by its own model and trains a critic with
+the target, which has been sent all candidates' models. Gradients of the critics are summed, and the
+mean values of the critics go to the server: no features, and nothing about a single image. Then the
+target adapts from the chosen collaborator as in DILS; no other site takes part. In the last round
+both measure their distance once more, from which the target's own error follows (`ocs.carried`),
+as it has no labels. The target's model then goes to the server, for the targets that come later.
+
+A source reports its own error, and nobody can verify it: a candidate that claims an error of 0 is
+believed. With `keep=better` the target goes back to the collaborator's model if the adaptation made
+its own predictions worse by infomax, which needs no label. That also limits the harm of a bad
+choice, but does not prevent it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedda.adversarial import discriminators
+from fedda.adversarial.discriminators import Network
+from fedda.algorithms import dils, fedavg
+from fedda.config import Scalar, is_site_name
+from fedda.maths.ocs import Selector
+from fedda.methods import Method, Phase
+from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
+
+
+class Measure(Network):
+    """How distances are measured: the critic of a candidate and a target, and its training."""
+
+    sizes: str = Field(
+        default="100",
+        pattern=discriminators.SIZES,
+        description="hidden layers of a critic; empty: it is linear",
+    )
+    lr: float = Field(default=0.02, gt=0, description="learning rate of a critic")
+    steps: int = Field(
+        default=100,
+        ge=1,
+        le=100_000,
+        description="sums of gradients, each over exchange.p batches, that train a critic",
+    )
+    penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="gamma, a critic's gradient penalty on each side; 0: none. Without `spectral` "
+        "it gives distances several times too long",
+    )
+    spectral: bool = Field(
+        default=True,
+        description="after each step no layer's spectral norm is above 1: the critic is then "
+        "1-Lipschitz also between the domains, where no site can compute a penalty",
+    )
+
+
+class Config(dils.Adaptation):
+    """FRUDA's settings: DILS's, and those of the choice."""
+
+    sequence: str = Field(
+        default="",
+        description="targets in the order in which they arrive, separated by commas; empty: all, "
+        "by name",
+    )
+    select: Selector = Field(
+        default="ocs",
+        description="which candidate becomes the collaborator: ocs (smallest bound), source "
+        "(smallest bound among the sources), random, pad (smallest proxy A-distance)",
+    )
+    keep: Literal["better", "adapted"] = Field(
+        default="better",
+        description="better: the target keeps the collaborator's model if infomax is lower after "
+        "the adaptation than before; adapted: never",
+    )
+    measure: Measure = Measure()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.loss == "cada":
+            raise ValueError(
+                "loss is cada, which trains the collaborator's classifier on labels, but an "
+                "adapted target that is the collaborator has none; set it to adda, grl or wassda"
+            )
+        if len(set(self.targets)) < len(self.targets) or not all(map(is_site_name, self.targets)):
+            raise ValueError(f"sequence is '{self.sequence}'; name each target once")
+        return self
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """The targets in the order of `sequence`; none if it is empty."""
+        return [name.strip() for name in self.sequence.split(",")] if self.sequence else []
+
+
+# Appendix D.1: the critic is kept 1-Lipschitz by a gradient penalty. Its weight is not named; 10 is
+# that of Shen et al.
+PAPER: dict[str, Scalar] = {"measure.penalty": 10.0, "measure.spectral": False}
+PRESETS = {name: preset | PAPER for name, preset in dils.PRESETS.items()}
+
+
+def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
+    """The layouts of the discriminator and of a critic, whose gradients are summed."""
+    sizes = options.measure.hidden
+    critic = discriminators.layout(discriminators.width(model), sizes)
+    return {**dils.layouts(options, model), "critic": critic}
+
+
+CRITICS = frozenset({"critic/*"})
+# Means of the critic's values over two halves of a site's images: a candidate's own, and at the
+# target one pair per candidate. With `pad`, shares of images that the discriminator takes wrongly.
+OWN = frozenset({"first", "second", "clipped", "seconds"})
+PER_CANDIDATE = frozenset({"first/*", "second/*", "theta/*", "clipped", "seconds"})
+INFOMAX = frozenset({"infomax-before", "infomax-after", "kept"})
+
+METHOD = Method(
+    "fruda",
+    "FRUDA",
+    Config,
+    (
+        Phase(
+            "pretrain",
+            {"train": fedavg.TRAIN},
+            rounds=lambda options, rounds: options.pretrain,
+            prepares=True,
+        ),
+        Phase(
+            "select",
+            {
+                "select": {
+                    # `error` comes from candidates with labels.
+                    "collaborator": Part(Rule(MODEL), Rule(numbers=OWN | {"error"}), CRITICS),
+                    "target": Part(
+                        Rule({"model/*": Kind.MODEL}), Rule(numbers=PER_CANDIDATE), CRITICS
+                    ),
+                }
+            },
+            rounds=lambda options, rounds: 1,
+            layouts=layouts,
+        ),
+        Phase(
+            "adapt",
+            {
+                "adapt": {
+                    "collaborator": Part(
+                        dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), dils.ADAPT.gradients
+                    ),
+                    "target": Part(
+                        dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), dils.ADAPT.gradients
+                    ),
+                },
+                # In the last round alone: the target's model goes to the server for later targets.
+                "measure": {
+                    "collaborator": Part(Rule(MODEL), Rule(numbers=OWN), CRITICS),
+                    "target": Part(Rule(MODEL), Rule(MODEL, PER_CANDIDATE | INFOMAX), CRITICS),
+                },
+            },
+            layouts=layouts,
+            # The target tests its own model; after the last round it is sent the one it keeps.
+            test=Part(Rule(optional=MODEL), TEST.leaves),
+        ),
+    ),
+    PRESETS,
+    chain=lambda options: options.targets,
+)

@@ -1,0 +1,72 @@
+"""The order of a run's trainings, and in a chain what each of them gets from those before it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedda import plugins
+from fedda.errors import ConfigError
+from fedda.settings import RunConfig, Task
+from fedda.wire import Kind, pack
+
+from . import checkpoint
+from .strategy_modules import roster, setup
+
+Earlier = setup.Earlier
+
+
+def order(config: RunConfig, members: roster.Roster) -> tuple[str, ...]:
+    """Return the names of the targets to which the run adapts, in order.
+
+    Raises:
+        RosterError: there is no target of the name `run.target`.
+        ConfigError: a method's chain names a site that is none of these targets.
+    """
+    aims = [aim.target.name for aim in members.aims(config.run.target)]
+    for method in config.trainings:
+        chain = plugins.method(method).chain
+        named = tuple(chain(config.options[method])) if chain else ()
+        if odd := [name for name in named if name not in aims]:
+            raise ConfigError(
+                f"{method}.sequence names '{odd[0]}', which is no target of this run; name some of "
+                f"{', '.join(aims)}, or leave it empty."
+            )
+        if named:
+            return named
+    return tuple(aims)
+
+
+def facing(
+    method: str, members: roster.Roster, target: str, targets: Sequence[str]
+) -> roster.Roster:
+    """Return the roster of one training; in a chain it includes the targets before this one.
+
+    Args:
+        method: the training's.
+        members: the run's roster.
+        target: the training's.
+        targets: of all trainings, in order.
+    """
+    nodes = {node.name: node for node in members.targets}
+    before = targets[: targets.index(target)] if plugins.method(method).chain else ()
+    return members.facing(nodes[target], [nodes[name] for name in before])
+
+
+def adapted(folder: Path, task: Task, members: roster.Roster) -> Mapping[str, Earlier]:
+    """Read the checkpoints of a chain's trainings before this one -> by target, in order.
+
+    Args:
+        folder: the run's folder.
+        task: the training that follows them.
+        members: its roster.
+
+    Raises:
+        RunError: a checkpoint cannot be read.
+    """
+    found = {}
+    for node in members.targets[1:]:
+        label = task.model_copy(update={"target": node.name}).label
+        state = checkpoint.read(folder / label)
+        if state is not None:
+            memory = setup.Memory(dict(state.numbers), dict(state.arrays))
+            found[node.name] = Earlier(pack(state.model, Kind.MODEL), memory)
+    return found

@@ -1,0 +1,503 @@
+"""FRUDA over sites in this process: a chain of targets, what crosses, and what goes wrong."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clients.site.memory import resident
+from fedda import models
+from fedda.adversarial.discriminators import Discriminator
+from fedda.data import load_source, load_target
+from fedda.errors import ConfigError, ExchangeError, QuorumError
+from fedda.halves import load_half
+from fedda.maths import ocs
+from fedda.settings import RunConfig
+from fedda.train import generator, seed_for
+from server.journal import Event, Journal, Listener
+from server.simulation import simulate
+from tests.local_grid import (
+    CLASSES,
+    SETTINGS,
+    SIDE,
+    Node,
+    Script,
+    ScriptedGrid,
+    changed,
+    make_domains,
+    run,
+)
+from tests.reference import ocs as twin
+from tests.reference import windows
+
+SHIFTS = {"home": 0.0, "near": 1.0, "far": 2.0, "aside": -1.0}
+CHAIN: dict[str, Any] = {
+    "method": "fruda",
+    "run.name": "chain",
+    "run.baseline": "",
+    "rounds": 15,
+    "model.name": "mlp",
+    "model.sizes": "16",
+    "train.batch-size": 20,
+    "train.lr": 0.5,
+    "fruda.sequence": "near,far,aside",
+    "fruda.pretrain": 6,
+    "fruda.epochs": 4,
+    "fruda.lr": 0.003,
+    "fruda.measure.steps": 60,
+    "exchange.p": 1,
+    "exchange.min-examples": 1,
+    "exchange.expose-features": True,
+    "track.tensorboard": False,
+}
+SHORT = {"rounds": 4, "fruda.pretrain": 1, "fruda.epochs": 1, "fruda.measure.steps": 5}
+
+
+def make_line(root: Path) -> list[Node]:
+    """Make three classes of points in a plane; the domains are shifted along a line."""
+    nodes = []
+    for place, (name, shift) in enumerate(SHIFTS.items()):
+        rng, arrays = np.random.default_rng(place), {}
+        for part, n in (("train", 120), ("test", 60)):
+            y = np.arange(n) % 3
+            turn = 2 * np.pi / 3 * y
+            x = np.stack([np.cos(turn) + shift, np.sin(turn)], 1) + rng.normal(0, 0.15, (n, 2))
+            arrays |= {f"x_{part}": x.astype(np.float32), f"y_{part}": y}
+        role = "source" if name == "home" else "target"
+        if role == "target":
+            del arrays["y_train"]
+        np.savez(root / f"{name}.npz", **arrays)
+        node = {"role": role, "name": name, "data": str(root / f"{name}.npz"), "threads": 1}
+        nodes.append(node | {"reproducible": True, "min-images": 2, "min-examples": 1})
+    return nodes
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
+    return make_line(tmp_path_factory.mktemp("line"))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
+    """Three sources and one target."""
+    return make_domains(tmp_path_factory.mktemp("several"))
+
+
+def train(
+    nodes: list[Node], folder: Path, *listeners: Listener, **settings: Any
+) -> list[dict[str, Any]]:
+    """Run a chain -> its trainings' entries in results.json."""
+    flat = CHAIN | {"run.dir": str(folder)} | settings
+    journal = Journal(None, *listeners)
+    return simulate(RunConfig.parse(flat), nodes, journal, "process")["trainings"]["fruda"]
+
+
+def by_target(trainings: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {training["target"]: training for training in trainings}
+
+
+def row(training: Mapping[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (row for row in training["selection"]["candidates"] if row["name"] == name)
+    return found
+
+
+# ---- the chain ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chain(
+    line: list[Node], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, dict[str, Any]], list[Event]]:
+    events: list[Event] = []
+    trainings = train(line, tmp_path_factory.mktemp("chain"), events.append)
+    assert [training["target"] for training in trainings] == ["near", "far", "aside"]
+    return by_target(trainings), events
+
+
+def test_each_target_adapts_from_the_nearest_that_is_good(chain: Any) -> None:
+    """`far` is two steps from the source and one from `near`, which has adapted before."""
+    trainings, _ = chain
+    found = {name: training["selection"]["collaborator"] for name, training in trainings.items()}
+    assert found == {"near": "home", "far": "near", "aside": "home"}
+    for training in trainings.values():
+        chosen = training["selection"]["collaborator"]
+        bounds = {row["name"]: row["bound"] for row in training["selection"]["candidates"]}
+        assert chosen == min(bounds, key=lambda name: bounds[name])
+        assert training["final_accuracy"] > 0.95
+
+
+def test_the_distances_are_those_of_the_line(chain: Any) -> None:
+    trainings, _ = chain
+    names = {
+        name: [row["name"] for row in t["selection"]["candidates"]] for name, t in trainings.items()
+    }
+    assert names == {"near": ["home"], "far": ["home", "near"], "aside": ["home", "near", "far"]}
+    w1 = {r["name"]: r["w1"] for r in trainings["aside"]["selection"]["candidates"]}
+    assert w1["home"] < w1["near"] < w1["far"]
+    far = row(trainings["far"], "home"), row(trainings["far"], "near")
+    assert far[0]["w1"] > 1.5 * far[1]["w1"] > 0
+    assert all(0 < r["w1-error"] < r["w1"] / 2 for r in far)
+
+
+def test_errors_are_carried_forward_along_the_chain(chain: Any) -> None:
+    trainings, _ = chain
+    for name, training in trainings.items():
+        chosen = row(training, training["selection"]["collaborator"])
+        after = training["selection"]["after"]
+        wanted = min(1.0, chosen["eps"] + 2 * chosen["theta"] * after["w1"])
+        assert after["eps"] == pytest.approx(wanted)
+        assert after["w1"] < chosen["w1"] / 4  # the adaptation brought the domains together
+        if name != "aside":
+            assert row(trainings["aside"], name)["eps"] == after["eps"]
+        assert chosen["bound"] == pytest.approx(
+            2**0.5 * (chosen["eps"] + 2 * chosen["theta"] * chosen["w1"])
+        )
+    assert trainings["near"]["selection"]["after"]["eps"] > row(trainings["near"], "home")["eps"]
+
+
+def test_the_sources_train_in_the_first_training_alone(chain: Any) -> None:
+    trainings, events = chain
+    assert {name: len(t["rounds"]) for name, t in trainings.items()} == {
+        "near": 15,
+        "far": 9,
+        "aside": 9,
+    }
+    begun = [(e["target"], e["rounds"]) for e in events if e["event"] == "training"]
+    assert begun == [("near", 15), ("far", 9), ("aside", 9)]
+
+
+def test_the_journal_says_who_was_selected_and_what_came_of_it(chain: Any) -> None:
+    trainings, events = chain
+    selected = [e for e in events if e["event"] == "selected"]
+    assert [(e["target"], e["collaborator"]) for e in selected] == [
+        ("near", "home"),
+        ("far", "near"),
+        ("aside", "home"),
+    ]
+    assert selected[1]["candidates"] == trainings["far"]["selection"]["candidates"]
+    adapted = {e["target"]: e["eps"] for e in events if e["event"] == "adapted"}
+    assert adapted == {name: t["selection"]["after"]["eps"] for name, t in trainings.items()}
+
+
+def test_the_servers_model_is_the_targets(chain: Any) -> None:
+    trainings, _ = chain
+    sites = Path(trainings["far"]["model"]).parents[1] / "sites"
+    for name, training in trainings.items():
+        own = load_file(sites / name / f"chain.fruda-0-{name}.model.safetensors")
+        server = load_file(training["model"])
+        assert all(torch.equal(own[tensor], server[tensor]) for tensor in own)
+
+
+# ---- one measurement ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_sites_measure_what_one_loop_with_all_data_does(
+    several: list[Node], tmp_path: Path, p: int
+) -> None:
+    steps, lr, betas = 7, 0.03, (0.4, 0.9)
+    flat = {
+        "method": "fruda", "rounds": 1, "run.name": "m", "run.dir": str(tmp_path),
+        "model.name": "mlp", "model.sizes": "16", "train.batch-size": 16, "fruda.pretrain": 0,
+        "fruda.measure.steps": steps, "fruda.measure.lr": lr, "fruda.measure.sizes": "8",
+        "fruda.measure.beta1": betas[0], "fruda.measure.beta2": betas[1], "exchange.p": p,
+        "exchange.min-examples": 1, "exchange.expose-features": True, "exchange.clip": 1e9,
+        "track.tensorboard": False, "run.baseline": "",
+    }  # fmt: skip
+    config = RunConfig.parse(flat)
+    results = simulate(config, [n | {"threads": 1} for n in several], Journal(), "process")
+    (training,) = results["trainings"]["fruda"]
+    start = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0).eval()
+    data = {n["name"]: (load_target if n["name"] == "town" else load_source)(n["data"])
+            for n in several}  # fmt: skip
+    with torch.no_grad():
+        z = {name: start.features(d.x.float() / 255) for name, d in data.items()}
+    read = {
+        name: windows.batches(
+            windows.blocks(len(z[name]), name, 2), 16, p, seed_for(0, name), steps * p
+        )
+        for name in z
+    }
+    batch = {
+        name: [torch.cat([z[name][part] for part in parts[i * p : (i + 1) * p]])
+               for i in range(steps)]
+        for name, parts in read.items()
+    }  # fmt: skip
+    for name in ("anna", "bert", "carl"):
+        DI = Discriminator(16, (8,), seed_for(0, f"critic/{name}"))
+        pairs = list(zip(batch[name], batch["town"], strict=True))
+        twin.critic(DI, pairs, lr, betas)
+        with torch.no_grad():
+            halves = [ocs.halves(DI(z[s]), generator(0, s, 1, "halves")) for s in (name, "town")]
+            whole = twin.w1(DI(z[name]).tolist(), DI(z["town"]).tolist())
+            p_y = start(data[name].x.float() / 255).softmax(dim=1)
+        W1, error = ocs.wasserstein(*halves)
+        found = row(training, name)
+        assert found["w1"] == pytest.approx(W1, abs=2e-5)
+        assert found["w1"] == pytest.approx(max(0.0, whole), abs=2e-5)  # halves of equal size
+        assert found["w1-error"] == pytest.approx(error, abs=2e-5)
+        eps = twin.l1_error(p_y.tolist(), data[name].y.tolist())  # type: ignore[union-attr]
+        assert found["eps"] == pytest.approx(eps, abs=1e-5)
+        assert found["theta"] == pytest.approx(ocs.theta_of(start.head.weight.detach()))
+    assert max(row(training, name)["w1"] for name in ("anna", "bert", "carl")) > 0.01
+
+
+def test_the_number_of_candidates_changes_no_measurement(several: list[Node], runs_in: Any) -> None:
+    """All critics train at once, each as if it were alone."""
+    together = runs_in(several)
+    alone = runs_in([n for n in several if n["name"] in ("bert", "town")])
+    mine, theirs = row(together, "bert"), row(alone, "bert")
+    assert {k: v for k, v in mine.items() if k != "chosen"} == {
+        k: v for k, v in theirs.items() if k != "chosen"
+    }
+
+
+@pytest.fixture
+def runs_in(tmp_path: Path) -> Any:
+    """Return a function that runs FRUDA over sites in this process -> its one training."""
+
+    def begin(nodes: list[Node], script: Mapping[str, Script] | None = None, **more: Any) -> Any:
+        resident.cache_clear()
+        place = {"run.dir": str(tmp_path), "run.name": f"run{len(list(tmp_path.iterdir()))}"}
+        settings = {"method": "fruda", "run.baseline": "", "rounds": 1, "run.expect": len(nodes)}
+        results, events = run(nodes, settings | place | more, script=script)
+        (training,) = results["trainings"]["fruda"]
+        return training | {"troubles": [e for e in events if e["event"] == "trouble"]}
+
+    return begin
+
+
+@pytest.mark.parametrize("selector", ["ocs", "source", "random", "pad"])
+def test_every_selector_chooses_a_candidate(
+    several: list[Node], runs_in: Any, selector: str
+) -> None:
+    training = runs_in(several, **{"fruda.select": selector, "fruda.measure.steps": 20})
+    selection = training["selection"]
+    assert selection["selector"] == selector
+    (chosen,) = (r for r in selection["candidates"] if r["chosen"])
+    assert chosen["name"] == selection["collaborator"]
+    if selector == "pad":
+        assert "bound" not in chosen and 0 <= chosen["pad"] <= 2
+        assert chosen["pad"] == min(r["pad"] for r in selection["candidates"])
+        assert len({r["pad"] for r in selection["candidates"]}) > 1
+    elif selector != "random":
+        assert chosen["bound"] == min(r["bound"] for r in selection["candidates"])
+
+
+# ---- what crosses ------------------------------------------------------------------------------
+
+CRITIC = {"first", "second", "clipped", "seconds"}
+ABOUT = {f"{what}/home" for what in ("first", "second", "theta")}
+SUMMED = {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
+
+
+def test_after_the_choice_only_the_pair_is_asked_and_only_the_listed_crosses(
+    line: list[Node], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(line)
+    place = {"run.dir": str(tmp_path), "run.expect": 4}
+    run(line, CHAIN | SHORT | place | {"fruda.select": "source"}, grid=grid)
+    seen: dict[tuple[str, str], tuple[dict[str, str], set[str]]] = {}
+    asked: dict[str, set[str]] = {}
+    for c in grid.crossed:
+        if c.kind != "train":
+            continue
+        asked.setdefault(c.hop, set()).add(c.site)
+        if c.way == "from":
+            part = "target" if c.site != "home" else "home"
+            seen.setdefault((c.hop, part), (c.arrays, c.numbers))
+    assert asked["train"] == {"home"}
+    assert asked["select"] == set(SHIFTS) and asked["adapt"] == asked["measure"] == set(SHIFTS)
+    pairs = [
+        {grid.nodes[q.metadata.dst_node_id]["name"] for q in grid.requests
+         if q.metadata.message_type == "train"
+         and (q.content["step"]["hop"], q.content["task"]["target"]) == ("adapt", target)}
+        for target in ("near", "far", "aside")
+    ]  # fmt: skip
+    assert pairs == [{"home", "near"}, {"home", "far"}, {"home", "aside"}]
+    assert seen["select", "home"] == ({}, CRITIC | {"error"})
+    assert seen["adapt", "home"] == ({}, SUMMED - {"loss"})
+    assert seen["adapt", "target"] == ({}, SUMMED)
+    assert seen["measure", "home"] == ({}, CRITIC)
+    assert seen["measure", "target"] == (
+        {"model": "model"},
+        ABOUT | {"infomax-before", "infomax-after", "kept", "clipped", "seconds"},
+    )
+
+
+def test_an_adapted_target_that_helps_another_sends_no_error(
+    line: list[Node], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(line)
+    settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "run.expect": 4}
+    run(line, settings | {"fruda.sequence": "near,far"}, grid=grid)
+    found = [
+        c.numbers for c in grid.crossed
+        if (c.site, c.way, c.hop) == ("near", "from", "select") and not c.arrays
+    ]  # fmt: skip
+    assert CRITIC in found
+    assert not any("error" in numbers for numbers in found)
+    sites = {grid.nodes[q.metadata.dst_node_id]["name"] for q in grid.requests
+             if q.metadata.message_type == "train"}  # fmt: skip
+    assert sites == {"home", "near", "far"}  # `aside` is not in the sequence
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+def claim(**numbers: float) -> Script:
+    """Return a script that changes numbers of a site's reply to `select`."""
+
+    def script(request: Any, reply: Any) -> list[Any]:
+        selects = request.content["step"]["hop"] == "select"
+        return [changed(request, reply, numbers=numbers)] if selects else [reply]
+
+    return script
+
+
+def test_a_candidate_that_claims_no_error_is_believed(several: list[Node], runs_in: Any) -> None:
+    honest = runs_in(several)["selection"]
+    last = max(honest["candidates"], key=lambda r: r["bound"])["name"]
+    assert last != honest["collaborator"]
+    lied = runs_in(several, {last: claim(error=0.0)})["selection"]
+    assert lied["collaborator"] == last
+
+
+@pytest.mark.parametrize("error", [-0.1, 1.5])
+def test_a_candidate_with_an_impossible_error_is_left_out(
+    several: list[Node], runs_in: Any, error: float
+) -> None:
+    training = runs_in(several, {"bert": claim(error=error)})
+    assert [r["name"] for r in training["selection"]["candidates"]] == ["anna", "carl"]
+    refused = [(t["site"], t["text"]) for t in training["troubles"] if t["what"] == "refused"]
+    assert refused == [("bert", "bert sent no error between 0 and 1.")]
+
+
+def test_the_others_go_on_when_a_candidate_leaves_in_the_selection(
+    line: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ScriptedGrid(line)
+    client: Any = load_half("clients", "fruda").Collaborator
+    real = client.measured
+
+    def leave(self: Any, z: Any) -> Any:
+        if self.site.name == "near" and self.task.target == "far":
+            grid.offline.add("near")
+            raise ExchangeError("the machine is switched off")
+        return real(self, z)
+
+    monkeypatch.setattr(client, "measured", leave)
+    place = {"run.dir": str(tmp_path), "run.expect": 4, "wait.sites": 30.0}
+    results, events = run(line, CHAIN | SHORT | place | {"fruda.sequence": "near,far"}, grid=grid)
+    trainings = by_target(results["trainings"]["fruda"])
+    assert [r["name"] for r in trainings["far"]["selection"]["candidates"]] == ["home"]
+    assert trainings["far"]["selection"]["collaborator"] == "home"
+    assert "after" in trainings["far"]["selection"]
+    absent = [e["text"] for e in events if e.get("what") == "absent" and e["site"] == "near"]
+    assert absent == ["not connected; it is no candidate"]
+
+
+@pytest.mark.parametrize("keep", ["better", "adapted"])
+def test_a_target_that_the_adaptation_made_worse_keeps_the_earlier_model(
+    line: list[Node], tmp_path: Path, keep: str
+) -> None:
+    events: list[Event] = []
+    settings = {"rounds": 8, "fruda.pretrain": 6, "fruda.sequence": "near", "fruda.lr": 0.3}
+    settings |= {"fruda.keep": keep, "fruda.measure.steps": 5, "guard.max-change": 0.0}
+    (training,) = train(line, tmp_path, events.append, **settings)
+    after = training["selection"]["after"]
+    assert after["infomax-after"] < after["infomax-before"]
+    named = [(e["site"], e["text"]) for e in events if e.get("what") == "negative transfer"]
+    server = load_file(training["model"])
+    own = load_file(tmp_path / "chain" / "sites" / "near" / "chain.fruda-0-near.model.safetensors")
+    assert all(torch.equal(own[name], server[name]) for name in own)
+    before, last = training["rounds"][-2], training["rounds"][-1]
+    if keep == "better":
+        assert after["kept"] == "before" and last["accuracy"] == before["accuracy"] > 0.4
+        (said,) = named
+        assert said[0] == "near" and said[1].endswith("it keeps the model of home")
+    else:
+        assert after["kept"] == "after" and not named
+        assert last["accuracy"] < before["accuracy"]
+
+
+def stop_in(target: str, server_round: int) -> Listener:
+    def listen(event: Event) -> None:
+        here = event["event"] == "round" and event["target"] == target
+        if here and event["round"] == server_round:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+@pytest.mark.parametrize("server_round", [1, 2, 3])
+def test_a_chain_resumed_in_its_middle_gives_that_of_an_uninterrupted_one(
+    line: list[Node], tmp_path: Path, server_round: int
+) -> None:
+    """Stopped after the choice, while adapting, or between two targets."""
+    settings: dict[str, Any] = SHORT | {"rounds": 4}
+    whole = train(line, tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(line, tmp_path / "cut", stop_in("far", server_round), **settings)
+    resident.cache_clear()
+    events: list[Event] = []
+    cut = train(line, tmp_path / "cut", events.append, **settings, **{"run.resume": True})
+    done = [(e["target"], e["round"]) for e in events if e["event"] == "round"]
+    left = [("far", n) for n in range(server_round + 1, 4)]
+    assert done == [*left, *(("aside", n) for n in (1, 2, 3))]
+    assert [t["selection"] for t in cut] == [t["selection"] for t in whole]
+    for one, other in zip(cut, whole, strict=True):
+        mine, theirs = load_file(one["model"]), load_file(other["model"])
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_sequence_that_names_no_target_is_refused_before_anything_runs(
+    line: list[Node], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    message = r"fruda.sequence names 'home', which is no target .*; name some of aside, far, near"
+    with pytest.raises(ConfigError, match=message):
+        train(line, tmp_path, events.append, **{"fruda.sequence": "near,home"})
+    assert not [e for e in events if e["event"] == "training"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fruda.loss": "cada"}, "loss is cada, .* on labels, but an adapted .* adda, grl or was"),
+        ({"fruda.sequence": "a,b,a"}, "sequence is 'a,b,a'; name each target once"),
+        ({"fruda.sequence": "a,,b"}, "name each target once"),
+        ({"fruda.select": "nearest"}, "fruda.select"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.parse(CHAIN | settings)
+
+
+def test_a_run_of_too_few_rounds_is_refused(line: list[Node], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sums no gradients in its first 6 rounds.*pretrain"):
+        train(line, tmp_path, **{"rounds": 6})
+
+
+def test_without_any_candidate_the_run_stops(several: list[Node], runs_in: Any) -> None:
+    odd = {name: claim(error=2.0) for name in ("anna", "bert", "carl")}
+    with pytest.raises(QuorumError, match="No candidate for a collaborator gave a usable reply"):
+        runs_in(several, odd, **{"wait.tries": 1})
+
+
+def test_the_settings_of_short_runs_are_those_of_a_chain() -> None:
+    """`SETTINGS` of the shared tests leave the choice and one round of adaptation."""
+    config = RunConfig.parse({"method": "fruda", "rounds": 2} | SETTINGS["fruda"])
+    assert [s.phase.name for s in config.stages("fruda")] == ["select", "adapt"]
+    longer = RunConfig.parse({"method": "fruda", "rounds": 9, "fruda.pretrain": 4})
+    lengths = {
+        later: [(s.phase.name, s.last - s.first + 1) for s in longer.stages("fruda", later)]
+        for later in (False, True)
+    }
+    assert lengths[False] == [("pretrain", 4), ("select", 1), ("adapt", 4)]
+    assert lengths[True] == [("select", 1), ("adapt", 4)]
