@@ -14,6 +14,7 @@ from fedda.cli import (
     predict,
     report,
     run,
+    select,
     settings,
     superlink,
     weights,
@@ -35,6 +36,7 @@ app.command()(run.run)
 app.command()(attach.attach)
 app.command()(attach.stop)
 app.command()(compare.compare)
+app.command()(select.select)
 app.command()(settings.methods)
 app.command()(settings.settings)
 app.add_typer(data.app, name="data")

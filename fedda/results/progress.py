@@ -62,6 +62,7 @@ class Display(OnTerminal):
             self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
             self._rounds = config.rounds
         self._seen: dict[Key, int] = {}  # rounds done, by training
+        self._lengths: dict[Key, int] = {}  # rounds in all, of trainings that have begun
         self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
         self._said = 0.0
         self._since = 0.0  # when the run began to wait for `_awaited`, in seconds of the clock
@@ -88,6 +89,7 @@ class Display(OnTerminal):
             "joined": self._joined,
             "roster": self._roster,
             "training": self._training,
+            "selected": self._selected,
             "round": self._round,
             "trouble": self._trouble,
             "doubt": self._doubt,
@@ -136,7 +138,7 @@ class Display(OnTerminal):
 
     def _training(self, event: Event) -> None:
         key, done, rounds = self._key(event), event["round"], event["rounds"]
-        self._rounds = rounds
+        self._rounds = self._lengths[key] = rounds
         self._seen[key] = done
         going = f"going on after round {done} of {rounds}" if done else f"{rounds} rounds"
         if not self._live:
@@ -145,12 +147,20 @@ class Display(OnTerminal):
         self._numbers = Text()
         self._update(key)
 
+    def _selected(self, event: Event) -> None:
+        of = len(event["candidates"])
+        self._say(
+            f"  {event.get('target', 'the target')} adapts from "
+            f"{event['collaborator']}, of {of} candidate{'s' * (of != 1)}"
+        )
+
     def _round(self, event: Event) -> None:
         key, number = self._key(event), event["round"]
         self._seen[key] = number
         self._seconds.setdefault(key[0], []).append(event["seconds"])
         last, now = number == self._rounds, event.get("time", 0.0)
-        numbers = [_scores(event), f"{self._pace(key[0]):.1f} s per round"]
+        pace = f"{self._pace(key[0]):.1f} s per round"
+        numbers = [text for text in (_scores(event), pace) if text]
         if self._live:
             self._numbers = Text(", ".join(numbers), style="dim")
             if last:
@@ -201,7 +211,8 @@ class Display(OnTerminal):
     def _left(self, key: Key) -> float:
         """Seconds until all planned trainings are done; without a plan, until this one is done."""
         keys = self._plan if key in self._plan else [key]
-        return sum((self._rounds - self._seen.get(k, 0)) * self._pace(k[0]) for k in keys)
+        left = {k: self._lengths.get(k, self._rounds) - self._seen.get(k, 0) for k in keys}
+        return sum(rounds * self._pace(k[0]) for k, rounds in left.items())
 
 
 def _title(method: str) -> str:

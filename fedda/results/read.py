@@ -213,8 +213,9 @@ def target(results: Results) -> str:
 
 def others(results: Results, training: Mapping[str, Any]) -> set[str]:
     """The targets that take no part in a training because it adapts to another target."""
-    own = training.get("target")
-    return {s["name"] for s in results["sites"] if s["role"] == "target" and own} - {own}
+    own, chosen_from = training.get("target"), training.get("selection", {}).get("candidates", ())
+    taking_part = {own, *(row["name"] for row in chosen_from)}
+    return {s["name"] for s in results["sites"] if s["role"] == "target" and own} - taking_part
 
 
 def summary(results: Results) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""`fedda select`: measure from whom a target should learn, without adapting it."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.cli.launch import INTERRUPTED, on_terminate
+from fedda.errors import ConfigError
+from fedda.halves import load
+from fedda.settings import RunConfig, overrides, presets
+
+METHOD = "fruda"
+
+
+def select(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
+    ],
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="Domain to take as the target, without its labels.")
+    ],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Change a setting; see `fedda settings`."),
+    ] = None,
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Named settings; `fedda settings --presets` lists them."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each site.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the table as JSON, and no progress.")
+    ] = False,
+) -> None:
+    """Measure from which domain a target should learn, by FRUDA's bound (OCS).
+
+      fedda data digits ./digits
+
+      fedda select --data ./digits --target fonts
+      -c input.size=16 -c input.channels=1
+
+    Each other domain of ROOT trains a model on its own labels, for fruda.pretrain
+    rounds. Then each of them measures with the target how far apart they are.
+    Nothing is adapted, and nothing is kept on disk. A row per candidate says:
+
+      eps     error of its model on its own data, 0 to 1; small is good
+      theta   how fast its classifier can change with the features; small is good
+      W1      distance between its features and the target's, by its model,
+              ± how far two halves of the data disagree
+      bound   sqrt(2) (eps + 2 theta W1); the smallest bound is chosen
+
+    If bounds differ by less than W1's error explains, the choice is a guess.
+    More sums measure better (-c measure.steps=300), and train.lipschitz keeps
+    theta small. -c select=pad measures the proxy A-distance instead.
+
+    `fedda run fruda` does the same before it adapts each target. Exit code 0
+    means that a table was printed, 1 that it could not, 130 that it was stopped.
+    """
+    on_terminate()
+    with clear_exit():
+        if "," in target:
+            raise ConfigError(
+                f"--target is '{target}', but one target is measured at a time; for a chain of "
+                "targets use fedda run fruda --simulate ROOT --target NAME,NAME."
+            )
+        try:
+            with tempfile.TemporaryDirectory(prefix="fedda-select-") as scratch:
+                selection = measured(
+                    settings(change or [], preset or [], seed, scratch),
+                    *(data, target, threads, as_json),
+                )
+        except KeyboardInterrupt:
+            typer.echo("\nstopped", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        if as_json:
+            typer.echo(json.dumps(selection, indent=1))
+        else:
+            show(selection, target)
+
+
+def settings(change: list[str], chosen: list[str], seed: int, folder: str) -> RunConfig:
+    """Return the settings of a run that pretrains, measures and ends.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid.
+    """
+    changes = overrides(METHOD, change)
+    if "rounds" in changes:
+        raise ConfigError(
+            "-c rounds= is not taken here, as the measurement is one round; say by "
+            "-c fruda.pretrain=N how long the candidates train before it."
+        )
+    flat: dict[str, Any] = {"method": METHOD, **presets.settings(METHOD, chosen), **changes}
+    rounds = RunConfig.parse(flat | {"rounds": 1}).options[METHOD].pretrain + 1
+    fixed = {"run.dir": folder, "run.name": "select", "run.baseline": "", "run.evaluate": False}
+    fixed |= {"run.seeds": str(seed), "track.tensorboard": False, "rounds": rounds}
+    return RunConfig.parse(flat | fixed)
+
+
+def measured(
+    config: RunConfig, data: Path, target: str, threads: int, quiet: bool
+) -> dict[str, Any]:
+    """Pretrain and measure -> the table, as in results.json."""
+    from fedda.results.progress import Display
+
+    local, journals = load("server", "simulation"), load("server", "journal")
+    sites = local.folders(data, target, {}, threads)
+    local.rehearse(config, sites)
+    if quiet:
+        results = local.simulate(config, sites, journals.Journal(), "process")
+    else:
+        with Display(config) as display:
+            journal = journals.Journal(None, display)
+            results = local.simulate(config, sites, journal, "process")
+    (training,) = results["trainings"][METHOD]
+    return training["selection"]
+
+
+def show(selection: dict[str, Any], target: str) -> None:
+    """Print the table."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedda.results.selection import headings, rows
+
+    title = f"candidates for {escape(target)}, by {selection['selector']}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for place, heading in enumerate(headings(selection)):
+        table.add_column(
+            heading, justify="right" if 0 < place < len(headings(selection)) - 1 else "left"
+        )
+    for row in rows(selection):
+        table.add_row(*map(escape, row))
+    Console().print(table)
