@@ -23,6 +23,16 @@ DILS = SUMMED | {
     "train.batch-size": 16,
 }
 
+FRUDA = SUMMED | {
+    "method": "fruda",
+    "rounds": 4,
+    "fruda.pretrain": 1,
+    "fruda.epochs": 1,
+    "fruda.discriminator.sizes": "8",
+    "fruda.measure.steps": 10,
+    "train.batch-size": 16,
+}
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
@@ -141,3 +151,19 @@ def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
         for way in ("to", "from")
         for role in ("source", "target")
     )
+
+
+def test_fruda_measures_all_candidates_at_once_and_chooses_as_in_one_process(
+    hub: Federation,
+) -> None:
+    results = hub.begin("chosen", FRUDA).finish()
+    assert results["events"] == []
+    (training,) = results["trainings"]["fruda"]
+    (alone,) = hub.alone("chosen", FRUDA)["trainings"]["fruda"]
+    assert training["selection"] == alone["selection"]
+    assert [row["name"] for row in training["selection"]["candidates"]] == ["anna", "bert", "carl"]
+    assert "after" in training["selection"]
+    assert Path(training["model"]).read_bytes() == Path(alone["model"]).read_bytes()
+    measured = training["rounds"][1]["bytes"]
+    to_each = measured["from target gradient"], measured["from source gradient"]
+    assert abs(to_each[0] - to_each[1]) < 300  # one gradient per candidate; the greetings differ
