@@ -1,0 +1,299 @@
+"""A chain of targets: whom each learns from, by each way to choose, and what that gains.
+
+    python examples/benchmarks/chain.py --table pens
+    python examples/benchmarks/chain.py --table mnist --data DATA/digits
+
+FRUDA's setting: one domain has labels, digits as they are; the targets are digits turned by 30 to
+150 degrees. They arrive in an order that is drawn anew for each seed. Each chooses a collaborator,
+the labelled domain or a target before it, and adapts from it by DILS.
+
+Tables:
+    pens         pen digits that scikit-learn ships; each image is in one domain only
+    mnist        digits of mnist, likewise; needs --data
+    mnist-same   the same digits in every domain, turned, as in the paper; needs --data
+
+Rows:
+    no adaptation  the labelled domain's model at each target
+    source         every target adapts from the labelled domain
+    random         from a candidate drawn by chance
+    pad            from the one at the smallest proxy A-distance
+    ocs            from the one with the smallest bound (eq. 5)
+
+Accuracies are those of the last round, on images that no training sees, mean over the targets. The
+last line is one JSON object: table -> row -> [mean, standard deviation over the seeds] in %, and
+
+    best           share of choices with ocs that fell on the candidate whose model, before the
+                   adaptation, has the highest accuracy at the target
+    best_of_chance the same, had each candidate been as likely
+    correlation    rank correlation of the bounds with these accuracies, negated; mean over targets
+                   with three candidates or more
+    kept           share of adaptations with ocs after which the target kept the former model
+
+Runs are kept in --out, so the same command continues where it was stopped.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import numpy as np
+import torch
+from adversarial import DRAW, IMAGES, TESTS
+from adversaries import LONG, OWN, SETTINGS
+from scipy.stats import spearmanr
+
+from fedda import data, models
+from fedda.compare.tables import markdown
+from fedda.config import Flat
+from fedda.data import digits, rotate
+from fedda.halves import load
+from fedda.settings import RunConfig, overrides
+
+TABLES = ("pens", "mnist", "mnist-same")
+SELECTORS = ("source", "random", "pad", "ocs")
+HOME, TURNED = 0, (30, 60, 90, 120, 150)  # degrees
+ADAPTING = 8  # rounds
+CHAIN: Flat = {
+    **SETTINGS,
+    **LONG,
+    **{key.replace("dils.", "fruda."): value for key, value in OWN["adda"].items()},
+    "fruda.pretrain": LONG["rounds"],
+    "rounds": int(LONG["rounds"]) + 1 + ADAPTING,
+    "run.baseline": "",
+    "track.tensorboard": False,
+}
+
+
+def domains(table: str, source: Path | None, out: Path, images: int) -> Path:
+    """Draw the digits and turn them -> the folder with a domain per angle."""
+    made, rotated = out / "drawn", out / "rotated"
+    angles, everywhere = (HOME, *TURNED), table == "mnist-same"
+    count = 1 if everywhere else len(angles)
+    if rotated.is_dir():
+        return rotated
+    if table == "pens":
+        sizes = {name: 10 for name in digits.DOMAINS} | {"handwritten": images * count}
+        # scikit-learn has few pen digits: an image may show one that another domain shows, too.
+        digits.build(made, seed=DRAW, train=sizes, test=TESTS * count)
+        rotate.build(made / "handwritten", rotated, angles, seed=DRAW)
+    else:
+        assert source is not None
+        accuracy.prepare(source, made, images * count, TESTS * (1 if everywhere else 3))
+        rotate.build(made / "mnist.npz", rotated, angles, seed=DRAW, everywhere=everywhere)
+    return rotated
+
+
+def order(seed: int) -> list[str]:
+    """The targets in the order in which they arrive."""
+    return [str(angle) for angle in np.random.default_rng([DRAW, seed]).permutation(TURNED)]
+
+
+def nodes(folder: Path, targets: Sequence[str]) -> list[dict[str, Any]]:
+    """The labelled domain and these targets."""
+    return [
+        {
+            "role": "source" if name == str(HOME) else "target",
+            "name": name,
+            "data": str(folder / name),
+            "threads": 1,
+            "notes": False,
+        }
+        for name in (str(HOME), *targets)
+    ]
+
+
+def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat) -> None:
+    """Run a chain, or FedAvg on the labelled domain alone, unless it has been run."""
+    row, seed = job
+    place = out / f"{row}-{seed}"
+    if (place / "results.json").is_file():
+        return
+    torch.set_num_threads(1)
+    own: Flat = {"run.dir": str(out), "run.name": place.name, "run.seeds": str(seed)}
+    own["run.resume"] = (place / "config.json").is_file()
+    if row == "fedavg":
+        targets = order(seed)[:1]
+        flat = {**CHAIN, **changes, **own, "method": "fedavg", "rounds": CHAIN["fruda.pretrain"]}
+        flat = {key: value for key, value in flat.items() if not key.startswith("fruda.")}
+    else:
+        targets = order(seed)
+        flat = {**CHAIN, **changes, **own, "method": "fruda", "fruda.select": row}
+        flat["fruda.sequence"] = ",".join(targets)
+    journal = load("server", "journal").Journal(None)
+    config = RunConfig.parse(flat)
+    load("server", "simulation").simulate(config, nodes(folder, targets), journal, "process")
+    print(f"{row}, seed {seed}: done", flush=True)
+
+
+def results(out: Path, row: str, seed: int) -> dict[str, Any]:
+    """What a run has found."""
+    return json.loads((out / f"{row}-{seed}" / "results.json").read_text())
+
+
+def chain(out: Path, row: str, seed: int) -> dict[str, dict[str, Any]]:
+    """The trainings of a chain, by target."""
+    return {t["target"]: t for t in results(out, row, seed)["trainings"]["fruda"]}
+
+
+def right(model: Path, folder: Path, target: str) -> float:
+    """Accuracy of a model at a target, in %."""
+    network, about = models.load(model)
+    test = data.load_evaluation(folder / target, classes=about.classes, size=about.shape[1])
+    assert test is not None
+    p = models.predict(network, models.as_inputs(test.x, torch.device("cpu")))
+    return 100 * float((p.argmax(dim=1) == test.y).float().mean())
+
+
+def before(out: Path, folder: Path, row: str, seed: int) -> dict[str, dict[str, float]]:
+    """Accuracy of each candidate's model at each target before it adapts: target -> candidate."""
+    trained = chain(out, row, seed)
+    files = {target: Path(training["model"]) for target, training in trained.items()}
+    (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
+    files[str(HOME)] = Path(home["model"])
+    return {
+        target: {c["name"]: right(files[c["name"]], folder, target) for c in rows}
+        for target, training in trained.items()
+        if (rows := training["selection"]["candidates"])
+    }
+
+
+def choices(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, float]:
+    """How good the choices by the bound are."""
+    best, chance, correlations, kept = [], [], [], []
+    for seed in seeds:
+        known = before(out, folder, "ocs", seed)
+        for target, training in chain(out, "ocs", seed).items():
+            rows, accuracies = training["selection"]["candidates"], known[target]
+            kept.append(training["selection"]["after"]["kept"] == "before")
+            if len(rows) < 2:
+                continue  # there was no choice
+            top = max(accuracies.values())
+            best.append(accuracies[training["selection"]["collaborator"]] == top)
+            chance.append(1 / len(rows))
+            if len(rows) > 2:
+                bounds = [c["bound"] for c in rows]
+                rank = spearmanr(bounds, [-accuracies[c["name"]] for c in rows]).statistic
+                correlations.append(float(rank))
+    return {
+        "best": statistics.fmean(best),
+        "best_of_chance": statistics.fmean(chance),
+        "correlation": statistics.fmean(correlations),
+        "kept": statistics.fmean(kept),
+    }
+
+
+def accuracies(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+    """Accuracy at each target in its order of arrival: row -> seed -> values in %."""
+    table: dict[str, dict[int, list[float]]] = {"no adaptation": {}}
+    for seed in seeds:
+        (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
+        model = Path(home["model"])
+        table["no adaptation"][seed] = [right(model, folder, t) for t in order(seed)]
+        for row in SELECTORS:
+            trained = chain(out, row, seed)
+            each = [100 * trained[t]["final_accuracy"] for t in order(seed)]
+            table.setdefault(row, {})[seed] = each
+    return table
+
+
+def report(
+    table: str,
+    found: Mapping[str, Mapping[int, Sequence[float]]],
+    chosen: Mapping[str, float],
+    learnt: Mapping[int, Mapping[str, str]],
+    settings: Flat,
+    command: str,
+) -> str:
+    """The table as Markdown."""
+    seeds = list(next(iter(found.values())))
+    heads = ["", "mean", *(f"seed {s}: {', '.join(order(s))}" for s in seeds)]
+    rows = []
+    for name, by_seed in found.items():
+        means = [statistics.fmean(by_seed[s]) for s in seeds]
+        spread = statistics.stdev(means) if len(means) > 1 else 0.0
+        each = [" ".join(f"{v:.0f}" for v in by_seed[s]) for s in seeds]
+        rows.append([name, f"{statistics.fmean(means):.1f} ± {spread:.1f}", *each])
+    changed = ", ".join(f"`{k}={v}`" for k, v in settings.items() if not k.startswith("run."))
+    lines = [f"## chain-{table}", "", f"    {command}", "", f"- settings: {changed}", ""]
+    lines += ["Accuracy in % after the last round: mean over the targets, mean ± standard "]
+    lines[-1] += "deviation over the seeds; then at each target, in the order of arrival."
+    lines += ["", *markdown(heads, rows), "", "### The choices by the bound", ""]
+    told = {
+        "best": "fell on the candidate whose model was best at the target before",
+        "best_of_chance": "would have by chance",
+        "kept": "of the adaptations were undone, as infomax fell",
+    }
+    lines += [f"- {100 * chosen[key]:.0f} % {text}" for key, text in told.items()]
+    lines += [f"- rank correlation of bound and error: {chosen['correlation']:.2f}", ""]
+    lines += ["| seed | target <- collaborator, with ocs |", "| --- | --- |"]
+    for seed, pairs in learnt.items():
+        lines.append(f"| {seed} | {', '.join(f'{t} <- {c}' for t, c in pairs.items())} |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
+    """Run the missing chains of a table and write the table -> its figures."""
+    out = args.out / table
+    folder = domains(table, args.data, out, args.images)
+    jobs = [(row, seed) for seed in args.seeds for row in ("fedavg", *SELECTORS)]
+    run = partial(train, folder=folder, out=out / "runs", changes=args.settings)
+    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
+        for _ in pool.imap_unordered(run, jobs):
+            pass
+    found = accuracies(out / "runs", folder, args.seeds)
+    chosen = choices(out / "runs", folder, args.seeds)
+    learnt = {
+        seed: {
+            t: e["selection"]["collaborator"] for t, e in chain(out / "runs", "ocs", seed).items()
+        }
+        for seed in args.seeds
+    }
+    command = f"python examples/benchmarks/chain.py --table {table}"
+    command += " --data DATA/digits" * (table != "pens")
+    command += args.typed("seeds", "images", "changes")
+    text = report(table, found, chosen, learnt, {**CHAIN, **args.settings}, command)
+    for place in filter(None, (args.out, args.results)):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"chain-{table}.md").write_text(text)
+    print(text)
+    means = {row: [statistics.fmean(v) for v in of.values()] for row, of in found.items()}
+    return {
+        row: [round(statistics.fmean(m), 2), round(statistics.stdev(m), 2) if m[1:] else 0.0]
+        for row, m in means.items()
+    } | {key: round(value, 3) for key, value in chosen.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    usual = "default: all, without --data those that need none"
+    parser.add_argument("--table", choices=TABLES, action="append", help=usual)
+    parser.add_argument("--data", type=Path, help="folder of mnist.npz")
+    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
+    parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
+    out = Path("runs/chain")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all runs; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the tables here")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="runs at the same time")
+    args = parser.parse_args(arguments)
+    args.typed = partial(accuracy.typed, parser, args)
+    args.settings = overrides("fruda", args.changes)
+    tables = args.table or [t for t in TABLES if args.data or t == "pens"]
+    if not args.data and set(tables) != {"pens"}:
+        parser.error("the tables of mnist need a folder of data: give --data")
+    print(json.dumps({table: measure(args, table) for table in tables}))
+
+
+if __name__ == "__main__":
+    with accuracy.plainly():
+        main()
