@@ -127,6 +127,67 @@ def column(run: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
     return {r: [t["rounds"][r - 1][key] for t in run["trainings"][method]] for r in (1, 2)}
 
 
+# ---- from whom each target has learned ---------------------------------------------------------
+
+
+def chain(**of_last: Any) -> dict[str, Any]:
+    """A chain: `b` has learned from `a`, and `c` from `b`; `a` is the source."""
+
+    def chosen(name: str, of: list[str], **after: Any) -> dict[str, Any]:
+        rows = [
+            {"name": n, "labelled": n == "a", "eps": 0.25, "theta": 0.5, "w1": 1.5,
+             "w1-error": 0.1, "bound": 2.5, "chosen": n == name}
+            for n in of
+        ]  # fmt: skip
+        found = {"w1": 0.5, "w1-error": 0.1, "eps": 0.75, "infomax-before": 1.0,
+                 "infomax-after": 1.5, "kept": "after"}  # fmt: skip
+        choice = {"selector": "ocs", "collaborator": name, "candidates": rows}
+        return {"selection": choice | {"after": found | after}}
+
+    rounds = [{"accuracy": 0.5, "infomax": 0.1, "weights": {"a": 1.0}}]
+    trainings = [
+        training(0, rounds, 1) | {"target": "b", "final_accuracy": 0.5} | chosen("a", ["a"]),
+        training(0, rounds, 1) | {"target": "c", "final_accuracy": None}
+        | chosen("b", ["a", "b"], **of_last),
+    ]  # fmt: skip
+    sites = [
+        {"name": n, "role": "source" if n == "a" else "target", "examples": 9, "tested": 9}
+        for n in "abc"
+    ]
+    return results(
+        method="fruda", titles={"fruda": "FRUDA"}, sites=sites, seeds=[0],
+        trainings={"fruda": trainings}, targets={"b": {}, "c": {}},
+    )  # fmt: skip
+
+
+def test_the_tree_says_who_learned_from_whom() -> None:
+    words = re.sub(r"\s+", " ", read(chain()).words)
+    assert "a (source) b : accuracy 50.0 % c : error at most 0.750" in words
+    assert "negative transfer" not in words
+    depth = [tag for tag, _ in read(chain()).elements if tag in ("ul", "li")]
+    assert depth[:6] == ["ul", "li", "ul", "li", "ul", "li"]
+
+
+def test_every_target_has_its_table_of_candidates() -> None:
+    tables = read(chain()).tables
+    assert tables["Candidates for c (FRUDA)"] == [
+        ["candidate", "eps", "theta", "W1", "bound", "chosen"],
+        ["a", "0.250", "0.5", "1.5 ± 0.1", "2.5", ""],
+        ["b", "0.250 (carried forward)", "0.5", "1.5 ± 0.1", "2.5", "chosen"],
+    ]
+    assert len(tables["Candidates for b (FRUDA)"]) == 2
+
+
+def test_negative_transfer_is_named_in_the_tree() -> None:
+    words = re.sub(r"\s+", " ", read(chain(kept="before")).words)
+    assert "c : error at most 0.750 , negative transfer" in words
+    assert "it keeps the model of b" in words
+
+
+def test_methods_without_a_choice_have_no_such_section() -> None:
+    assert "Collaborators" not in read(results()).words
+
+
 # ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 

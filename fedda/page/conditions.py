@@ -26,6 +26,7 @@ WORDS = {
     "paused": "run paused",
     "resumed": "run went on",
     "no offer": "gave no usable offer",
+    "negative transfer": "adaptation made it worse",
     "bounded": "counts for fewer examples",
     "small": "too few examples to sum gradients",
 }

@@ -7,6 +7,7 @@ from fedda.files import replacing, writing
 from fedda.results.read import Results
 
 from . import recovered
+from .collaborators import collaborators
 from .conditions import doubts, events, settings, sites
 from .confusion import confusions
 from .costs import costs
@@ -23,6 +24,7 @@ from .style import CSS
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PARTS = {
     "accuracy": "Accuracy",
+    "collaborators": "Collaborators",
     "training": "Training",
     "inside": "Confusion and features",
     "audit": "Audit",
@@ -66,8 +68,9 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
         e("title", f"{run.short(run.own)} on {run.target}: {results['name']}"),
         e("style", Html(CSS)),
     )
-    doubted = doubts(run)
-    absent = {anchor for anchor, part in (("audit", audits), ("doubts", doubted)) if not part}
+    doubted, chosen = doubts(run), collaborators(run)
+    maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen}
+    absent = {anchor for anchor, part in maybe.items() if not part}
     parts = {anchor: words for anchor, words in PARTS.items() if anchor not in absent}
     links = [e("a", words, href=f"#{anchor}") for anchor, words in parts.items()]
     body = e(
@@ -76,6 +79,7 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
             "main",
             headline(run),
             e("nav", *links, aria_label="Parts of this page"),
+            chosen,
             rounds(run),
             inside(run, noted),
             audits,

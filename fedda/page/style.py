@@ -44,6 +44,7 @@ figcaption{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 12px;
 figcaption h3{overflow-wrap:anywhere}
 figcaption span,.note{font-size:13px;color:var(--soft)}
 .note{margin:6px 0 0}
+.tree{margin:6px 0 0;padding-left:22px}
 .plot{display:grid;grid-template-columns:auto 1fr;grid-template-rows:230px auto auto;
 font-size:12px;color:var(--soft)}
 .plot.tall{grid-template-rows:300px auto auto}
