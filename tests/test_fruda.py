@@ -1,5 +1,7 @@
 """FRUDA over sites in this process: a chain of targets, what crosses, and what goes wrong."""
 
+import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.site.memory import resident
-from fedda import models
+from fedda import models, page
 from fedda.adversarial.discriminators import Discriminator
 from fedda.data import load_source, load_target
 from fedda.errors import ConfigError, ExchangeError, QuorumError
 from fedda.halves import load_half
 from fedda.maths import ocs
+from fedda.results import read
+from fedda.results.progress import Display
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from server.journal import Event, Journal, Listener
@@ -501,3 +506,47 @@ def test_the_settings_of_short_runs_are_those_of_a_chain() -> None:
     }
     assert lengths[False] == [("pretrain", 4), ("select", 1), ("adapt", 4)]
     assert lengths[True] == [("select", 1), ("adapt", 4)]
+
+
+# ---- what people see ---------------------------------------------------------------------------
+
+
+def test_progress_names_the_collaborator_and_counts_shorter_trainings(
+    line: list[Node], tmp_path: Path
+) -> None:
+    settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "fruda.select": "source"}
+    out = io.StringIO()
+    display = Display(RunConfig.parse(settings), Console(file=out, width=120))
+    simulate(RunConfig.parse(settings), line, Journal(None, display), "process")
+    said = [text.strip() for text in out.getvalue().splitlines()]
+    assert [text for text in said if "adapts from" in text] == [
+        "near adapts from home, of 1 candidate",
+        "far adapts from home, of 1 candidate",
+        "aside adapts from home, of 1 candidate",
+    ]
+    assert "FRUDA on near: 4 rounds" in said and "FRUDA on far: 3 rounds" in said
+    (last,) = (text for text in said[-2:] if text.startswith("round 3/3"))
+    assert "left" not in last
+
+
+def test_a_collaborators_weight_counts_where_it_takes_part(chain: Any) -> None:
+    trainings, _ = chain
+    sites = [{"name": n, "role": "source" if n == "home" else "target"} for n in SHIFTS]
+    results = {"sites": sites}
+    assert read.others(results, trainings["near"]) == {"far", "aside"}
+    assert read.others(results, trainings["far"]) == {"aside"}
+    assert read.others(results, trainings["aside"]) == set()
+    weights = read.mean_weights(
+        [t["rounds"][-1]["weights"] for t in trainings.values()],
+        [read.others(results, t) for t in trainings.values()],
+    )
+    assert weights == {"home": pytest.approx(2 / 3), "near": pytest.approx(1 / 3)}
+
+
+def test_the_page_shows_the_chain(line: list[Node], tmp_path: Path) -> None:
+    settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "fruda.sequence": "near,far"}
+    results = simulate(RunConfig.parse(settings), line, Journal(), "process")
+    text = page.write(results, tmp_path / "page.html", tmp_path / "chain").read_text()
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
+    assert "Who learned from whom: FRUDA home (source) near : accuracy" in words
+    assert "near, by ocs candidate eps theta W1 bound chosen home" in words
