@@ -37,7 +37,7 @@ class Measuring(dils.Pair):
         """Train the critics of eqs. 17 and 18 -> by candidate, the means over two halves.
 
         The numbers beside them are the share of sums in which exchange.clip shortened a gradient.
-        The sides' gradients nearly cancel each other, so then the distance comes out too short.
+        Both sides' gradients nearly cancel each other, so a distance may then come out too short.
 
         All critics move at the same time, so the number of candidates costs no further round trips.
         Each sum is fresh, over the images of one window.

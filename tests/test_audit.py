@@ -518,6 +518,8 @@ def test_windows_of_a_training_by_hand() -> None:
         ({"method": "fwdgrl", "fwdgrl.critic-steps": 5}, 150),
         # 6 rounds of 19 steps; windows continue from round to round.
         ({"method": "dils", "dils.pretrain": 4}, 14),
+        # 5 rounds of 3 times 19 steps are 35 windows; 3 critics before them and 1 after them.
+        ({"method": "fruda", "fruda.pretrain": 4, "fruda.measure.steps": 100}, 435),
     ],
 )
 def test_windows_of_each_method_by_hand(settings: dict[str, Any], windows: int) -> None:

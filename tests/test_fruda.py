@@ -460,6 +460,20 @@ def test_a_chain_resumed_in_its_middle_gives_that_of_an_uninterrupted_one(
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+def test_every_seed_has_a_chain_of_its_own(line: list[Node], tmp_path: Path) -> None:
+    settings = SHORT | {"fruda.sequence": "near,far", "run.seeds": "0,1"}
+    trainings = train(line, tmp_path, **settings)
+    assert [(t["seed"], t["target"]) for t in trainings] == [
+        (0, "near"),
+        (0, "far"),
+        (1, "near"),
+        (1, "far"),
+    ]
+    for near, far in (trainings[:2], trainings[2:]):
+        assert row(far, "near")["eps"] == near["selection"]["after"]["eps"]
+    assert row(trainings[1], "near")["theta"] != row(trainings[3], "near")["theta"]
+
+
 def test_a_sequence_that_names_no_target_is_refused_before_anything_runs(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -506,6 +520,18 @@ def test_the_settings_of_short_runs_are_those_of_a_chain() -> None:
     }
     assert lengths[False] == [("pretrain", 4), ("select", 1), ("adapt", 4)]
     assert lengths[True] == [("select", 1), ("adapt", 4)]
+
+
+@pytest.mark.parametrize(("own", "least"), [(1, 20), (64, 64)])
+def test_a_sites_own_limit_holds_for_critics_too(
+    line: list[Node], tmp_path: Path, own: int, least: int
+) -> None:
+    """A window of the run has 20 images, but a gradient of this site must be over 64."""
+    careful = [node | {"min-examples": own} for node in line]
+    settings = SHORT | {"fruda.pretrain": 0, "fruda.sequence": "near", "rounds": 2}
+    (training,) = train(careful, tmp_path, **settings)
+    fewest = [entry["gradient-examples"] for entry in training["rounds"]]
+    assert all(least <= each < least + 60 for each in fewest)
 
 
 # ---- what people see ---------------------------------------------------------------------------

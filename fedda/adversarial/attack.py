@@ -65,6 +65,7 @@ LOSSES: dict[str, Loss | None] = {
     "dils": None,
     "fada": "grl",  # its halves of eq. 4 are those of gradient reversal
     "fdann": "grl",
+    "fruda": None,
     "fwdgrl": "wassda",
     "mdan": "grl",
 }

@@ -48,8 +48,8 @@ def gradients(
         str,
         typer.Option(
             metavar="METHOD",
-            help="Method whose discriminator is attacked: dils, fada, fdann, fwdgrl or mdan. "
-            "With a method that is not the run's, the figures are a what-if.",
+            help="Method whose discriminator is attacked: dils, fada, fdann, fruda, fwdgrl or "
+            "mdan. With a method that is not the run's, the figures are a what-if.",
             show_default="the run's",
         ),
     ] = "",
@@ -154,7 +154,7 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     """Return the most windows that a site sends in one training, if no round is repeated.
 
     Where the method has them, this counts rounds that are rounded up to whole windows, a critic's
-    extra steps, and a target's windows in its pair with every source.
+    extra steps, and a target's windows in its pair with every source or candidate.
     """
     from fedda import plugins
     from fedda.config import unflatten, validate
@@ -169,6 +169,11 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
     if method == "dils":  # one window may span several rounds
         return max(1, summing * steps // p)
+    if method == "fruda":
+        adapting = sum(s.last - s.first + 1 for s in stages if s.phase.name == "adapt")
+        steps *= options.epochs * options.steps_of_discriminator(p)
+        critics = max(1, len(sites) - 1) + 1  # one per candidate, and one after the adaptation
+        return adapting * steps // p + critics * options.measure.steps
     sources = sum(site.get("role") == "source" for site in sites)
     pairs = max(1, sources) if getattr(options, "pairs", False) else 1
     return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
