@@ -430,7 +430,8 @@ def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
         assert shown.exit_code == 1
         assert shown.stderr.startswith(f"error: {text}")
         assert (
-            "dils, fada, fdann, fwdgrl, mdan have one: give one of them as --method" in shown.stderr
+            "dils, fada, fdann, fruda, fwdgrl, mdan have one: give one of them as --method"
+            in shown.stderr
         )
         assert not (what.parent / "audit.json").exists()
     assert run(alone, *words, "--method", "dils").exit_code == 0
