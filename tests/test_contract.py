@@ -290,14 +290,15 @@ def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
 # ---- the site refuses to send ------------------------------------------------------------------
 
 # Methods that inherit almost all code of both halves from another method; tested as slow.
-INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan", "fruda")
+INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [
         pytest.param(method, role, marks=[pytest.mark.slow] * (method in INHERIT))
         for method in plugins.methods()
         for role in ("source", "target")
-        if ("to", role, "train") in CROSSES.get(method, AVERAGED)
+        # FRUDA's first replies hold numbers alone, which test_fruda.py forges.
+        if ("to", role, "train") in CROSSES.get(method, AVERAGED) and method != "fruda"
     ],
 )
 
