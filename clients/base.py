@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from fedda import models, wire
 from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
+from fedda.maths import estimates
 from fedda.maths.spectral import Spectra
+from fedda.maths.validators import infomax
 from fedda.settings import Task
 from fedda.train import (
     Paced,
@@ -35,7 +37,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import notes, tested
+from .site import appraisal, notes, tested
 from .site.memory import Network, Site, Staying
 from .site.request import MANIFESTS, Numbers, Request
 
@@ -277,35 +279,40 @@ class Client(NumPyClient):
         """Answer an evaluation request; the only code that reads a target's labelled test files."""
         start = time.perf_counter()
         self.begin(request)
-        p = self._checked(self.predict(self.data.x))
-        numbers: Numbers = {"infomax": self._released("infomax", tested.infomax(p), len(p))}
+        p = self.checked(self.predict(self.data.x))
+        numbers: Numbers = {"infomax": self.released("infomax", infomax(p), len(p))}
         least = 1 if self.site.reproducible else self.site.min_images
         if (classes := tested.predicted(p, least)) is not None:
-            numbers["predicted"] = self._released("predicted", classes, len(p))
+            numbers["predicted"] = self.released("predicted", classes, len(p))
+        if request.is_last:
+            numbers |= appraisal.appraised(self, p)
         held, p = self.site.tested_on(self.task), None
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
-            numbers |= {"loss": self._released("loss", loss, len(held)), "tested": len(held)}
+            numbers |= {"loss": self.released("loss", loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             for name, q in {"accuracy": p, **others}.items():
-                right = tested.right(self._checked(q), held.y)
-                numbers[name] = self._released(name, right, len(held))
+                right = tested.right(self.checked(q), held.y)
+                numbers[name] = self.released(name, right, len(held))
+            if request.is_last:
+                numbers |= appraisal.checked(self, p, held.y)
         numbers["seconds"] = time.perf_counter() - start
         notes.tested(self, held, p)
         return numbers
 
-    def _checked(self, p: Tensor) -> Tensor:
+    def checked(self, p: Tensor) -> Tensor:
         """Return the answers (N, C) of a predictor, if they are those of a trained network."""
         if not self.site.reproducible:  # in an experiment, a training that failed is a result
             tested.check_answers(p, self.site.min_images)
         return p
 
-    def _released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
+    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
         """A number of a test over so many images, as it leaves this site."""
         C = self.task.classes
         bounds = {"infomax": math.log(C), "loss": tested.LOSS_MOST, "predicted": C}
-        most = bounds.get(name, 1.0)
+        bounds["threshold"] = estimates.MOST
+        most = bounds.get(name.split("-")[0], 1.0)
         return tested.released(name, value, images, most, self.site.test_noise, least)
 
     def begin(self, request: Request) -> None:

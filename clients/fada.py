@@ -98,6 +98,28 @@ class Member(fdann.Member):
         super().join(stream)
         self.half = fada.halves(self.options.generator, self.options.adversary)[self.side]
 
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities; in model III with the disentangler that this site keeps."""
+        return (
+            predicted(self.model, self.kept_branch, x) if self.options.keeps else super().predict(x)
+        )
+
+    @property
+    def kept_branch(self) -> nn.Module:
+        """The branch of f_di as this site last trained it; the target trains in every round.
+
+        Raises:
+            LostError: its state is missing.
+        """
+        last = self.request.round
+        first = last if self.request.part == "target" else self.request.stage.first
+        D = make_branch(features_width(self), self.options.layers).to(self.device)
+        kept = self.workspace.left(self.task, INVARIANT, first, last)
+        if kept is None:
+            raise lost(last)
+        D.load_state_dict(kept.get("module"))
+        return D
+
     def against(self, z: Tensor) -> Tensor:
         """Eq. 5: this side's half against every DI_i, averaged -> scalar.
 
@@ -158,19 +180,13 @@ class Target(Member, fdann.Target):
                     gain = gap.share(before, scatter) - gap.share(after, around)
                 else:
                     gain = (before - after) / (before or 1.0)
-                coarse = self._released("gain", gain, len(images), LEAST_GAIN)
+                coarse = self.released("gain", gain, len(images), LEAST_GAIN)
                 numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers
 
     def outgoing(self) -> dict[str, Packed]:
         """Return model and domain identifiers; nothing if only the gains were asked for."""
         return super().outgoing() if self.request.hop == "align" else {}
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities; in model III with the disentangler that this site keeps."""
-        return (
-            predicted(self.model, self.kept_branch, x) if self.options.keeps else super().predict(x)
-        )
 
     def test(self, request: Request) -> Numbers:
         """Test, and in model III write the whole model to this site's own disk."""
@@ -193,18 +209,3 @@ class Target(Member, fdann.Target):
             yield (f"encoder.features.{rest}" if before == "encoder" else name), tensor
         for name, tensor in self.kept_branch.state_dict().items():
             yield f"encoder.disentangler.{name}", tensor
-
-    @property
-    def kept_branch(self) -> nn.Module:
-        """The branch of f_di as this site last trained it.
-
-        Raises:
-            LostError: its state is missing.
-        """
-        last = self.request.round
-        D = make_branch(features_width(self), self.options.layers).to(self.device)
-        kept = self.workspace.left(self.task, INVARIANT, last, last)
-        if kept is None:
-            raise lost(last)
-        D.load_state_dict(kept.get("module"))
-        return D

@@ -3,6 +3,9 @@
 McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1, ClientUpdate.
 """
 
+import time
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,7 +14,8 @@ from fedda.data import Labelled
 from fedda.train import balanced
 
 from .base import Client
-from .site.request import Numbers
+from .site import appraisal
+from .site.request import Numbers, Request
 
 
 class Source(Client):
@@ -41,6 +45,23 @@ class Source(Client):
             return shares
         draws = self.generator("balance")
         return [balanced(share, self.data.y, draws) for share in shares]
+
+    @torch.no_grad()
+    def calibrate(self, request: Request) -> Numbers:
+        """Say how good and how sure the last round's model is where this site has labels.
+
+        It tests on the site's labelled test files. If there are none, or too few to hide an image,
+        it tests on the training images: then all numbers are better than on new images.
+        """
+        start = time.perf_counter()
+        self.begin(request)
+        tests, least = self.site.tested_on(self.task), self.site.min_images
+        few = tests is None or (len(tests) < least and not self.site.reproducible)
+        images = self.data if tests is None or few else tests
+        p = self.checked(self.predict(images.x))
+        new = images is tests and not appraisal.same(images.x, self.data.x)
+        numbers = appraisal.calibrated(self, p, images.y, new)
+        return numbers | {"seconds": time.perf_counter() - start}
 
     def penalty(self) -> Tensor | float:
         """What a method adds to the loss; nothing in FedAvg."""

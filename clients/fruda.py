@@ -14,12 +14,12 @@ from fedda.data import Labelled
 from fedda.errors import WireError
 from fedda.exchange import Stream
 from fedda.maths import ocs
+from fedda.maths.validators import infomax
 from fedda.models import evaluating
 from fedda.train import seed_for
 from fedda.wire import Packed
 
 from . import dils, fedavg
-from .site import tested
 from .site.request import Numbers
 from .site.shared_discriminator import Copy
 
@@ -183,7 +183,7 @@ class Target(Measuring, dils.Target):
     def quality(self) -> float:
         """Infomax of the loaded model's predictions for the training images, as it may leave."""
         p = models.predict(self.model, self.data.x)
-        return self._released("infomax", tested.infomax(p), len(p))
+        return self.released("infomax", infomax(p), len(p))
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the model after the last round: later targets may adapt from it."""

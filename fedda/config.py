@@ -309,6 +309,11 @@ class RunSection(Section):
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
     )
+    keep: Literal["last", "better"] = Field(
+        default="last",
+        description="the model of the results: last round's, or the source-only baseline's where "
+        "estimate and validators, without labels, say that it is better",
+    )
 
 
 class TrackSection(Section):

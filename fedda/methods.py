@@ -139,6 +139,11 @@ class Method:
         return any(phase.gradients for phase in self.phases)
 
     @property
+    def calibrates(self) -> bool:
+        """Whether sources test the last round's model; in a chain it is made for one target."""
+        return self.chain is None
+
+    @property
     def adapts(self) -> bool:
         """Whether the target computes anything with its training images, in any phase."""
         return any("target" in phase.parts for phase in self.phases)

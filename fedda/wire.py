@@ -383,10 +383,27 @@ class Part:
 
 MODEL = {"model": Kind.MODEL}
 
+# What the target says of the last round's model without labels, and of its confidence with them.
+VALIDATORS = frozenset({"bnm", "snd", "ami", "largest", "confidence"})
+THRESHOLDS = frozenset({"threshold-confidence/*", "threshold-entropy/*"})  # by source
+ABOVE = frozenset({"above-confidence/*", "above-entropy/*"})
+
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
+    enters=Rule(MODEL, THRESHOLDS),
+    leaves=Rule(
+        numbers=frozenset({"accuracy", "loss", "tested", "infomax", "predicted", "seconds", "ece"})
+        | VALIDATORS
+        | ABOVE
+    ),
+)
+
+# Once, before the last round's test: a source tests the model where it has labels.
+CALIBRATE = Part(
     enters=Rule(MODEL),
     leaves=Rule(
-        numbers=frozenset({"accuracy", "loss", "tested", "infomax", "predicted", "seconds"})
+        numbers=frozenset({"accuracy", "tested", "held", "confidence", "ece", "seconds"})
+        | {"threshold-confidence", "threshold-entropy"}
     ),
+    labels=True,
 )

@@ -16,6 +16,7 @@ from fedda import __version__, plugins
 from fedda.errors import RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
+from fedda.results import transfer
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
@@ -91,6 +92,7 @@ def _train(
     there = [node for node in members.nodes if node.id in sites.there()]
     frozen_weights.check(grid, task, there, config.wait.evaluate)
     trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
+    without = source_only(config)
     for seed, target, method in product(config.seeds, targets, config.trainings):
         aim = sequence.facing(method, members, target, targets)
         earlier = sequence.adapted(folder, task_for(config, method, seed, aim), aim)
@@ -104,16 +106,50 @@ def _train(
             earlier=earlier,
         )
         result = training.run()
+        base = [t for t in trainings.get(without, ()) if (t["seed"], t["target"]) == (seed, target)]
+        if method == config.method and base:
+            result |= compared(config, result, base[0], journal)
         tracking.finished(result)
         trainings[method].append(result)
         members = members.taking(training.roster)  # a site may be back under another node id
     results = summarise(config, members, trainings, journal)
     checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
     if len(targets) == 1:  # with several targets each has a model of its own, and the run has none
-        model = Path(trainings[config.method][0]["model"])
+        kept = trainings[config.method][0].get("kept", config.method)
+        model = Path(trainings[kept][0]["model"])
         checkpoint.replace(folder / MODEL, model.read_bytes())
     journal.write("done", results=str(folder / RESULTS))
     return results
+
+
+def source_only(config: RunConfig) -> str:
+    """The baseline's name, if it does not adapt to a target; else empty."""
+    baseline = config.trainings[0]
+    adapts = plugins.method(baseline).adapts
+    return "" if baseline == config.method or adapts else baseline
+
+
+def compared(
+    config: RunConfig, training: dict[str, Any], base: Mapping[str, Any], journal: Journal
+) -> dict[str, Any]:
+    """Compare a training with the source-only one of its seed and target -> entries that change.
+
+    Args:
+        config: the run.
+        training: the method's training.
+        base: the source-only training.
+        journal: receives a doubt.
+    """
+    baseline = config.trainings[0]
+    doubt = transfer.doubt(training, base, plugins.method(baseline).title.partition(" (")[0])
+    changed: dict[str, Any] = {}
+    if config.run.keep == "better":
+        changed["kept"] = config.method if doubt is None else baseline
+    if doubt is not None:
+        changed["doubts"] = [*training["doubts"], doubt.to_json()]
+        about = {"method": config.method, "seed": training["seed"]}
+        journal.write("doubt", **about, target=training["target"], **doubt.to_json())
+    return changed
 
 
 def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> roster.Roster:

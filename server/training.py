@@ -17,12 +17,13 @@ from flwr.serverapp import Grid
 from fedda import models, plugins, records, wire
 from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
+from fedda.methods import Phase
 from fedda.results.doubts import Doubt, doubts
 from fedda.results.read import MODEL
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
-from . import checkpoint
+from . import appraised, checkpoint
 from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
@@ -89,6 +90,8 @@ class Training:
         self.folder = folder / self.task.label
         self.earlier = earlier or {}
         self.crossed = Crossed(folder, grid, self.task.label)
+        self._calibrations: dict[str, appraised.Numbers] | None = None  # of the last round's model
+        self._after = 0  # 1 while messages are no part of the round
         self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
 
     @property
@@ -286,21 +289,57 @@ class Training:
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
         sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
-        return doubts(history, self.task.rounds, self.task.classes, sources)
+        seen = [e | e.get(appraised.WORTH, {}).get("validators", {}) for e in history]
+        entropies = {
+            r
+            for stage in self.task.stages
+            if _learns_labels(stage.phase)
+            for r in range(stage.first, stage.last + 1)
+        }
+        return doubts(seen, self.task.rounds, self.task.classes, sources, entropies)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
-            requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
+            if self.round == self.task.rounds and self._calibrations is None:
+                self._calibrations = self._calibrate(strategy, arrays)
+            sent = ConfigRecord({**appraised.thresholds(self._calibrations or {})})
+            requests = strategy.configure_evaluate(self.round, arrays, sent, self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
             answer = strategy.aggregate_evaluate(self.round, replies)
         if answer is None:
             return None
-        tested = dict(answer)
+        tested: dict[str, Any] = dict(answer)
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
+        if self.round == self.task.rounds:
+            tested[appraised.WORTH] = appraised.read(
+                tested,
+                self._calibrations or {},
+                self.roster.counts,
+                self.roster.target.name,
+                same=set(strategy.tested()) <= {"model"} and not self._stays,
+            )
         return tested
+
+    def _calibrate(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, appraised.Numbers]:
+        """Let the sources test the last round's model -> their numbers, by name.
+
+        It is no part of the round, so its bytes are counted after it.
+        """
+        self._after = 1
+        try:
+            requests = strategy.configure_calibrate(self.round, arrays, self.grid)
+            replies = self.mail.deliver(requests, self.config.wait.evaluate)
+            return appraised.plausible(strategy.aggregate_calibrate(replies))
+        finally:
+            self._after = 0
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the adapted model stays at the target."""
+        return self.task.about.stays(self.task.options)
 
     def _tests_otherwise(self) -> bool:
         """Whether earlier rounds' infomax no longer compares with this one's."""
@@ -325,8 +364,9 @@ class Training:
         path = self.folder / MODEL
         about = {"config": task.model, "shape": task.dims, "resize": task.resize}
         models.save(path, model, classes=classes, **about)
-        stays = task.about.stays(task.options)
-        adapted = {"adapted": self._adapted()} if stays else {}
+        adapted = {"adapted": self._adapted()} if self._stays else {}
+        worth_it = state.history[-1].get(appraised.WORTH, appraised.NOTHING)
+        rounds = [{k: v for k, v in e.items() if k != appraised.WORTH} for e in state.history]
         return {
             "seed": self.seed,
             "target": self.roster.target.name,
@@ -335,11 +375,13 @@ class Training:
             "selected_round": state.best.get("round"),
             "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
             "bytes": self.ledger.total(),
+            "calibration_bytes": sum(self.ledger.round(self.task.rounds + 1).values()),
             "model": str(path),
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
+            **worth_it,
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
-            "rounds": state.history,
+            "rounds": rounds,
         }
 
     def _adapted(self) -> dict[str, str]:
@@ -362,12 +404,14 @@ class Training:
 
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)
-        self.ledger.count(message, self.round, node.role if node else "unknown", "to")
+        counted = self.round + self._after
+        self.ledger.count(message, counted, node.role if node else "unknown", "to")
         self.crossed.message("sent", node.name if node else "", self.round, message)
 
     def _received(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.src_node_id)
-        self.ledger.count(message, self.round, node.role if node else "unknown", "from")
+        counted = self.round + self._after
+        self.ledger.count(message, counted, node.role if node else "unknown", "from")
         self.crossed.message("received", node.name if node else "", self.round, message)
         if node:
             self.phases.note(node.name, message)
@@ -395,6 +439,12 @@ class Training:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)
         self.journal.trouble(what, site, text, round=self.round, **self._about)
+
+
+def _learns_labels(phase: Phase) -> bool:
+    """Whether the sources train models in a phase, so that their loss is a cross entropy."""
+    parts = [hop["source"] for hop in phase.hops.values() if "source" in hop]
+    return any("model" in part.leaves.arrays for part in parts)
 
 
 def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:

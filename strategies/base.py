@@ -13,7 +13,7 @@ they also run under Flower's own `Strategy.start`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from fedda.errors import NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase, Stage
 from fedda.train import generator
-from fedda.wire import Arrays, Kind, Manifest, Packed, largest, pack
+from fedda.wire import CALIBRATE, Arrays, Kind, Manifest, Packed, largest, pack
 
 from .sites.mail import Mail
 from .sites.post import Heading, Post
@@ -79,6 +79,10 @@ class FedDA(Strategy):
     def tested(self) -> dict[str, Packed]:
         """Return what the target is sent to test: here the model."""
         return {"model": self.model}
+
+    def calibrating(self) -> Sequence[Node]:
+        """Return the sources that test the last round's model on their labels: here all."""
+        return self.roster.sources
 
     def part_of(self, node: Node) -> str:
         """Return the part that a site plays in this round."""
@@ -189,13 +193,19 @@ class FedDA(Strategy):
         layouts = phase.layouts(self.options, self.setup.model)
         return self.post.write(node, heading, contract, layouts, arrays, numbers, exchange)
 
-    def test_request(self) -> Message:
-        """Make the request that asks the target to test."""
+    def test_request(self, numbers: Mapping[str, float] | None = None) -> Message:
+        """Make the request that asks the target to test.
+
+        Args:
+            numbers: further numbers to send; those that the method's test does not take are not.
+        """
         phase, node = self.phase, self.roster.target
         layouts = phase.layouts_for(True)(self.options, self.setup.model)
         heading = Heading(self.round, phase.name, "test", "target")
+        taken = phase.test.enters.numbers
+        told = {n: v for n, v in (numbers or {}).items() if n.split("/")[0] + "/*" in taken}
         return self.post.write(
-            node, heading, phase.test, layouts, self.tested(), keep=self._comes_again()
+            node, heading, phase.test, layouts, self.tested(), told, keep=self._comes_again()
         )
 
     def _comes_again(self) -> bool:
@@ -343,13 +353,36 @@ class FedDA(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the target to test, on its labelled files if it has any."""
+        """Ask the target to test, on its labelled files if it has any.
+
+        Args:
+            server_round: the round, counted from 1.
+            arrays: the model.
+            config: the sources' thresholds, if they have calibrated.
+            grid: the way to the sites.
+        """
         self.begin(server_round, arrays, grid)
         target = self.roster.target
         if not self.is_online(target):
             self.setup.notice("absent", target.name, "not connected; this round is not tested")
             return []
-        return [self.test_request()]
+        return [self.test_request(config)]  # type: ignore[arg-type]
+
+    def configure_calibrate(
+        self, server_round: int, arrays: ArrayRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the sources that are connected to test the server's model where they have labels."""
+        self.begin(server_round, arrays, grid)
+        layouts = self.phase.layouts_for(True)(self.options, self.setup.model)
+        for node in self.calibrating():
+            if self.is_online(node):
+                heading = Heading(self.round, self.phase.name, "calibrate", self.part_of(node))
+                yield self.post.write(node, heading, CALIBRATE, layouts, {"model": self.model})
+
+    def aggregate_calibrate(self, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
+        """Return the numbers of each source that answered, by its name."""
+        needs = CALIBRATE.leaves.numbers - {"seconds"}
+        return {r.node.name: dict(r.numbers) for r in self.accept(replies, needs)}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -47,6 +47,9 @@ PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos",
 PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
 ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
 ROUNDS += ("--frozen-rounds", "1")
+VALIDATORS = ("--data", "HERE/data/digits", "--out", "HERE/validators", "--target", "usps")
+VALIDATORS += ("--seeds", "0,1", "--method", "fedavg", "--method", "kd3a", "-c", "rounds=2")
+VALIDATORS += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.lr=0.1")
 SMALL: dict[str, tuple[str, ...]] = {
     "accuracy": ACCURACY,
     "adversarial": ROTATIONS,
@@ -77,6 +80,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
     ),
+    "validators": VALIDATORS,
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
 # A table that is tested by itself -> the program that makes it.
@@ -168,6 +172,52 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that imports a benchmark as the other benchmarks do."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module
+
+
+@pytest.mark.slow
+def test_the_validators_in_small(here: Path) -> None:
+    found = printed("validators", here)
+    names = {"infomax", "bnm", "snd", "ami", "estimate"}
+    assert found["trainings"] == 4
+    assert set(found["regret_points"]) == set(found["correlation"]) == names
+    assert all(0 <= value <= 100 for value in found["regret_points"].values())
+    assert 0 <= found["covered"] <= 1 and found["estimate_error_points"] >= 0
+
+
+def test_validators_are_judged_by_hand(load: Any) -> None:
+    """Infomax ranks as the truth does, BNM the other way round; the rest say nothing."""
+    validators = load("validators")
+
+    def one(method: str, truth: float, infomax: float, estimate: float) -> dict[str, Any]:
+        said = {"infomax": infomax, "bnm": -infomax, "snd": 0.5, "ami": 0.5, "largest": 0.2}
+        told = {"accuracy": estimate, "low": 0.5, "high": 0.75, "same_model": True}
+        entry = {"method": method, "seed": 0, "final_accuracy": truth, "estimate": told}
+        return entry | {"validators": said}
+
+    trainings = [
+        one("fedavg", 0.6, 2.0, 0.7),
+        one("kd3a", 0.8, 3.0, 0.8),
+        one("mdan", 0.5, 1.0, 0.55),
+    ]
+    found = validators.figures({"town": trainings})
+    assert found["trainings"] == 3
+    assert found["correlation"] == {
+        "infomax": 1,
+        "bnm": -1,
+        "snd": None,
+        "ami": None,
+        "estimate": 1,
+    }
+    assert found["regret_points"]["infomax"] == 0
+    assert found["regret_points"]["bnm"] == pytest.approx(30)
+    assert found["regret_points"]["snd"] == pytest.approx(16.667)  # all alike: at random
+    assert found["random_points"] == pytest.approx(16.667)
+    assert found["fedavg_points"] == pytest.approx(20)
+    assert found["estimate_error_points"] == pytest.approx(5)
+    assert found["estimate_bias_points"] == pytest.approx(5)
+    assert found["covered"] == pytest.approx(2 / 3, abs=1e-3)
+    # MDAN is worse by estimate, infomax falls and BNM rises: FedAvg's model, 10 points better.
+    assert found["kept_points"] == pytest.approx(5)
 
 
 @pytest.mark.slow

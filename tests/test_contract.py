@@ -5,7 +5,7 @@ leaks nothing; the server refuses to accept it, so that a site with other code c
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,16 @@ TESTED = {
         {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
     ),
 }
+# Around the last round's test each source that takes part tests the model where it has labels.
+CALIBRATED = {
+    ("to", "source", "evaluate"): ({"model": "model"}, {"round"}),
+    ("from", "source", "evaluate"): (
+        {},
+        {"accuracy", "tested", "held", "confidence", "ece", "seconds"}
+        | {"threshold-confidence", "threshold-entropy"},
+    ),
+}
+TAKE_PART = {"dils": ("anna",)}  # in all others all sources do
 EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticket", "node", "wait")}
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 SUMMED = {"discriminator-loss", "discriminator-accuracy", "clipped"}
@@ -171,12 +181,27 @@ def test_exactly_the_listed_content_crosses(
     settings = runs | {"method": method, "rounds": 1}
     results, _ = run(domains, settings, grid=grid)
     assert results["events"] == []
-    assert crossings(grid) == TESTED | CROSSES[method]
+    assert crossings(grid) == CALIBRATED | last_test(method, TESTED | CROSSES[method])
     for request in [q for q in grid.requests if q.metadata.message_type == "train"]:
         phase = plugins.method(method).phase(heading(request, "phase"))
         part = phase.part(heading(request, "hop"), heading(request, "part"))
         assert part is not None
         assert ("exchange" in request.content) is bool(part.gradients)
+
+
+def last_test(method: str, crosses: Mapping[tuple[str, str, str], Any]) -> dict[Any, Any]:
+    """What crosses in the last round: its test also says what the model is worth."""
+    to, back = (crosses[way, "target", "evaluate"] for way in ("to", "from"))
+    scores = [f"{k}/{s}" for k in ("confidence", "entropy") for s in TAKE_PART.get(method, SOURCES)]
+    worth = {"bnm", "snd", "ami", "largest", "confidence", "ece"}
+    return {
+        **crosses,
+        ("to", "target", "evaluate"): (to[0], to[1] | {f"threshold-{score}" for score in scores}),
+        ("from", "target", "evaluate"): (
+            back[0],
+            back[1] | worth | {f"above-{score}" for score in scores},
+        ),
+    }
 
 
 def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]:

@@ -65,6 +65,27 @@ def test_a_source_with_most_examples_may_have_most_of_the_weight() -> None:
     assert [d.what for d in doubts(entries, 1, 4, {"a": 700, "b": 300})] == ["weights"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"largest": [None, None, 0.91]}, [("one class", 3)]),
+        ({"largest": [None, None, 0.9]}, []),
+        ({"loss": [2.8, 2.8, 2.8]}, [("loss", 3)]),  # 2 ln 4 is 2.77
+        ({"loss": [2.8, 2.8, 2.7]}, []),
+        ({"loss": [2.7, 2.7, 2.8]}, [("loss", 3)]),
+    ],
+)
+def test_one_class_for_nearly_all_and_a_loss_beyond_guessing_are_doubts(
+    columns: dict[str, list[Any]], expected: list[tuple[str, int]]
+) -> None:
+    found = doubts(history(**columns), 3, 4, EXAMPLES, entropies=range(1, 4))
+    assert [(d.what, d.round) for d in found] == expected
+
+
+def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:
+    assert seen(3, loss=[9.0, 9.0, 9.0]) == []
+
+
 def test_doubts_say_what_was_seen() -> None:
     columns = {"predicted": [4, 3], "kept": [0.6, 0.2], "weights": [{"a": 0.9, "b": 0.1}] * 2}
     texts = {d.what: d.text for d in doubts(history(**columns), 2, 4, EXAMPLES)}

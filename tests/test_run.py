@@ -1040,7 +1040,8 @@ class Untestable(ScriptedGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for reply in super().pull_messages(message_ids):
-            if reply.metadata.message_type == "evaluate" and self.lost:
+            target = reply.metadata.src_node_id == self.id_of("town")
+            if reply.metadata.message_type == "evaluate" and target and self.lost:
                 self.lost -= 1
                 if self.away:
                     self.offline.add("town")

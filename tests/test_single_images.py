@@ -16,6 +16,7 @@ from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import models, wire
 from fedda.errors import WireError
+from fedda.maths.validators import infomax
 from fedda.models import Model
 from fedda.settings import RunConfig
 from fedda.wire import Kind
@@ -182,9 +183,9 @@ def test_the_number_of_predicted_classes_by_hand() -> None:
 
 
 def test_infomax_by_hand() -> None:
-    assert tested.infomax(one_hot([0, 1, 2])) == pytest.approx(math.log(3))
-    assert tested.infomax(one_hot([0, 0, 0])) == pytest.approx(0)
-    assert tested.infomax(torch.full((4, 3), 1 / 3)) == pytest.approx(0, abs=1e-6)
+    assert infomax(one_hot([0, 1, 2])) == pytest.approx(math.log(3))
+    assert infomax(one_hot([0, 0, 0])) == pytest.approx(0)
+    assert infomax(torch.full((4, 3), 1 / 3)) == pytest.approx(0, abs=1e-6)
 
 
 def probe(change: Mapping[str, torch.Tensor], node: Node, **more: Any) -> dict[str, Any]:

@@ -115,7 +115,11 @@ def evaluate(message: Message, site: Site) -> Message:
     if not request.is_test:
         raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
     site.gate.book(request)
-    reply = _reply(message, request, site, {}, _client(request, site).test(request))
+    client = _client(request, site)
+    answer = getattr(client, request.hop, None)  # `test`, or at a source `calibrate`
+    if answer is None:
+        raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
+    reply = _reply(message, request, site, {}, answer(request))
     site.shelf.put(request.arrays, dict(message.content.get("kept", {})))  # type: ignore[arg-type]
     return reply
 
@@ -142,7 +146,7 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
 
 def _client(request: Request, site: Site) -> Client:
     # `Request.make` has already refused every other name of a part.
-    part = "target" if request.is_test else cast(PartName, request.part)
+    part = "target" if request.hop == "test" else cast(PartName, request.part)
     return plugins.client(request.task.method, part)(site)
 
 

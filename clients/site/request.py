@@ -12,7 +12,7 @@ from fedda.errors import WireError
 from fedda.exchange import Invitation
 from fedda.methods import Stage
 from fedda.settings import Task
-from fedda.wire import Manifest, Packed, Part
+from fedda.wire import CALIBRATE, Manifest, Packed, Part
 
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
@@ -53,7 +53,7 @@ class Request:
         task: the training that it belongs to.
         round: counted from 1.
         stage: the phase of that round, with its first round and its last.
-        hop: what is asked for; `test` in an evaluation request.
+        hop: what is asked for; `test` or `calibrate` in an evaluation request.
         part: the part that the site plays in it.
         arrays: the received arrays, by name.
         numbers: the received numbers, by name.
@@ -115,8 +115,13 @@ class Request:
 
     @property
     def is_test(self) -> bool:
-        """Whether the model is to be tested, not trained."""
-        return self.hop == "test"
+        """Whether the model is to be tested, by the target or a source, and not trained."""
+        return self.hop in ("test", "calibrate")
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last round; its test also says what the model is worth."""
+        return self.round == self.task.rounds
 
     @property
     def contract(self) -> Part:
@@ -127,8 +132,11 @@ class Request:
         """
         phase = self.stage.phase
         part = phase.part(self.hop, self.part)
-        if self.is_test and self.part == "target":
+        if self.hop == "test" and self.part == "target":
             part = phase.test
+        labelled = self.part in ("source", "collaborator")
+        if self.hop == "calibrate" and labelled and self.is_last and self.task.about.calibrates:
+            part = CALIBRATE
         if part is None:
             method = self.task.method
             raise WireError(

@@ -21,6 +21,14 @@ STEP = {
     "accuracy": 0.001,
     "predicted": 1,
     "gain": 0.001,
+    "bnm": 0.01,
+    "snd": 0.01,
+    "ami": 0.01,
+    "largest": 0.01,
+    "ece": 0.01,
+    "confidence": 0.01,
+    "above": 0.01,
+    "threshold": 0.01,
 }  # by the part of a name before a dash
 LOSS_MOST = 10.0  # nats
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
@@ -33,9 +41,8 @@ def released(
     """Make a number of a test what may leave the site.
 
     Args:
-        name: infomax, loss, predicted, gain, accuracy or accuracy-PREDICTOR. An accuracy over so
-            few images that one of them changes it by a step or more is not rounded, as that would
-            hide nothing.
+        name: what the number is; up to a dash it is in STEP. An accuracy over so few images that
+            one of them changes it by a step or more is not rounded, as that would hide nothing.
         value: the number.
         images: how many it is over.
         most: the largest value that it may have.
@@ -101,18 +108,6 @@ def check_spread(z: Tensor, least: int) -> None:
             "variance, so the comparison would be about few images; it may be 50% at most, and "
             "more than 0. Training has failed, or the model was made to read images."
         )
-
-
-def infomax(p: Tensor) -> float:
-    """Label-free quality of predictions (N, C): entropy of the mean minus mean entropy, in nats.
-
-    High where the model is sure of each image and uses all classes (Shi and Sha, ICML 2012).
-    """
-
-    def entropy(q: Tensor) -> Tensor:
-        return -(q * q.clamp_min(1e-12).log()).sum(dim=-1)
-
-    return float(entropy(p.mean(dim=0)) - entropy(p).mean())
 
 
 def predicted(p: Tensor, least: int) -> int | None:

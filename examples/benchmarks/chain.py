@@ -179,7 +179,8 @@ def choices(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, float]:
             chance.append(1 / len(rows))
             if len(rows) > 2:
                 bounds = [c["bound"] for c in rows]
-                rank = spearmanr(bounds, [-accuracies[c["name"]] for c in rows]).statistic
+                errors = [-accuracies[c["name"]] for c in rows]
+                rank, _ = spearmanr(bounds, errors)
                 correlations.append(float(rank))
     return {
         "best": statistics.fmean(best),

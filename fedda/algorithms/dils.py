@@ -140,7 +140,7 @@ METHOD = Method(
             },
             layouts=layouts,
             # The target is sent no model: it tests the one that it has adapted.
-            test=Part(Rule(), TEST.leaves),
+            test=Part(Rule(numbers=TEST.enters.numbers), TEST.leaves),
         ),
     ),
     PRESETS,

@@ -16,6 +16,7 @@ alpha_k (the gradient of eq. 11), so the lengths of these moves have the ratios 
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -392,7 +393,10 @@ METHOD = Method(
                 }
             },
             layouts=layouts,
-            test=Part(LEARN, Rule(numbers=TEST.leaves.numbers | HEADS)),
+            test=Part(
+                replace(LEARN, numbers=TEST.enters.numbers),
+                Rule(numbers=TEST.leaves.numbers | HEADS),
+            ),
             test_layouts=test_layouts,
         ),
     ),

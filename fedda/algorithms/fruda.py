@@ -139,7 +139,10 @@ METHOD = Method(
                     # `error` comes from candidates with labels.
                     "collaborator": Part(Rule(MODEL), Rule(numbers=OWN | {"error"}), CRITICS),
                     "target": Part(
-                        Rule({"model/*": Kind.MODEL}), Rule(numbers=PER_CANDIDATE), CRITICS
+                        Rule({"model/*": Kind.MODEL}),
+                        Rule(numbers=PER_CANDIDATE),
+                        CRITICS,
+                        judges=True,
                     ),
                 }
             },
@@ -160,7 +163,9 @@ METHOD = Method(
                 # In the last round alone: the target's model goes to the server for later targets.
                 "measure": {
                     "collaborator": Part(Rule(MODEL), Rule(numbers=OWN), CRITICS),
-                    "target": Part(Rule(MODEL), Rule(MODEL, PER_CANDIDATE | INFOMAX), CRITICS),
+                    "target": Part(
+                        Rule(MODEL), Rule(MODEL, PER_CANDIDATE | INFOMAX), CRITICS, judges=True
+                    ),
                 },
             },
             layouts=layouts,

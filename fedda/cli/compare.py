@@ -144,7 +144,10 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
     cells = plan.cells()
     done = [cell for cell in cells if plan.results(cell) is not None]
     for name in plan.untested():
-        typer.echo(f"note: {name} brings no labelled tests, so it gets no accuracy", err=True)
+        typer.echo(
+            f"note: {name} brings no labelled tests, so it gets no accuracy, only estimates",
+            err=True,
+        )
 
     def accuracy(cell: "Cell") -> float | None:
         (training,) = (plan.results(cell) or {})["trainings"][cell.variant.method]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fedda import plugins
-from fedda.wire import Kind, Part, Rule
+from fedda.wire import CALIBRATE, Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
@@ -38,6 +38,10 @@ def of_method(method: str) -> list[Crossing]:
     for name, test in tests:
         when = "test" if len(tests) == 1 else f"{name}: test"
         crossings.append(_crossing("target", when, test))
+    parts = {part for phase in phases for part in phase.parts} - {"target"}
+    if not plugins.method(method).calibrates:
+        parts = set()
+    crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
     return crossings
 
 

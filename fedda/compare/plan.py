@@ -37,6 +37,12 @@ class Score:
         selected_round: that round.
         transductive: whether the method trains on the very images, without their labels, on which
             the target is tested.
+        estimate: the last round's accuracy as estimated without labels of the target, with its
+            interval, `low` to `high`; None if no source calibrated.
+        held_out: whether the sources calibrated on images that they do not train on.
+        same_model: whether they tested the model that the target predicts with.
+        validators: scores without labels, by name (`fedda.maths.validators`).
+        calibration_error: on the target's labelled tests; None if it has none.
     """
 
     variant: str
@@ -49,6 +55,13 @@ class Score:
     bytes: int
     weights: Mapping[str, float]
     transductive: bool = False
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    held_out: bool = True
+    same_model: bool = True
+    validators: Mapping[str, float] = field(default_factory=dict)
+    calibration_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,7 @@ class Plan:
             if results is None:
                 continue
             (training,) = results["trainings"][cell.variant.method]
+            estimate = training.get("estimate") or {}
             scores.append(
                 Score(
                     cell.variant.name,
@@ -186,6 +200,11 @@ class Plan:
                     sum(training["bytes"].values()),
                     training["rounds"][-1].get("weights", {}),
                     self.tests_on_training and plugins.method(cell.variant.method).adapts,
+                    *(estimate.get(key) for key in ("accuracy", "low", "high")),
+                    held_out=estimate.get("held_out", True),
+                    same_model=estimate.get("same_model", True),
+                    validators=training.get("validators", {}),
+                    calibration_error=training.get("calibration_error"),
                 )
             )
         return scores

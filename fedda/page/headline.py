@@ -4,6 +4,7 @@ import math
 import statistics
 from typing import Any
 
+from fedda.results import transfer
 from fedda.results.read import adapted_elsewhere, counted, missing_tests, spans
 from fedda.results.terminal import scores, tests, untested
 
@@ -153,7 +154,8 @@ def _remarks(run: Run) -> list[str]:
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
     said = missing_tests(run.results) + adapted_elsewhere(run.results)
-    remarks += [f"{text}." for text in said]
+    said += transfer.notes(run.results)
+    remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
     if len(run.seeds) > 1:
         of_targets = ", of the mean over the targets" * (len(run.targets) > 1)
         remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds{of_targets}.")

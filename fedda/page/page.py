@@ -11,6 +11,7 @@ from .collaborators import collaborators
 from .conditions import doubts, events, settings, sites
 from .confusion import confusions
 from .costs import costs
+from .estimated import worth
 from .features import dictionary, features
 from .headline import headline
 from .html import Html, e
@@ -23,8 +24,9 @@ from .style import CSS
 # Nothing may be loaded or run, even if something slipped through the escaping.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PARTS = {
-    "accuracy": "Accuracy",
+    "worth": "Worth",
     "collaborators": "Collaborators",
+    "accuracy": "Accuracy",
     "training": "Training",
     "inside": "Confusion and features",
     "audit": "Audit",
@@ -68,8 +70,8 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
         e("title", f"{run.short(run.own)} on {run.target}: {results['name']}"),
         e("style", Html(CSS)),
     )
-    doubted, chosen = doubts(run), collaborators(run)
-    maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen}
+    doubted, chosen, judged = doubts(run), collaborators(run), worth(run)
+    maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen, "worth": judged}
     absent = {anchor for anchor, part in maybe.items() if not part}
     parts = {anchor: words for anchor, words in PARTS.items() if anchor not in absent}
     links = [e("a", words, href=f"#{anchor}") for anchor, words in parts.items()]
@@ -79,6 +81,7 @@ def page(results: Results, noted: Noted, audited: recovered.Audited | None = Non
             "main",
             headline(run),
             e("nav", *links, aria_label="Parts of this page"),
+            judged,
             chosen,
             rounds(run),
             inside(run, noted),

@@ -2,11 +2,13 @@
 
 They are found in what a run reports anyway, round by round: the share of the target's images that
 KD3A's teachers are sure of, the weights of the sites, the number of classes that the target's
-predictions use, how often a discriminator is right, and how often its gradients are clipped. None
-of them proves an error, and a training without them may still be wrong.
+predictions use and the share of the most frequent one, the sources' loss, how often a discriminator
+is right, and how often its gradients are clipped. None of them proves an error, and a training
+without them may still be wrong. That a model is worse than the source-only one is in `transfer`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ LOST = 0.5  # a share of kept images below this part of its highest one is a los
 ONE_SIDED = 0.7  # a source above this share of the sources' weight decides nearly alone
 OVERRUN = 0.4  # a discriminator that is right less often follows encoders that outrun it
 BENT = 0.5  # sums that are clipped more often no longer point where the loss falls
+ONE_CLASS = 0.9  # a larger share of predictions for one class says that training has failed
+BLIND = 2.0  # a mean loss above this many times ln C is worse than that of knowing nothing
 LASTING = 3  # so many rounds in a row, or the last round, make a doubt
 
 Round = Mapping[str, Any]
@@ -25,7 +29,8 @@ class Doubt:
     """A reason to doubt a training.
 
     Attributes:
-        what: `classes`, `kept`, `weights`, `discriminator` or `clipped`.
+        what: `classes`, `one class`, `loss`, `kept`, `weights`, `discriminator`, `clipped` or
+            `transfer`.
         round: the round in which it was noticed.
         text: what was seen, and what to do.
     """
@@ -40,17 +45,23 @@ class Doubt:
 
 
 def doubts(
-    history: Sequence[Round], rounds: int, classes: int, examples: Mapping[str, int]
+    history: Sequence[Round],
+    rounds: int,
+    classes: int,
+    examples: Mapping[str, int],
+    entropies: Collection[int] = (),
 ) -> list[Doubt]:
     """Find reasons to doubt a training, at most one of each kind, in order of the rounds.
 
     Args:
         history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
             (a number of classes), `weights` by site, `discriminator-accuracy`, and
-            `clipped`, the share of the sums in which a site's gradient was clipped.
+            `clipped`, the share of the sums in which a site's gradient was clipped, and in the
+            last round `largest`, the share of the predictions that are the most frequent class.
         rounds: the number of rounds that the training will have.
         classes: C, the number of classes of the sources.
         examples: the sources' numbers of examples; sites that are not among them are targets.
+        entropies: the rounds whose `loss` is a mean cross entropy of the sources.
     """
     found: dict[str, Doubt] = {}
     row: dict[str, int] = {}
@@ -58,6 +69,8 @@ def doubts(
     for entry in history:
         seen = {
             "classes": _classes(entry, classes, int(most["predicted"])),
+            "one class": _one_class(entry),
+            "loss": _loss(entry, classes) if entry["round"] in entropies else "",
             "kept": _kept(entry, most["kept"]),
             "weights": _weights(entry, examples),
             "discriminator": _discriminator(entry),
@@ -80,6 +93,25 @@ def _classes(entry: Round, classes: int, before: int) -> str:
         f"the target's images are given {count} of the {classes} classes (a class counts from a "
         f"tenth of an equal share){vanished}; if the target has images of the others, the model "
         "does not know them there"
+    )
+
+
+def _one_class(entry: Round) -> str:
+    if entry.get("largest", 0.0) <= ONE_CLASS:
+        return ""
+    return (
+        f"one class has {100 * entry['largest']:.0f} % of the predictions for the target's images; "
+        "unless the target has hardly any other, training has failed: lower train.lr, or give it "
+        "more rounds"
+    )
+
+
+def _loss(entry: Round, classes: int) -> str:
+    if entry.get("loss", 0.0) <= BLIND * math.log(classes):
+        return ""
+    return (
+        f"the sources' mean loss is {entry['loss']:.2f}, and {math.log(classes):.2f} is that of "
+        f"guessing among {classes} classes: training diverges; lower train.lr"
     )
 
 

@@ -241,6 +241,7 @@ def summary(results: Results) -> dict[str, Any]:
                 [others(results, t) for t in trainings],
             ),
             "bytes": dict(sorted(total.items())),
+            "calibration": sum(t.get("calibration_bytes", 0) for t in trainings),
         }
     return {
         "name": results["name"],

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedda.results import transfer, worth
 from fedda.results.read import (
     RESULTS,
     Results,
@@ -43,6 +44,7 @@ def table(results: Results) -> RenderableType:
     parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
     if any(m["weights"] for m in report["methods"].values()):
         parts += ["", _weights(report, results["sites"])]
+    parts += _worth(results)
     parts += ["", _bytes(report), "", *_events(report), *_doubts(results)]
     return Group(*parts)
 
@@ -125,7 +127,20 @@ def _notes(report: dict[str, Any], results: Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    return notes + missing_tests(results) + adapted_elsewhere(results)
+    return notes + missing_tests(results) + adapted_elsewhere(results) + transfer.notes(results)
+
+
+def _worth(results: Results) -> list[RenderableType]:
+    """What the models are worth without labels, as a table with remarks; empty if unknown."""
+    head, body = worth.rows(results)
+    if not body:
+        return []
+    shown = _table("what the models are worth, without labels")
+    for i, heading in enumerate(head):
+        shown.add_column(heading, justify="right" if i else "left")
+    for row in body:
+        shown.add_row(*map(escape, row))
+    return ["", shown, *map(Text, worth.remarks(results))]
 
 
 def _over(report: dict[str, Any]) -> str:
@@ -180,7 +195,10 @@ def _bytes(report: dict[str, Any]) -> Table:
     totals = [sum(c.values()) for c in counts.values()]
     add("in all", totals, style="bold")
     rounds = report["rounds"] * seeds * len(report["targets"])
-    add("a round", [round(t / rounds) for t in totals])
+    after = [m["calibration"] for m in report["methods"].values()]
+    if any(after):
+        add("of these to calibrate", after)
+    add("a round", [round((t - a) / rounds) for t, a in zip(totals, after, strict=True)])
     return shown
 
 

@@ -87,6 +87,17 @@ class RunConfig(Section):
         """
         if len(set(self.seeds)) < len(self.seeds):  # equal results would give a spread of 0
             raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
+        if self.run.keep == "better" and (
+            len(self.trainings) < 2 or plugins.method(self.trainings[0]).adapts
+        ):
+            raise ConfigError(
+                "run.keep is better, which compares with a model that has not adapted, but "
+                f"run.baseline is '{self.run.baseline}'; set it to fedavg."
+            )
+        if self.run.keep == "better" and not self.run.evaluate:
+            raise ConfigError(
+                "run.keep is better, which needs the target's last test; set run.evaluate to true."
+            )
         known = [*NETWORKS, *plugins.installed("models")]
         if self.model.name not in known and not self.model.name.startswith(TIMM):
             raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Self
 from fedda.results.read import label
 from fedda.settings import RunConfig
 
-from .. import checkpoint
+from .. import appraised, checkpoint
 from ..journal import Event, Journal
 from .mlflow_runs import MLflow
 from .trackers import About, Point, TensorBoard, Tracker
@@ -23,7 +23,7 @@ from .trackers import About, Point, TensorBoard, Tracker
 # Settings that may differ between the tries of a run, and so do not describe it.
 PASSING = ("run.dir", "run.name", "run.resume", "run.expect", "run.seeds", "wait.", "track.")
 # Keys of a round entry that are no curves.
-NO_NUMBERS = ("event", "time", "method", "seed", "target", "round")
+NO_NUMBERS = ("event", "time", "method", "seed", "target", "round", appraised.WORTH)
 
 
 class Tracking:
@@ -164,5 +164,8 @@ def final(training: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         "final/selected-round": training["selected_round"],
         "final/seconds": training["seconds"],
         "final/bytes": sum(training["bytes"].values()),
+        "final/estimated-accuracy": (training.get("estimate") or {}).get("accuracy"),
+        "final/calibration-error": training.get("calibration_error"),
     }
+    summary |= {f"final/{name}": value for name, value in training.get("validators", {}).items()}
     yield from ((name, float(value)) for name, value in summary.items() if value is not None)

@@ -9,7 +9,15 @@ from typing import IO, Any, Protocol
 
 from fedda.config import Flat
 
-FINAL = ("accuracy", "selected-accuracy", "selected-round", "seconds", "bytes")
+FINAL = (
+    "accuracy",
+    "selected-accuracy",
+    "selected-round",
+    "seconds",
+    "bytes",
+    "estimated-accuracy",
+    "calibration-error",
+)
 
 EVENTS = (
     "events.out.tfevents."  # TensorBoard finds files by this prefix, and reads them sorted by name

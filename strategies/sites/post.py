@@ -68,7 +68,7 @@ class Post:
         self.open[node.name] = (part, layouts)
         tables = {"exchange": exchange} if exchange else {}
         tables |= {"step": {**vars(heading), **(numbers or {})}, "task": self._setup.task.flat()}
-        wait, tests = self._setup.wait, heading.hop == "test"
+        wait, tests = self._setup.wait, heading.hop in ("test", "calibrate")
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
 
         def made(kept: Mapping[str, str]) -> Message:

@@ -1,0 +1,141 @@
+"""An estimate of accuracy where there are no labels, from images elsewhere that have labels.
+
+    ATC   average thresholded confidence: Garg et al., ICLR 2022, https://arxiv.org/abs/2201.04234
+    DoC   difference of confidences: Guillory et al., ICCV 2021, https://arxiv.org/abs/2107.03315
+    ECE   expected calibration error: Guo et al., ICML 2017, https://arxiv.org/abs/1706.04599
+
+    p       (N, C)  predicted class probabilities
+    y       (N,)    labels
+    score   (N,)    how sure a prediction is, in one of two ways
+    t       float   threshold: where labels are, as many scores are below it as are wrong
+
+Both estimates assume that being sure means the same here as there. Under a strong shift of the
+domain it does not, and they are too high or too low without a sign of it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .validators import entropy
+
+MOST = 16.0  # largest score, and smallest with a minus; a float32 says no more
+BINS = 15
+NORMAL = 1.96  # standard deviations of a normal distribution's 95 %
+
+
+def scores(p: Tensor) -> dict[str, Tensor]:
+    """Both scores of predictions (N, C) -> `confidence` and `entropy`, (N,) each.
+
+    ATC asks for the order of scores alone. So each is written here as the logarithm of its
+    distance from knowing nothing over its distance from being sure. On these, the coarse steps of
+    a released threshold still divide predictions that are all nearly sure, or all nearly even.
+    """
+    p = p.double()
+    C, tiny = p.shape[1], math.exp(-MOST)
+    best, place = p.max(dim=1)
+    rest = p.scatter(1, place[:, None], 0.0).sum(dim=1)  # 1 - best would lose the small ones
+    H = entropy(p)
+
+    def odds(known: Tensor, missing: Tensor) -> Tensor:
+        odd = known.clamp_min(tiny).log() - missing.clamp_min(tiny).log()
+        return odd.clamp(-MOST, MOST)
+
+    return {"confidence": odds(best - 1 / C, rest), "entropy": odds(math.log(C) - H, H)}
+
+
+def threshold(score: Tensor, wrong: float) -> float:
+    """ATC's t: the share of scores (N,) below it is the share of wrong predictions.
+
+    It lies half way between two scores. If nothing is wrong it is below all of them, and if
+    everything is, above.
+    """
+    ordered, count = score.sort().values, round(wrong * len(score))
+    if count == 0:
+        return max(float(ordered[0]) - 1.0, -MOST)
+    if count == len(ordered):
+        return min(float(ordered[-1]) + 1.0, MOST)
+    return float(ordered[count - 1] + ordered[count]) / 2
+
+
+def above(score: Tensor, t: float) -> float:
+    """ATC's estimate: the share of scores (N,) that are not below the threshold."""
+    return float((score >= t).double().mean())
+
+
+def confidence(p: Tensor) -> float:
+    """Mean probability of the most probable class, of predictions (N, C)."""
+    return float(p.double().max(dim=1).values.mean())
+
+
+def doc(accuracy: float, there: float, here: float) -> float:
+    """DoC: the accuracy there, minus what the mean confidence is lower here -> in [0, 1]."""
+    return min(max(accuracy - (there - here), 0.0), 1.0)
+
+
+def ece(p: Tensor, y: Tensor, bins: int = BINS) -> float:
+    """Mean gap of confidence and accuracy, over equal bins -> [0, 1]."""
+    sure, label = p.double().max(dim=1)
+    right = (label == y).double()
+    place = (sure * bins).long().clamp_max(bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, sure - right)
+    return float(gap.abs().sum() / len(p))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a site with labels says of a model, and what the target says with it.
+
+    Attributes:
+        examples: how much the site counts.
+        accuracy: on the site's labelled images.
+        confidence: mean confidence on them.
+        above: ATC's estimates at the target, with the site's thresholds, by score.
+    """
+
+    examples: float
+    accuracy: float
+    confidence: float
+    above: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated accuracy, with an interval, and the three estimates that it is made of."""
+
+    accuracy: float
+    low: float
+    high: float
+    parts: Mapping[str, float]
+
+
+def estimate(sites: Sequence[Calibration], here: float, images: int) -> Estimate:
+    """The estimate of several sites' calibrations.
+
+    Each of the three estimates is a mean over the sites, by their examples; the estimate is the
+    mean of the three. The interval goes from the lowest to the highest of all sites' estimates,
+    and further by the sampling error of so many images. So it is wide where the sites or the ways
+    to estimate disagree. It does not cover a shift that deceives all of them alike.
+
+    Args:
+        sites: the calibrations, at least one.
+        here: mean confidence at the target.
+        images: of the target, that the estimates are over.
+    """
+    single = [{**site.above, "doc": doc(site.accuracy, site.confidence, here)} for site in sites]
+    total = sum(site.examples for site in sites)
+    parts = {
+        name: sum(s.examples * e[name] for s, e in zip(sites, single, strict=True)) / total
+        for name in single[0]
+    }
+    all_of_them = [value for each in single for value in each.values()]
+    middle = sum(parts.values()) / len(parts)
+
+    def margin(share: float) -> float:
+        return NORMAL * math.sqrt(share * (1 - share) / max(images, 1))
+
+    low, high = min(all_of_them), max(all_of_them)
+    return Estimate(middle, max(low - margin(low), 0.0), min(high + margin(high), 1.0), parts)
