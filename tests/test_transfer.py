@@ -35,11 +35,12 @@ def training(estimate: float | None = 0.7, same: bool = True, **validators: floa
         (training(0.6), True),  # lower, and nothing speaks for it
         (training(0.69), False),  # a point is what rounding does
         (training(0.6, bnm=0.7), False),  # one rose, none fell
-        (training(0.6, bnm=0.7, snd=0.4), True),  # one rose, one fell
+        (training(0.6, bnm=0.7, ami=0.3), True),  # one rose, one fell
+        (training(0.6, snd=0.9), True),  # SND has no vote
         (training(0.8, infomax=0.5, bnm=0.5, snd=0.4, ami=0.3), False),  # all but the estimate
-        (training(None, infomax=0.5, bnm=0.5, snd=0.4), True),
-        (training(None, infomax=0.5, bnm=0.5), False),
-        (training(None, infomax=0.5, bnm=0.5, snd=0.4, ami=0.5), False),
+        (training(None, infomax=0.5, bnm=0.5), True),
+        (training(None, infomax=0.5, snd=0.3), False),
+        (training(None, infomax=0.5, bnm=0.5, ami=0.5), False),
         (training(0.1, same=False), False),  # an estimate of another model says nothing
         (training(0.9, largest=0.95), True),
     ],
