@@ -180,8 +180,8 @@ def choices(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, float]:
             if len(rows) > 2:
                 bounds = [c["bound"] for c in rows]
                 errors = [-accuracies[c["name"]] for c in rows]
-                rank, _ = spearmanr(bounds, errors)
-                correlations.append(float(rank))
+                rank: Any = spearmanr(bounds, errors)
+                correlations.append(float(rank.statistic))
     return {
         "best": statistics.fmean(best),
         "best_of_chance": statistics.fmean(chance),
