@@ -40,6 +40,9 @@ CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c
 CENTRAL += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.batch-size=32")
 CENTRAL += ("-c", "exchange.min-examples=16")
 CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "dils.pretrain=1")
+CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
+CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
+CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
@@ -56,6 +59,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "cache": ("--images", "60", "--size", "32"),
     "central": CENTRAL,
+    "chain": CHAIN,
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),
     "feddadil": (
@@ -101,6 +105,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
     "adversarial": {"mnist-rotations", "digits", "lazy"},
     "breakdown": {"flower_s"},
+    "chain": {"mnist", "mnist-same"},
     "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
     "memory": {"models_above_idle_N", "models_above_start_N"},
@@ -175,6 +180,16 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
+def test_the_chain_in_small(here: Path) -> None:
+    found = printed("chain", here)["pens"]
+    rows = ("no adaptation", "source", "random", "pad", "ocs")
+    assert all(0 < found[row][0] < 100 and found[row][1] == 0 for row in rows)
+    assert found["best_of_chance"] == round((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, 3)
+    assert 0 <= found["best"] <= 1 and -1 <= found["correlation"] <= 1 and 0 <= found["kept"] <= 1
+    text = (here / "made" / "chain-pens.md").read_text()
+    assert text.count(" <- ") == 6  # the heading's and one per target
+
+
 def test_the_validators_in_small(here: Path) -> None:
     found = printed("validators", here)
     names = {"infomax", "bnm", "snd", "ami", "estimate"}

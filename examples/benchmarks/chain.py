@@ -120,7 +120,8 @@ def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat) -> None:
     own["run.resume"] = (place / "config.json").is_file()
     if row == "fedavg":
         targets = order(seed)[:1]
-        flat = {**CHAIN, **changes, **own, "method": "fedavg", "rounds": CHAIN["fruda.pretrain"]}
+        flat = {**CHAIN, **changes, **own, "method": "fedavg"}
+        flat["rounds"] = flat["fruda.pretrain"]
         flat = {key: value for key, value in flat.items() if not key.startswith("fruda.")}
     else:
         targets = order(seed)
