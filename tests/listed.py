@@ -90,7 +90,7 @@ def table() -> dict[tuple[str, str, str], tuple[Cell, Cell]]:
 
 def cells(method: str, part: str, phase: str, hop: str) -> tuple[Cell, Cell]:
     """What enters and leaves in one kind of request, of whose names the table may have fewer."""
-    for when in (hop, f"{phase}: {hop}", phase):
+    for when in (hop, f"{phase}: {hop}", f"last round: {hop}", phase):
         if (found := table().get((method, part, when))) is not None:
             return found
     raise AssertionError((method, part, phase, hop))
