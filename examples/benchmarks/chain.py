@@ -4,8 +4,9 @@
     python examples/benchmarks/chain.py --table mnist --data DATA/digits
 
 FRUDA's setting: one domain has labels, digits as they are; the targets are digits turned by 30 to
-150 degrees. They arrive in an order that is drawn anew for each seed. Each chooses a collaborator,
-the labelled domain or a target before it, and adapts from it by DILS.
+150 degrees. They arrive in an order that is drawn anew for each seed, or with --order near by their
+angle. Each chooses a collaborator, the labelled domain or a target before it, and adapts from it
+by DILS.
 
 Tables:
     pens         pen digits that scikit-learn ships; each image is in one domain only
@@ -90,9 +91,10 @@ def domains(table: str, source: Path | None, out: Path, images: int) -> Path:
     return rotated
 
 
-def order(seed: int) -> list[str]:
-    """The targets in the order in which they arrive."""
-    return [str(angle) for angle in np.random.default_rng([DRAW, seed]).permutation(TURNED)]
+def order(seed: int, near: bool) -> list[str]:
+    """The targets in the order in which they arrive: by their angle, or drawn."""
+    drawn = TURNED if near else np.random.default_rng([DRAW, seed]).permutation(TURNED)
+    return [str(angle) for angle in drawn]
 
 
 def nodes(folder: Path, targets: Sequence[str]) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def nodes(folder: Path, targets: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat) -> None:
+def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat, near: bool) -> None:
     """Run a chain, or FedAvg on the labelled domain alone, unless it has been run."""
     row, seed = job
     place = out / f"{row}-{seed}"
@@ -119,12 +121,12 @@ def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat) -> None:
     own: Flat = {"run.dir": str(out), "run.name": place.name, "run.seeds": str(seed)}
     own["run.resume"] = (place / "config.json").is_file()
     if row == "fedavg":
-        targets = order(seed)[:1]
+        targets = order(seed, near)[:1]
         flat = {**CHAIN, **changes, **own, "method": "fedavg"}
         flat["rounds"] = flat["fruda.pretrain"]
         flat = {key: value for key, value in flat.items() if not key.startswith("fruda.")}
     else:
-        targets = order(seed)
+        targets = order(seed, near)
         flat = {**CHAIN, **changes, **own, "method": "fruda", "fruda.select": row}
         flat["fruda.sequence"] = ",".join(targets)
     journal = load("server", "journal").Journal(None)
@@ -191,16 +193,19 @@ def choices(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, float]:
     }
 
 
-def accuracies(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+def accuracies(
+    out: Path, folder: Path, seeds: Sequence[int], near: bool
+) -> dict[str, dict[int, list[float]]]:
     """Accuracy at each target in its order of arrival: row -> seed -> values in %."""
     table: dict[str, dict[int, list[float]]] = {"no adaptation": {}}
     for seed in seeds:
         (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
         model = Path(home["model"])
-        table["no adaptation"][seed] = [right(model, folder, t) for t in order(seed)]
+        arriving = order(seed, near)
+        table["no adaptation"][seed] = [right(model, folder, t) for t in arriving]
         for row in SELECTORS:
             trained = chain(out, row, seed)
-            each = [100 * trained[t]["final_accuracy"] for t in order(seed)]
+            each = [100 * trained[t]["final_accuracy"] for t in arriving]
             table.setdefault(row, {})[seed] = each
     return table
 
@@ -211,11 +216,12 @@ def report(
     chosen: Mapping[str, float],
     learnt: Mapping[int, Mapping[str, str]],
     settings: Flat,
+    near: bool,
     command: str,
 ) -> str:
     """The table as Markdown."""
     seeds = list(next(iter(found.values())))
-    heads = ["", "mean", *(f"seed {s}: {', '.join(order(s))}" for s in seeds)]
+    heads = ["", "mean", *(f"seed {s}: {', '.join(order(s, near))}" for s in seeds)]
     rows = []
     for name, by_seed in found.items():
         means = [statistics.fmean(by_seed[s]) for s in seeds]
@@ -223,7 +229,14 @@ def report(
         each = [" ".join(f"{v:.0f}" for v in by_seed[s]) for s in seeds]
         rows.append([name, f"{statistics.fmean(means):.1f} ± {spread:.1f}", *each])
     changed = ", ".join(f"`{k}={v}`" for k, v in settings.items() if not k.startswith("run."))
-    lines = [f"## chain-{table}", "", f"    {command}", "", f"- settings: {changed}", ""]
+    lines = [
+        f"## chain-{table}{'-near' * near}",
+        "",
+        f"    {command}",
+        "",
+        f"- settings: {changed}",
+        "",
+    ]
     lines += ["Accuracy in % after the last round: mean over the targets, mean ± standard "]
     lines[-1] += "deviation over the seeds; then at each target, in the order of arrival."
     lines += ["", *markdown(heads, rows), "", "### The choices by the bound", ""]
@@ -242,28 +255,26 @@ def report(
 
 def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
     """Run the missing chains of a table and write the table -> its figures."""
-    out = args.out / table
-    folder = domains(table, args.data, out, args.images)
+    out, near = args.out / table, args.order == "near"
+    folder, runs = domains(table, args.data, out, args.images), out / f"runs{'-near' * near}"
     jobs = [(row, seed) for seed in args.seeds for row in ("fedavg", *SELECTORS)]
-    run = partial(train, folder=folder, out=out / "runs", changes=args.settings)
+    run = partial(train, folder=folder, out=runs, changes=args.settings, near=near)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         for _ in pool.imap_unordered(run, jobs):
             pass
-    found = accuracies(out / "runs", folder, args.seeds)
-    chosen = choices(out / "runs", folder, args.seeds)
+    found = accuracies(runs, folder, args.seeds, near)
+    chosen = choices(runs, folder, args.seeds)
     learnt = {
-        seed: {
-            t: e["selection"]["collaborator"] for t, e in chain(out / "runs", "ocs", seed).items()
-        }
+        seed: {t: e["selection"]["collaborator"] for t, e in chain(runs, "ocs", seed).items()}
         for seed in args.seeds
     }
     command = f"python examples/benchmarks/chain.py --table {table}"
     command += " --data DATA/digits" * (table != "pens")
-    command += args.typed("seeds", "images", "changes")
-    text = report(table, found, chosen, learnt, {**CHAIN, **args.settings}, command)
+    command += args.typed("seeds", "images", "order", "changes")
+    text = report(table, found, chosen, learnt, {**CHAIN, **args.settings}, near, command)
     for place in filter(None, (args.out, args.results)):
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"chain-{table}.md").write_text(text)
+        (place / f"chain-{table}{'-near' * near}.md").write_text(text)
     print(text)
     means = {row: [statistics.fmean(v) for v in of.values()] for row, of in found.items()}
     return {
@@ -281,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder of mnist.npz")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
+    parser.add_argument("--order", choices=("drawn", "near"), default="drawn", help="of arrival")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     out = Path("runs/chain")
     parser.add_argument("--out", type=Path, default=out, help=f"for all runs; default: {out}")
