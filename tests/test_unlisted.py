@@ -158,4 +158,4 @@ def test_only_listed_replies_pass(domains: list[Node], fresh_sites: None, method
         listed = sample.cell.allows(arrays, numbers, layouts, SITES)
         assert passes(sample, arrays, numbers) == listed, (list(arrays), numbers)
         seen[listed] += 1
-    assert seen[False] > EACH / 2 and seen[True] > EACH / 20, seen
+    assert seen[False] > EACH / 3 and seen[True] > EACH / 20, seen
