@@ -37,6 +37,9 @@ _MEASURES = {
 }
 _MOST_EVENTS = 20
 
+# So that the table of what models are worth fits into 80 columns.
+SHORT = {worth.ECE: "ECE", "ClassAMI": "AMI", "largest class": "most"}
+
 
 def table(results: Results) -> RenderableType:
     """All tables and notes about a run, for a rich console."""
@@ -136,11 +139,15 @@ def _worth(results: Results) -> list[RenderableType]:
     if not body:
         return []
     shown = _table("what the models are worth, without labels")
+    remarks = [*worth.remarks(results), "most: share of the images in the largest class"]
+    if worth.ECE in head:
+        remarks += [f"ECE: {worth.ECE}, on the labelled tests"]
+    head = [SHORT.get(heading, heading) for heading in head]
     for i, heading in enumerate(head):
         shown.add_column(heading, justify="right" if i else "left")
     for row in body:
         shown.add_row(*map(escape, row))
-    return ["", shown, *map(Text, worth.remarks(results))]
+    return ["", shown, *map(Text, remarks)]
 
 
 def _over(report: dict[str, Any]) -> str:

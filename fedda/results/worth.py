@@ -17,6 +17,7 @@ VALIDATORS = {  # name -> heading, decimals; higher is better
     "snd": ("SND", 2),
     "ami": ("ClassAMI", 2),
 }
+ECE = "calibration error"
 WHAT = (
     "estimate: mean of two thresholded confidences (ATC) and the difference of confidences (DoC), "
     "calibrated where sources have labels; in brackets from the lowest to the highest of them, "
@@ -83,7 +84,7 @@ def rows(results: Results) -> tuple[list[str], list[list[str]]]:
     tested = any(w.accuracy is not None for w in known)
     head = ["method", *["target"] * several, "estimate in %", *["accuracy in %"] * tested]
     head += [heading for heading, _ in VALIDATORS.values()]
-    head += ["largest class", *["calibration error"] * tested]
+    head += ["largest class", *[ECE] * tested]
     body = []
     for w in known:
         row = [short_title(results, w.method), *[printable(w.target)] * several, w.estimated()]
