@@ -517,8 +517,13 @@ def test_windows_of_a_training_by_hand() -> None:
         ({"method": "fdann", "fdann.pairs": True}, 90),  # the target sums with each of 3 sources
         # The critic takes five times as many steps.
         ({"method": "fwdgrl", "fwdgrl.critic-steps": 5}, 150),
-        # 6 rounds of 19 steps; windows continue from round to round.
-        ({"method": "dils", "dils.pretrain": 4}, 14),
+        # 6 rounds of 3 times 19 steps; windows continue from round to round.
+        ({"method": "dils", "dils.pretrain": 4}, 42),
+        # For every step 5 windows of 8 steps of the critic.
+        (
+            {"method": "dils", "dils.pretrain": 4, "dils.loss": "wassda", "dils.critic-steps": 5},
+            1710,
+        ),
         # 5 rounds of 3 times 19 steps are 35 windows; 3 critics before them and 1 after them.
         ({"method": "fruda", "fruda.pretrain": 4, "fruda.measure.steps": 100}, 435),
     ],

@@ -167,11 +167,12 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     options: Any = validate(about.config, unflatten(config).get(method, {}), method)
     stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
     summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
+    if method in ("dils", "fruda"):  # their rounds are longer, with a critic longer still
+        steps *= options.epochs * options.steps_of_discriminator(p)
     if method == "dils":  # one window may span several rounds
         return max(1, summing * steps // p)
     if method == "fruda":
         adapting = sum(s.last - s.first + 1 for s in stages if s.phase.name == "adapt")
-        steps *= options.epochs * options.steps_of_discriminator(p)
         critics = max(1, len(sites) - 1) + 1  # one per candidate, and one after the adaptation
         return adapting * steps // p + critics * options.measure.steps
     sources = sum(site.get("role") == "source" for site in sites)
