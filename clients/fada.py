@@ -177,9 +177,9 @@ class Target(Member, fdann.Target):
                 models.load_arrays(other, packed.unpack())
                 after, around = gap_of(self, other, images)
                 if share:
-                    gain = gap.share(before, scatter) - gap.share(after, around)
+                    gain = gap.gap_gain(gap.share(before, scatter), gap.share(after, around))
                 else:
-                    gain = (before - after) / (before or 1.0)
+                    gain = gap.gap_gain(before, after) / (before or 1.0)
                 coarse = self.released("gain", gain, len(images), LEAST_GAIN)
                 numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers

@@ -14,7 +14,7 @@ from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.maths import mixup
+from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.train import batches
 from fedda.wire import Packed
@@ -79,7 +79,7 @@ class Target(Client):
             if before is not None:
                 after, _ = gap_of(self, teacher, images)
                 # Per image: a softmax of sums over thousands would choose a single source.
-                about[f"gain/{name}"] = (before - after) / len(images)
+                about[f"gain/{name}"] = gap.gap_gain(before, after) / len(images)
             elif weighting == "h-divergence":
                 about[f"distance/{name}"] = self._distance(teacher, images)
             p[:, k] = self._probabilities(teacher, images)

@@ -374,7 +374,7 @@ class FedDA(Strategy):
         """Ask the sources that are connected to test the server's model where they have labels."""
         self.begin(server_round, arrays, grid)
         layouts = self.phase.layouts_for(True)(self.options, self.setup.model)
-        for node in self.calibrating():
+        for node in self.calibrating() if self.task.about.calibrates else ():
             if self.is_online(node):
                 heading = Heading(self.round, self.phase.name, "calibrate", self.part_of(node))
                 yield self.post.write(node, heading, CALIBRATE, layouts, {"model": self.model})

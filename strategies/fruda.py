@@ -233,10 +233,6 @@ class FRUDA(DILS):
         """Return the model, except in the adaptation: the target then tests its own."""
         return {} if self.adapts and self.round < self.stage.last else {"model": self.model}
 
-    def calibrating(self) -> list[Node]:
-        """Return nobody: the last model is one target's own."""
-        return []
-
     def part_of(self, node: Node) -> str:
         """Return target for the target; else source while pretraining, then collaborator."""
         if node.name == self.roster.target.name:

@@ -38,10 +38,9 @@ def of_method(method: str) -> list[Crossing]:
     for name, test in tests:
         when = "test" if len(tests) == 1 else f"{name}: test"
         crossings.append(_crossing("target", when, test))
-    parts = {part for phase in phases for part in phase.parts} - {"target"}
-    if not plugins.method(method).calibrates:
-        parts = set()
-    crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
+    if plugins.method(method).calibrates:
+        parts = {part for phase in phases for part in phase.parts} - {"target"}
+        crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
     return crossings
 
 

@@ -9,8 +9,12 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic atte
     gain        (K,)    I before minus I after each source's update
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+Value = TypeVar("Value", float, Tensor)
 
 
 def clusters(z: Tensor, C: int, seed: int) -> Tensor:
@@ -44,7 +48,7 @@ def share(statistic: float, scatter: float) -> float:
     return statistic / scatter if scatter > 0 else 1.0
 
 
-def gap_gain(before: Tensor, after: Tensor) -> Tensor:
+def gap_gain(before: Value, after: Value) -> Value:
     """FADA: how much tighter the target's clusters became with each source's update -> (K,)."""
     return before - after
 
