@@ -1,31 +1,28 @@
 """A run: the method and its baseline, each with every seed, and the results in one file."""
 
 import json
-import platform
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import flwr
-import torch
 from flwr.serverapp import Grid
 
-from fedda import __version__, plugins
-from fedda.errors import RunError
+from fedda import plugins
+from fedda.errors import ConfigError, QuorumError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
 from fedda.results import transfer
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint, frozen_weights, sequence
+from . import checkpoint, frozen_weights, newcomers, sequence
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
 from .start import check_start, start_of
 from .strategy_modules import roster
+from .summary import summarise
 from .tracking.curves import Tracking
 from .training import Training, task_for
 
@@ -58,6 +55,123 @@ def execute(
         return _train(config, grid, journal, folder, tracking, slots)
 
 
+class Trainings:
+    """The trainings of a run, in order, and what has come of them so far."""
+
+    def __init__(
+        self, config: RunConfig, grid: Grid, journal: Journal, folder: Path, tracking: Tracking
+    ) -> None:
+        self.config = config
+        self.grid = grid
+        self.journal = journal
+        self.folder = folder
+        self.tracking = tracking
+        self.sites = Sites(grid, config, journal)
+        self.members = meet(folder, config, self.sites, journal)
+        self.targets = sequence.order(config, self.members)
+        self.done: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
+        journal.write(
+            "roster",
+            sites=[str(n) for n in self.members.nodes],
+            shape=list(self.members.shape),
+            classes=self.members.classes,
+            targets=list(self.targets),
+            open=config.open,
+        )
+
+    def facing(self, method: str, target: str) -> roster.Roster:
+        """The roster of one training."""
+        return sequence.facing(self.config, method, self.members, target, self.targets)
+
+    def rehearse(self, slots: Callable[[], int] | None) -> None:
+        """Check that all trainings can take place, before the first of them begins.
+
+        Raises:
+            ConfigError: a method cannot exchange gradients with these sites and settings.
+            RunError: the simulation has too few slots for an exchange, or a site's weights are not
+                the server's.
+        """
+        config, aims = self.config, {}
+        for method, target in product(config.trainings, self.targets):
+            aim = aims[method, target] = self.facing(method, target)
+            together = rehearse(config, method, aim)
+            if together and slots and (room := slots()) < together:
+                raise RunError(
+                    f"{method} sums gradients of {together} sites that work at the same time, but "
+                    f"this simulation has room for {room}, one per CPU; give --engine process, "
+                    f"which needs one CPU only, or use a machine with {together} CPUs."
+                )
+        first = aims[config.method, self.targets[0]]
+        task = task_for(config, config.method, config.seeds[0], first)
+        there = [node for node in self.members.nodes if node.id in self.sites.there()]
+        frozen_weights.check(self.grid, task, there, config.wait.evaluate)
+
+    def train(self, targets: Sequence[str]) -> None:
+        """Train every method with every seed on these targets."""
+        for seed, target, method in product(self.config.seeds, targets, self.config.trainings):
+            self._train(method, seed, target)
+
+    def _train(self, method: str, seed: int, target: str) -> None:
+        config, aim = self.config, self.facing(method, target)
+        training = Training(
+            *(config, method, seed),
+            grid=self.grid,
+            sites=self.sites,
+            members=aim,
+            folder=self.folder,
+            journal=self.journal,
+            earlier=sequence.adapted(self.folder, task_for(config, method, seed, aim), aim),
+        )
+        result = training.run()
+        without = self.done.get(source_only(config), ())
+        base = [t for t in without if (t["seed"], t["target"]) == (seed, target)]
+        if method == config.method and base:
+            result |= compared(config, result, base[0], self.journal)
+        self.tracking.finished(result)
+        self.done[method].append(result)
+        # A site may be back under another node id.
+        self.members = self.members.taking(training.roster)
+
+    def write(self) -> dict[str, Any]:
+        """Write results.json and the run's model -> the content of results.json."""
+        config = self.config
+        results = summarise(config, self.members, self.done, self.journal)
+        checkpoint.replace(self.folder / RESULTS, json.dumps(results, indent=1).encode())
+        # With several targets each has a model of its own, and the run has none.
+        if len(self.targets) == 1 and not config.open:
+            kept = self.done[config.method][0].get("kept", config.method)
+            model = Path(self.done[kept][0]["model"])
+            checkpoint.replace(self.folder / MODEL, model.read_bytes())
+        return results
+
+    def serve(self) -> None:
+        """Train on every target that joins from now on, until somebody stops the run.
+
+        A target that cannot be trained on, or stays away meanwhile, does not end the run.
+        """
+        waiting = newcomers.Newcomers(self.sites, self.config, self.journal)
+        while True:
+            self.members, joined = waiting.wait(self.members)
+            for target in joined:
+                self.targets = (*self.targets, target)
+                self._note_members()
+                try:
+                    for method in self.config.trainings:
+                        rehearse(self.config, method, self.facing(method, target))
+                    self.train([target])
+                except (ConfigError, QuorumError) as error:
+                    self.targets = self.targets[:-1]
+                    self.members = self.members.without(target)
+                    self._note_members()
+                    waiting.turn_away(target, str(error))
+                else:
+                    self.write()
+
+    def _note_members(self) -> None:
+        """Write down the roster, as a resumed run has the same members."""
+        checkpoint.replace(self.folder / ROSTER, self.members.text().encode())
+
+
 def _train(
     config: RunConfig,
     grid: Grid,
@@ -66,58 +180,12 @@ def _train(
     tracking: Tracking,
     slots: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    sites = Sites(grid, config, journal)
-    members = meet(folder, config, sites, journal)
-    targets = sequence.order(config, members)
-    journal.write(
-        "roster",
-        sites=[str(n) for n in members.nodes],
-        shape=list(members.shape),
-        classes=members.classes,
-        targets=list(targets),
-    )
-    aims = {
-        (method, target): sequence.facing(method, members, target, targets)
-        for method, target in product(config.trainings, targets)
-    }
-    for (method, _), aim in aims.items():
-        together = rehearse(config, method, aim)
-        if together and slots and (room := slots()) < together:
-            raise RunError(
-                f"{method} sums gradients of {together} sites that work at the same time, but this "
-                f"simulation has room for {room}, one per CPU; give --engine process, which needs "
-                f"one CPU only, or use a machine with {together} CPUs."
-            )
-    task = task_for(config, config.method, config.seeds[0], aims[config.method, targets[0]])
-    there = [node for node in members.nodes if node.id in sites.there()]
-    frozen_weights.check(grid, task, there, config.wait.evaluate)
-    trainings: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
-    without = source_only(config)
-    for seed, target, method in product(config.seeds, targets, config.trainings):
-        aim = sequence.facing(method, members, target, targets)
-        earlier = sequence.adapted(folder, task_for(config, method, seed, aim), aim)
-        training = Training(
-            *(config, method, seed),
-            grid=grid,
-            sites=sites,
-            members=aim,
-            folder=folder,
-            journal=journal,
-            earlier=earlier,
-        )
-        result = training.run()
-        base = [t for t in trainings.get(without, ()) if (t["seed"], t["target"]) == (seed, target)]
-        if method == config.method and base:
-            result |= compared(config, result, base[0], journal)
-        tracking.finished(result)
-        trainings[method].append(result)
-        members = members.taking(training.roster)  # a site may be back under another node id
-    results = summarise(config, members, trainings, journal)
-    checkpoint.replace(folder / RESULTS, json.dumps(results, indent=1).encode())
-    if len(targets) == 1:  # with several targets each has a model of its own, and the run has none
-        kept = trainings[config.method][0].get("kept", config.method)
-        model = Path(trainings[kept][0]["model"])
-        checkpoint.replace(folder / MODEL, model.read_bytes())
+    trainings = Trainings(config, grid, journal, folder, tracking)
+    trainings.rehearse(slots)
+    trainings.train(trainings.targets)
+    results = trainings.write()
+    if config.open:
+        trainings.serve()
     journal.write("done", results=str(folder / RESULTS))
     return results
 
@@ -196,7 +264,7 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
     left: dict[str, set[str]] = {}
     targets = sequence.order(config, known)
     for method, seed, target in product(config.trainings, config.seeds, targets):
-        aim = sequence.facing(method, known, target, targets)
+        aim = sequence.facing(config, method, known, target, targets)
         earlier = aim.targets[1:]
         state = checkpoint.read(folder / task_for(config, method, seed, aim).label)
         after = state.round if state else 0
@@ -243,83 +311,3 @@ def claim(folder: Path, config: RunConfig) -> None:
         raise RunError(
             f"{path} is damaged ({error}); restore it, or choose another --name for a new run."
         ) from error
-
-
-def summarise(
-    config: RunConfig,
-    members: roster.Roster,
-    trainings: dict[str, list[dict[str, Any]]],
-    journal: Journal,
-) -> dict[str, Any]:
-    """Return the content of results.json."""
-    targets = list(dict.fromkeys(t["target"] for runs in trainings.values() for t in runs))
-    return {
-        "name": config.run.name,
-        "method": config.method,
-        "titles": {method: plugins.method(method).title for method in trainings},
-        "config": config.flat(),
-        "seeds": config.seeds,
-        "versions": {
-            "fedda": __version__,
-            "flwr": flwr.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "sites": [
-            {"name": n.name, "role": n.role, "examples": members.counts[n.name], "tested": n.tested}
-            for n in members.nodes
-        ],
-        "shape": list(members.shape),
-        "classes": list(members.classes),
-        **accuracies(config.method, trainings),
-        "selected_by": "highest infomax on the target's unlabelled training images",
-        "targets": {
-            name: accuracies(
-                config.method,
-                {m: [t for t in runs if t["target"] == name] for m, runs in trainings.items()},
-            )
-            for name in targets
-        },
-        "seconds": round(sum(t["seconds"] for runs in trainings.values() for t in runs), 3),
-        "untested": [
-            {"method": method, "seed": t["seed"], "target": t["target"]}
-            for method, runs in trainings.items()
-            for t in runs
-            if t["rounds"][-1].get(checkpoint.UNTESTED)
-        ],
-        "trainings": trainings,
-        "events": journal.troubles,
-    }
-
-
-def accuracies(
-    method: str, trainings: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> dict[str, float | int | None]:
-    """Mean accuracies of a method and of FedAvg over the seeds; None where no target was tested.
-
-    With several targets, a seed's accuracy is the mean over the targets, and the standard deviation
-    is that of these means.
-    """
-
-    def values(of: str, key: str) -> list[float]:
-        by_seed: dict[int, list[float]] = {}
-        for training in trainings.get(of, ()):
-            if training[key] is not None:
-                by_seed.setdefault(training["seed"], []).append(training[key])
-        return [statistics.fmean(of_targets) for of_targets in by_seed.values()]
-
-    def mean(known: list[float]) -> float | None:
-        return statistics.fmean(known) if known else None
-
-    def spread(known: list[float]) -> float | None:
-        return (statistics.stdev(known) if len(known) > 1 else 0.0) if known else None
-
-    final, fedavg = values(method, "final_accuracy"), values("fedavg", "final_accuracy")
-    return {
-        "final_accuracy": mean(final),
-        "final_accuracy_std": spread(final),
-        "final_accuracy_seeds": len(final),  # fewer than the run's if a last test is missing
-        "selected_accuracy": mean(values(method, "selected_accuracy")),
-        "fedavg_accuracy": mean(fedavg),
-        "fedavg_accuracy_std": spread(fedavg),
-    }

@@ -1,6 +1,7 @@
 """The order of a run's trainings, and in a chain what each of them gets from those before it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedda import plugins
@@ -17,6 +18,8 @@ Earlier = setup.Earlier
 def order(config: RunConfig, members: roster.Roster) -> tuple[str, ...]:
     """Return the names of the targets to which the run adapts, in order.
 
+    An open run begins with those that its settings name; all others of the roster follow.
+
     Raises:
         RosterError: there is no target of the name `run.target`.
         ConfigError: a method's chain names a site that is none of these targets.
@@ -30,17 +33,22 @@ def order(config: RunConfig, members: roster.Roster) -> tuple[str, ...]:
                 f"{method}.sequence names '{odd[0]}', which is no target of this run; name some of "
                 f"{', '.join(aims)}, or leave it empty."
             )
-        if named:
-            return named
-    return tuple(aims)
+        aims = [*named] or aims
+    others = [node.name for node in members.targets if node.name not in aims]
+    return (*aims, *others) if config.open else tuple(aims)
 
 
 def facing(
-    method: str, members: roster.Roster, target: str, targets: Sequence[str]
+    config: RunConfig,
+    method: str,
+    members: roster.Roster,
+    target: str,
+    targets: Sequence[str],
 ) -> roster.Roster:
     """Return the roster of one training; in a chain it includes the targets before this one.
 
     Args:
+        config: the run.
         method: the training's.
         members: the run's roster.
         target: the training's.
@@ -48,7 +56,8 @@ def facing(
     """
     nodes = {node.name: node for node in members.targets}
     before = targets[: targets.index(target)] if plugins.method(method).chain else ()
-    return members.facing(nodes[target], [nodes[name] for name in before])
+    aim = members.facing(nodes[target], [nodes[name] for name in before])
+    return replace(aim, several=True) if config.open else aim
 
 
 def adapted(folder: Path, task: Task, members: roster.Roster) -> Mapping[str, Earlier]:

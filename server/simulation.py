@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedda import models
 from fedda.data import Description, Reading, describe, domains
-from fedda.errors import RunError
+from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
 from fedda.halves import load
@@ -138,7 +138,11 @@ def simulate(
             without a state-dir gets one in the run's folder.
         journal: receives every event of the run.
         engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
+
+    Raises:
+        ConfigError: the run is to wait for sites that join later.
     """
+    check_closed(config)
     journal.write("started", engine=engine)
     place = Path(config.run.dir).absolute() / config.run.name / SITES
     # One person has the data of all simulated sites, so a site needs no minimum and no secret of
@@ -153,6 +157,19 @@ def simulate(
         nodes = [{"partition-id": i} for i in range(len(sites))]
         return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
     return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def check_closed(config: RunConfig) -> None:
+    """Refuse a run that waits for sites that join later.
+
+    Raises:
+        ConfigError: it would wait for ever.
+    """
+    if config.open:
+        raise ConfigError(
+            f"{config.method}.open is true, but nobody can join a simulation after its start; set "
+            "it to false, or start a server and clients (see fedda superlink --help)."
+        )
 
 
 def rehearse(
@@ -170,12 +187,13 @@ def rehearse(
         describe: reads a site's folder; a caller that rehearses often can pass one with a cache.
 
     Raises:
-        ConfigError: a method cannot exchange gradients with these sites and settings, or the model
-            that the run starts from does not fit.
+        ConfigError: a method cannot exchange gradients with these sites and settings, the model
+            that the run starts from does not fit, or the run is to wait for sites that join later.
         DataError: a folder cannot be read.
         ModelError: the model that the run starts from cannot be read.
         RosterError: the sites' offers do not fit together.
     """
+    check_closed(config)
     start = start_of(config)
     offer = load("clients", "site.memory").offer
     offers = (
@@ -188,7 +206,8 @@ def rehearse(
     _identify()
     targets = sequence.order(config, members)
     for method, target in product(config.trainings, targets):
-        rehearse_exchange(config, method, sequence.facing(method, members, target, targets))
+        aim = sequence.facing(config, method, members, target, targets)
+        rehearse_exchange(config, method, aim)
 
 
 def _reading(site: Mapping[str, Any]) -> Reading:

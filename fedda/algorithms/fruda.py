@@ -72,6 +72,11 @@ class Config(dils.Adaptation):
         description="targets in the order in which they arrive, separated by commas; empty: all, "
         "by name",
     )
+    open: bool = Field(
+        default=False,
+        description="after its last target the run waits for targets that join, and adapts each of "
+        "them; it ends when it is stopped",
+    )
     select: Selector = Field(
         default="ocs",
         description="which candidate becomes the collaborator: ocs (smallest bound), source "
@@ -175,4 +180,5 @@ METHOD = Method(
     ),
     PRESETS,
     chain=lambda options: options.targets,
+    open=lambda options: options.open,
 )

@@ -89,6 +89,7 @@ class Display(OnTerminal):
             "joined": self._joined,
             "roster": self._roster,
             "training": self._training,
+            "open": self._open,
             "selected": self._selected,
             "round": self._round,
             "trouble": self._trouble,
@@ -126,10 +127,14 @@ class Display(OnTerminal):
     def _roster(self, event: Event) -> None:
         """Plan one training per target if the run has several targets."""
         targets = event.get("targets", [])
-        if len(targets) > 1:
+        if len(targets) > 1 or event.get("open"):
             seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
             methods = list(dict.fromkeys(m for m, _, _ in self._plan))
             self._plan = [(m, s, t) for s in seeds for t in targets for m in methods]
+
+    def _open(self, event: Event) -> None:
+        self._bar.update(self._task, description="waiting for targets", round="", left="")
+        self._say("the run is open: it adapts every target that joins, until it is stopped")
 
     def _key(self, event: Event) -> Key:
         key = event["method"], event["seed"], event.get("target", "")

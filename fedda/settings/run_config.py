@@ -158,6 +158,11 @@ class RunConfig(Section):
         baseline = [self.run.baseline] if self.run.baseline not in ("", self.method) else []
         return [*baseline, self.method]
 
+    @property
+    def open(self) -> bool:
+        """Whether the run goes on with targets that join later, until somebody stops it."""
+        return plugins.method(self.method).open(self.options[self.method])
+
     def parts(self, method: str, after: int = 0, later: bool = False) -> frozenset[str]:
         """The parts that a method gives to sites in the rounds after round `after`."""
         stages = self.stages(method, later)

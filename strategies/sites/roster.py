@@ -87,7 +87,8 @@ class Node:
 class Roster:
     """The sites of a run or of one training: sources first, then targets, each sorted by name.
 
-    In a training its target is the first; in a chain those that adapted before it follow, in order.
+    Targets that join an open run are the last. In a training its target is the first; in a chain
+    those that adapted before it follow, in order.
 
     `counts` are the sites' numbers of examples, the weights in averages. They are fixed when the
     roster is made; no later message can change them.
@@ -132,6 +133,29 @@ class Roster:
             known = ", ".join(node.name for node in self.targets)
             raise RosterError(f"No target is called '{name}'; set run.target to one of {known}.")
         return tuple(self.facing(node) for node in chosen)
+
+    def joined(self, target: Node, unified: InputConfig) -> "Roster":
+        """Return the roster with one more target, the last.
+
+        Args:
+            target: its offer.
+            unified: the shape to which images are converted, if the run sets one.
+
+        Raises:
+            RosterError: its offer does not fit to the others.
+        """
+        together = form((*self.nodes, target), unified, self.class_names)
+        if together.shape != self.shape:
+            mine, theirs = ("x".join(map(str, shape)) for shape in (together.shape, self.shape))
+            _refuse([target], f"its examples are {mine}, those of the run {theirs}")
+        counts = {**self.counts, target.name: target.examples}
+        return replace(self, nodes=(*self.nodes, target), counts=counts)
+
+    def without(self, name: str) -> "Roster":
+        """Return the roster without a site."""
+        counts = {n: c for n, c in self.counts.items() if n != name}
+        nodes = tuple(node for node in self.nodes if node.name != name)
+        return replace(self, nodes=nodes, counts=counts)
 
     def taking(self, other: "Roster") -> "Roster":
         """Return this roster with another one's nodes, whose ids may be newer."""
