@@ -166,7 +166,7 @@ class Target(Member, fdann.Target):
 
         The server chooses the candidates, so a gain leaves as coarse as the numbers of a test.
         """
-        images = torch.cat(self.shares()).unique()
+        images = self.compared()
         before, scatter = gap_of(self, self.model, images)
         other = self.workspace.hold("candidate", self.workspace.blank)
         share, whole = self.options.gain == "share", float(f"{before:.2e}")
@@ -183,6 +183,21 @@ class Target(Member, fdann.Target):
                 coarse = self.released("gain", gain, len(images), LEAST_GAIN)
                 numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers
+
+    def compared(self) -> Tensor:
+        """The images on which models are compared: the round's, or fixed blocks if those are many.
+
+        A pass over all images for each source, at one site alone, would be half of a round.
+        """
+        every, most = torch.cat(self.shares()).unique(), self.options.gain_images
+        if not 0 < most < len(every):
+            return every
+        blocks, counted = self.site.blocks.blocks, 0
+        for count, block in enumerate(blocks, start=1):
+            counted += len(block)
+            if counted >= most:
+                return torch.cat(blocks[:count])
+        return every
 
     def outgoing(self) -> dict[str, Packed]:
         """Return model and domain identifiers; nothing if only the gains were asked for."""

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clients import fada as fada_clients
 from clients.site import disentangling
 from clients.site.memory import resident
 from clients.site.tested import check_spread
@@ -70,6 +71,7 @@ WEIGHED: dict[str, Any] = {
     "fada__weighting": "attention",
     "wait__train": 300.0,
 }
+ATTENTIVE = {key.replace("__", "."): value for key, value in WEIGHED.items()}
 each_model = pytest.mark.parametrize("form", MODELS)
 
 
@@ -229,6 +231,31 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
         # A step is told to three digits; half a step is lost by rounding.
         assert abs(told - wanted) <= 0.501 * step + 0.005 * abs(wanted)
         assert told == pytest.approx(twin.coarse(before, after, unit, EXAMPLES["town"]), rel=1e-6)
+
+
+@pytest.mark.parametrize(("most", "compared"), [(0, 48), (20, 32), (47, 48), (48, 48)])
+def test_gains_are_over_fixed_blocks_of_many_images(
+    domains: list[Node],
+    runs: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    compared: int,
+) -> None:
+    """Whole blocks of 16 images, and the same ones in every round and for every candidate."""
+    seen: list[set[int]] = []
+    honest = fada_clients.gap_of
+
+    def noted(client: Any, model: Any, images: torch.Tensor) -> tuple[float, float]:
+        seen.append(set(images.tolist()))
+        assert len(seen[-1]) == len(images)
+        return honest(client, model, images)
+
+    monkeypatch.setattr(fada_clients, "gap_of", noted)
+    nodes = [node | {"min-images": 16} for node in domains]
+    run(nodes, SETTINGS | runs | ATTENTIVE | {"fada.gain-images": most})
+    assert len(seen) == 2 * (1 + len(SOURCES))
+    assert {len(images) for images in seen} == {compared}
+    assert all(images == seen[0] for images in seen)
 
 
 def test_features_of_few_images_tell_no_gain(domains: list[Node]) -> None:

@@ -97,6 +97,12 @@ class Config(Section):
         "before; image (per image); or the sum that eq. 3 prints. The last three call features "
         "tight that are small: a source that learns little has the largest weight",
     )
+    gain_images: int = Field(
+        default=1000,
+        ge=0,
+        description="eq. 3 is measured on so many of the target's images, the same ones in every "
+        "round (rounded up to whole blocks of the site's); 0: all of the round's",
+    )
     target_share: float = Field(
         default=1.0,
         ge=0,
