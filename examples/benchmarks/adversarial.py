@@ -42,6 +42,7 @@ from adversaries import (
     LIVE,
     SETTINGS,
     TRIED,
+    WITH_BATCHNORM,
 )
 
 from fedda import plugins
@@ -132,12 +133,12 @@ def parts(args: argparse.Namespace, table: str) -> dict[str, Part]:
     if table == "digits":
         data, targets = drawn(args.data, out, args.images), ("usps", "mnistm")
         return {
-            "from mnist": part(data, [BASELINE, BEGIN, *DILS], targets, "mnist"),
+            "from mnist": part(data, [BASELINE, BEGIN, *DILS, *WITH_BATCHNORM], targets, "mnist"),
             "from all others": part(data, [BASELINE, *JOINT, *FADA], targets),
         }
     images = args.images
     data = pens(out, images) if table == "rotations" else mnist(args.data, out, images)
-    variants = [BASELINE, BEGIN, *CONTROL, *DILS, *EVERY_STEP[:1], *JOINT]
+    variants = [BASELINE, BEGIN, *CONTROL, *DILS, *EVERY_STEP[:1], *WITH_BATCHNORM, *JOINT]
     targets = [str(angle) for angle in ANGLES[1:]]
     return {"from 0 degrees": part(data, variants, targets, "0")}
 

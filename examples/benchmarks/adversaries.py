@@ -68,6 +68,15 @@ LIVE: Flat = {**SETTINGS, **dils("cada").flat(), "train.rounds-per-epoch": 0.1, 
 LIVE |= {"dils.pretrain": 2}  # for `lazy`: few rounds, and long ones
 
 DILS = [dils(loss) for loss in OWN]
+# The same with BatchNorm, at the rate of the other BatchNorm rows: nothing was chosen for it.
+NORMED: Flat = {key: BATCHNORM[key] for key in ("model.name", "input.size", "train.lr")}
+WITH_BATCHNORM = [
+    replace(BEGIN, settings={**LONG, **NORMED}, label="digit-cnn: FedAvg, as DILS begins"),
+    *(
+        replace(v, settings={**v.settings, **NORMED}, label=f"digit-cnn: {v.label}")
+        for v in DILS[:2]
+    ),
+]
 # The same with an exchange at every step, so that no gradient is stale. A gradient over 64 examples
 # gives features away, so the switch must be set.
 EVERY: Flat = {"exchange.p": 1, "exchange.min-examples": 64, "exchange.expose-features": True}
