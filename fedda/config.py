@@ -192,8 +192,11 @@ class WaitConfig(Section):
     tries: int = Field(default=3, ge=1, description="tries of a round before the run ends")
 
 
+Rule = Literal["weighted", "bounded", "median", "trimmed", "krum"]  # `fedda.maths.robust`
+
+
 class GuardConfig(Section):
-    """Bounds on what a site sends: models beyond them are refused, example counts are lowered."""
+    """What protects a run from single sites: bounds on what they send, and robust means."""
 
     max_change: float = Field(
         default=5.0,
@@ -210,6 +213,19 @@ class GuardConfig(Section):
         default=5.0,
         ge=0,
         description="a site counts at most this many times the sources' median examples; 0: any",
+    )
+    mean: Rule = Field(
+        default="weighted",
+        description="the mean of the sites' models: weighted (by the method's weights), bounded "
+        "(updates no longer than their median), or for sites that may lie median or trimmed (of "
+        "each parameter), or krum (multi-Krum)",
+    )
+    liars: float = Field(
+        default=0.2,
+        gt=0,
+        lt=0.5,
+        description="share of the sites that may lie, for trimmed and krum; krum needs 3 sources "
+        "and 2 more for each that may lie",
     )
 
 

@@ -114,6 +114,7 @@ class Method:
         chain: None if the trainings of one seed are independent of each other. Otherwise each of
             them also has the sites and models of the targets before it, and the function of the
             settings returns the targets' names in order; if it returns none, all are adapted to.
+        robust: whether the server takes `guard.mean` of the models that sites train.
         open: a function of the settings: whether a chain goes on with targets that join later.
     """
 
@@ -127,6 +128,7 @@ class Method:
     extend: Callable[[Any, Mapping[str, Any]], None] | None = None
     extension: Callable[[Any], Mapping[str, Any] | None] = lambda options: None
     chain: Callable[[Any], Sequence[str]] | None = None
+    robust: bool = False
     open: Callable[[Any], bool] = lambda options: False
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedda import models, plugins
 from fedda.errors import ConfigError
 from fedda.exchange import LocalHost, Session
+from fedda.maths.robust import least_for
 from fedda.settings import RunConfig
 from fedda.wire import Kind, pack
 
@@ -24,9 +25,12 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
     """Return how many sites must work at the same time in a round of a method; 0 without exchange.
 
     Raises:
-        ConfigError: the method cannot exchange gradients with these sites and settings.
+        ConfigError: the method cannot exchange gradients with these sites and settings, or there
+            are too few sources for a robust mean.
     """
     about = plugins.method(method)
+    if about.robust:
+        check_enough(config, members)
     if not about.gradients or not about.sums(config.options[method]):
         return 0
     task = config.task(method, config.seeds[0], members.shape, members.classes, len(members.nodes))
@@ -65,6 +69,23 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
             f"{', '.join(few)} in all; leave out such sites, or give them more examples."
         )
     return min(len(sites), config.sources_per_round + 1) if config.sources_per_round else len(sites)
+
+
+def check_enough(config: RunConfig, members: roster.Roster) -> None:
+    """Check that a round has sources enough for `guard.mean`.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    rule, liars, sources = config.guard.mean, config.guard.liars, len(members.sources)
+    of_round = min(sources, config.sources_per_round or sources)
+    least = least_for(rule, liars)
+    if sources and of_round < least:
+        share = f" and guard.liars {liars:g}" * (rule in ("trimmed", "krum"))
+        raise ConfigError(
+            f"guard.mean is {rule}{share}, which needs {least} sources in a round, but there are "
+            f"{of_round}; set it to weighted or bounded, or let more sources take part."
+        )
 
 
 def _is_short(node: roster.Node, sites: set[str], least: int) -> bool:

@@ -10,7 +10,8 @@ from flwr.app import Message
 
 from fedda.adversarial.lazy import syncs
 from fedda.errors import ConfigError, QuorumError
-from fedda.maths.average import RunningMean, heads_of
+from fedda.maths.average import heads_of
+from fedda.maths.robust import RobustMean
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from .base import Numbers
@@ -105,17 +106,17 @@ class FDANN(FedAvg):
         """Average the models and the numbers in the replies of the sites that were asked."""
         target, self.shares = self.roster.target, self.count(asked)
         sent = self.global_model.unpack()
-        mean, heads = RunningMean(sent), RunningMean(heads_of(sent))
+        mean, heads = self.mean_of(sent), self.mean_of(heads_of(sent))
         numbers: dict[str, Mapping[str, Any]] = {}
         weight: dict[str, float] = {}
         for reply in self.accept(replies, needs={"steps"}):
             name = reply.node.name
             model, weight[name] = reply.model().unpack(), self.weigh(reply)
-            mean.add(model, weight[name])
+            mean.add(model, weight[name], name)
             if reply.node is target:
                 self.remember(reply)
             else:
-                heads.add(heads_of(model), weight[name])
+                heads.add(heads_of(model), weight[name], name)
             numbers[name] = dict(reply.numbers)
             del reply, model  # free them before the next one is fetched
         self.enough(len(numbers) - (target.name in numbers))
@@ -123,9 +124,13 @@ class FDANN(FedAvg):
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
         if not any(weight[name] for name in weight if name != target.name):
             raise QuorumError("No source that counts in the mean gave a usable reply.")
-        total = sum(weight[name] for name in sorted(numbers))
-        self.weights = {name: weight[name] / total for name in sorted(numbers)}
-        return mean.result() | heads.result(), self.means(numbers)
+        model = mean.result() | heads.result()
+        if isinstance(mean, RobustMean):
+            self.weights = mean.shares
+        else:
+            total = sum(weight[name] for name in sorted(numbers))
+            self.weights = {name: weight[name] / total for name in sorted(numbers)}
+        return model, self.means(numbers)
 
     def remember(self, reply: Reply) -> None:
         """Remember the target's discriminators; all sites receive them in the next round.

@@ -83,5 +83,9 @@ def check_batchnorm(entries: Iterable[str], model: str) -> None:
 ESTIMATE: Hop = {"target": Part(Rule(MODEL), Rule(MODEL, frozenset({"steps", "seconds"})))}
 
 METHOD = Method(
-    "adabn", "AdaBN", Config, (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),)
+    "adabn",
+    "AdaBN",
+    Config,
+    (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),),
+    robust=True,
 )

@@ -112,4 +112,5 @@ METHOD = Method(
         ),
     ),
     PRESETS,
+    robust=True,
 )

@@ -89,4 +89,4 @@ ALIGN = Phase(
     layouts=layouts,
 )
 
-METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS)
+METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, robust=True)

@@ -40,4 +40,10 @@ TRAINED = Rule(MODEL, frozenset({"loss", "steps", "seconds"}))
 # Training on labels, which most methods request from the sources.
 TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
 
-METHOD = Method("fedavg", "FedAvg (source-only)", Config, (Phase("train", {"train": TRAIN}),))
+METHOD = Method(
+    "fedavg",
+    "FedAvg (source-only)",
+    Config,
+    (Phase("train", {"train": TRAIN}),),
+    robust=True,
+)

@@ -29,4 +29,4 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) 
     return mu / 2 * torch.stack(terms).sum()
 
 
-METHOD = Method("fedprox", "FedProx (source-only)", Config, fedavg.METHOD.phases)
+METHOD = Method("fedprox", "FedProx (source-only)", Config, fedavg.METHOD.phases, robust=True)

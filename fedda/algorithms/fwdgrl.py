@@ -46,4 +46,4 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     }
 }
 
-METHOD = Method("fwdgrl", "f-WDGRL", Config, (fdann.ALIGN,), PRESETS)
+METHOD = Method("fwdgrl", "f-WDGRL", Config, (fdann.ALIGN,), PRESETS, robust=True)

@@ -85,4 +85,4 @@ SOURCE = Part(Rule(MODEL, STEPS, PAIRS), Rule(MODEL, fdann.NUMBERS), GROUPS, lab
 TARGET = Part(Rule(MODEL, STEPS | {"weight/*"}, PAIRS), Rule(MODEL, OWN, PAIRS), GROUPS)
 ALIGN = Phase("align", {"align": {"source": SOURCE, "target": TARGET}}, layouts=fdann.layouts)
 
-METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS)
+METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, robust=True)

@@ -56,8 +56,11 @@ class RunningMean:
             sums[...] = 0
             self.memory[name] = sums
 
-    def add(self, arrays: Arrays, weight: float) -> None:
-        """Add one model; only the ratios of weights count, and each is at most 1."""
+    def add(self, arrays: Arrays, weight: float, site: str = "") -> None:
+        """Add one model; only the ratios of weights count, and each is at most 1.
+
+        The site that it came from is not needed, as the order of arrival changes nothing.
+        """
         self._weights.append(weight)
         memory = np.empty(STEP)  # made once: new memory costs more than the sums
         for name, sums in self.memory.items():

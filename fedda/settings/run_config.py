@@ -117,6 +117,12 @@ class RunConfig(Section):
                 "input.resize is crop, which needs a size to crop to; set input.size, for example "
                 "to 224."
             )
+        if self.guard.mean != "weighted" and not plugins.method(self.method).robust:
+            robust = ", ".join(m for m in plugins.methods() if plugins.method(m).robust)
+            raise ConfigError(
+                f"guard.mean is {self.guard.mean}, but {self.method} combines the sites' models in "
+                f"a way of its own; set it to weighted, or choose one of {robust}."
+            )
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
