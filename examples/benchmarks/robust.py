@@ -1,0 +1,245 @@
+"""Which means of models survive sources that lie.
+
+    python examples/benchmarks/robust.py
+
+The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources.
+Two of the sources lie, or eight:
+
+    flipped   all labels of the site are changed
+    scaled    the site's update is sent ten times as long, in the opposite direction
+    noise     its update is replaced by normal noise, ten times as long
+
+Rows are the rules of `guard.mean` for FedAvg, told the true share of liars where they need one, and
+KD3A, which weighs sources itself. `guard.max-change` is off, so that all lies arrive; the last row
+has its default.
+
+Accuracies are those of the target in the last round, mean over the seeds; `ended` stands where lies
+grew until the run's numbers were not finite. The last line is one JSON object: row -> lie -> [mean,
+standard deviation over the seeds] in %, or null. Trainings are kept in --out, so the same command
+continues where it was stopped.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import numpy as np
+import torch
+from flwr.app import Message
+
+from fedda import records, wire
+from fedda.compare.tables import markdown
+from fedda.config import Flat
+from fedda.data import digits
+from fedda.errors import QuorumError
+from fedda.halves import load
+from fedda.settings import RunConfig
+from fedda.wire import Arrays, Kind
+
+TARGET, SOURCES = "fonts", 20
+LIES = ("flipped", "scaled", "noise")
+LIARS = {"10 %": 2, "40 %": 8}
+ENDED = "ended.txt"
+TIMES = 10  # as long as the honest update
+ROWS: dict[str, Flat] = {
+    "FedAvg": {},
+    "bounded": {"guard.mean": "bounded"},
+    "median": {"guard.mean": "median"},
+    "trimmed": {"guard.mean": "trimmed"},
+    "krum": {"guard.mean": "krum"},
+    "KD3A": {"method": "kd3a"},
+    "FedAvg, guard.max-change=5": {"guard.max-change": 5.0},
+}
+SETTINGS: Flat = {
+    "method": "fedavg",
+    "rounds": 15,
+    "input.size": 16,
+    "input.channels": 1,
+    "model.name": "mlp",
+    "model.sizes": "128",
+    "train.rounds-per-epoch": 0.25,
+    "train.batch-size": 16,
+    "train.lr": 0.1,
+    "guard.max-change": 0.0,
+    "run.baseline": "",
+    "track.tensorboard": False,
+}
+
+
+Found = dict[str, dict[str, list[float] | None]]
+
+
+def sites(out: Path, images: int, lying: int, lie: str) -> list[dict[str, Any]]:
+    """The sources, of which the first so many of a drawn order lie, and the target."""
+    folder = out / "digits"
+    if not folder.is_dir():
+        digits.build(folder, seed=0, train=images, test=500)
+    others = [name for name in digits.DOMAINS if name != TARGET]
+    liars = set(np.random.default_rng(0).permutation(SOURCES)[:lying].tolist())
+    made, number = [], 0
+    for place, domain in enumerate(others):
+        with np.load(folder / domain / "data.npz") as arrays:
+            x, y = arrays["x_train"], arrays["y_train"]
+        parts = np.array_split(np.arange(len(x)), SOURCES // 3 + (place < SOURCES % 3))
+        for part in parts:
+            path = out / "sites" / f"{number:02}.npz"
+            path.parent.mkdir(exist_ok=True)
+            if not path.is_file():
+                np.savez(path, x_train=x[part], y_train=y[part])
+            site = {"role": "source", "name": f"{number:02}", "data": str(path), "threads": 1}
+            poison = 100.0 if number in liars and lie == "flipped" else 0.0
+            made.append(site | {"poison": poison, "lies": number in liars})
+            number += 1
+    target = {"role": "target", "name": TARGET, "data": str(folder / TARGET), "threads": 1}
+    return [*made, target]
+
+
+def lied(lie: str, sent: Arrays, trained: Arrays, draws: np.random.Generator) -> Arrays:
+    """What a liar sends in place of its model."""
+    told: Arrays = {}
+    for name, start in sent.items():
+        update = trained[name] - start
+        if start.dtype.kind != "f":
+            told[name] = trained[name]
+        elif lie == "scaled":
+            told[name] = (start - TIMES * update).astype(start.dtype)
+        else:
+            noise = draws.normal(size=update.shape)
+            length = np.linalg.norm(update) / max(np.linalg.norm(noise), 1e-12)
+            told[name] = (start + TIMES * length * noise).astype(start.dtype)
+    return told
+
+
+def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
+    """A grid on which some sites' replies are lies."""
+    draws = np.random.default_rng(seed)
+
+    class LyingGrid(load("server", "simulation").LocalGrid):
+        def _call(self, message: Message) -> Message:
+            reply = super()._call(message)
+            node = nodes[message.metadata.dst_node_id - 1]
+            asked = message.metadata.message_type == "train"
+            if asked and node.get("lies") and lie != "flipped" and not reply.has_error():
+                sent, _ = records.read(message.content)
+                back, tables = records.read(reply.content)
+                model = lied(lie, sent["model"].unpack(), back["model"].unpack(), draws)
+                packed = {**back, "model": wire.pack(model, Kind.MODEL)}
+                return Message(records.write(packed, metrics=tables["metrics"]), reply_to=message)
+            return reply
+
+    return LyingGrid
+
+
+def name_of(row: str, lie: str, lying: int, seed: int) -> str:
+    return f"{list(ROWS).index(row)}-{lie}-{lying}-{seed}"
+
+
+def train(job: tuple[str, str, int, int], out: Path, images: int) -> None:
+    """Run once, unless it has been run."""
+    row, lie, lying, seed = job
+    runs = out / "runs"
+    if any((runs / name_of(*job) / file).is_file() for file in ("results.json", ENDED)):
+        return
+    torch.set_num_threads(1)
+    nodes = sites(out, images, lying, lie)
+    flat = {**SETTINGS, **ROWS[row], "run.dir": str(runs), "run.name": name_of(*job)}
+    flat |= {"run.seeds": str(seed), "run.resume": (runs / name_of(*job) / "config.json").is_file()}
+    if ROWS[row].get("guard.mean") in ("trimmed", "krum"):
+        flat["guard.liars"] = max(lying, 1) / SOURCES
+    simulation: Any = load("server", "simulation")
+    simulation.LocalGrid = lying_grid(nodes, lie, seed)
+    plain = [{k: v for k, v in node.items() if k != "lies"} for node in nodes]
+    journal = load("server", "journal").Journal()
+    try:
+        simulation.simulate(RunConfig.parse(flat), plain, journal, "process")
+    except QuorumError as error:
+        (runs / name_of(*job) / ENDED).write_text(str(error))
+    print(f"{row}, {lying} liars, {lie}, seed {seed}: done", flush=True)
+
+
+def measure(args: argparse.Namespace) -> Found:
+    """Run what is missing -> row -> column -> [mean, standard deviation]."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    sites(args.out, args.images, 0, "")  # written once, before several processes need them
+    cases = [("none", 0), *((lie, n) for n in LIARS.values() for lie in LIES)]
+    jobs = [(row, *case, seed) for seed in args.seeds for case in cases for row in ROWS]
+    run = partial(train, out=args.out, images=args.images)
+    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
+        for _ in pool.imap_unordered(run, jobs):
+            pass
+    found: Found = {}
+    for row in ROWS:
+        for lie, lying in cases:
+            each = [result(args.out, row, lie, lying, seed) for seed in args.seeds]
+            share = next((text for text, n in LIARS.items() if n == lying), "")
+            found.setdefault(row, {})[f"{share} {lie}".strip()] = summary(each)
+    return found
+
+
+def summary(each: Sequence[float | None]) -> list[float] | None:
+    """Mean and standard deviation over the seeds; None if a run ended early."""
+    known = [value for value in each if value is not None]
+    if len(known) < len(each):
+        return None
+    spread = statistics.stdev(known) if known[1:] else 0.0
+    return [round(statistics.fmean(known), 2), round(spread, 2)]
+
+
+def result(out: Path, row: str, lie: str, lying: int, seed: int) -> float | None:
+    """Accuracy of the last round, in %; None if the run ended early."""
+    folder = out / "runs" / name_of(row, lie, lying, seed)
+    if (folder / ENDED).is_file():
+        return None
+    return 100 * json.loads((folder / "results.json").read_text())["final_accuracy"]
+
+
+def cell(value: Sequence[float] | None) -> str:
+    """A cell of the table."""
+    return "ended" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}"
+
+
+def report(found: Found, seeds: Sequence[int], command: str) -> str:
+    """The table as Markdown."""
+    columns = list(next(iter(found.values())))
+    rows = [[row, *(cell(of[column]) for column in columns)] for row, of in found.items()]
+    settings = ", ".join(f"`{k}={v}`" for k, v in SETTINGS.items())
+    lines = ["## robust", "", f"    {command}", "", f"- settings: {settings}"]
+    lines += [f"- {SOURCES} sources; seeds {', '.join(map(str, seeds))}", ""]
+    lines += ["Accuracy at the target in %, last round, by the share of lying sources and how."]
+    lines += ["`krum` and `trimmed` are told the true share of liars.", ""]
+    return "\n".join([*lines, *markdown(["", *columns], rows)]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    parser.add_argument("--images", type=int, default=1050, help="per domain")
+    out = Path("runs/robust")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write the table here")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
+    args = parser.parse_args(arguments)
+    found = measure(args)
+    command = "python examples/benchmarks/robust.py"
+    command += partial(accuracy.typed, parser, args)("seeds", "images")
+    text = report(found, args.seeds, command)
+    for folder in filter(None, (args.out, args.results)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "robust.md").write_text(text)
+    print(text)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with accuracy.plainly():
+        main()
