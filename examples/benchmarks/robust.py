@@ -40,6 +40,7 @@ from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError
 from fedda.halves import load
+from fedda.maths.average import STATISTICS
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind
 
@@ -102,11 +103,11 @@ def sites(out: Path, images: int, lying: int, lie: str) -> list[dict[str, Any]]:
 
 
 def lied(lie: str, sent: Arrays, trained: Arrays, draws: np.random.Generator) -> Arrays:
-    """What a liar sends in place of its model."""
+    """What a liar sends in place of its model; a negative variance would be refused at once."""
     told: Arrays = {}
     for name, start in sent.items():
         update = trained[name] - start
-        if start.dtype.kind != "f":
+        if start.dtype.kind != "f" or name.endswith(STATISTICS):
             told[name] = trained[name]
         elif lie == "scaled":
             told[name] = (start - TIMES * update).astype(start.dtype)
