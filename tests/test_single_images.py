@@ -15,7 +15,7 @@ from clients.site import tested
 from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import models, wire
-from fedda.errors import WireError
+from fedda.errors import NotFiniteError, WireError
 from fedda.maths.validators import infomax
 from fedda.models import Model
 from fedda.settings import RunConfig
@@ -155,6 +155,9 @@ def test_numbers_of_a_test_by_hand() -> None:
     assert tested.released("infomax", 0.4567, 40, log3, 0) == 0.46
     assert tested.released("infomax", -0.2, 40, log3, 0) == 0
     assert tested.released("loss", 123.4, 40, 10, 0) == 10
+    assert tested.released("loss", float("inf"), 40, 10, 0) == 10
+    with pytest.raises(NotFiniteError, match=r"infomax is not a number: .* lower train.lr"):
+        tested.released("infomax", float("nan"), 40, log3, 0)
     assert tested.released("gain", 0.12345, 40, 1, 0, -10) == 0.123
     assert tested.released("gain", -12.3, 40, 1, 0, -10) == -10
     assert tested.released("accuracy", 2 / 3, 30, 1, 0) == 2 / 3  # steps of 1/30 hide more

@@ -13,7 +13,7 @@ import random
 
 from torch import Tensor
 
-from fedda.errors import WireError
+from fedda.errors import NotFiniteError, WireError
 
 STEP = {
     "infomax": 0.01,
@@ -49,7 +49,15 @@ def released(
         noise: standard deviation of Gaussian noise, in multiples of `most`. It is drawn anew for
             each number, and from no seed of the run.
         least: the smallest value that it may have.
+
+    Raises:
+        NotFiniteError: the number is none.
     """
+    if math.isnan(value):
+        raise NotFiniteError(
+            f"The tested model's {name} is not a number: its training diverged, or a lying site "
+            "spoilt it; lower train.lr, or set guard.max-change or guard.mean."
+        )
     if noise:
         value += random.SystemRandom().gauss(0, noise * most)
     value, kind = min(max(value, least), most), name.split("-")[0]
