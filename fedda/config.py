@@ -314,6 +314,11 @@ class RunSection(Section):
         default="",
         description="name of the target to adapt to; empty: each target that has joined, in turn",
     )
+    sources: str = Field(
+        default="",
+        description="names of the sources that take part, separated by commas; empty: all that "
+        "have joined",
+    )
     baseline: str = Field(
         default="",
         description="another method to train with the same seeds, to compare, such as fedavg",

@@ -48,11 +48,12 @@ class Sites:
                 sources.
 
         Raises:
-            RosterError: the offers do not fit together, or the target that the run names is not
-                among them.
+            RosterError: the offers do not fit together, or a source or target that the run names is
+                not among them.
             QuorumError: too few sites joined within `wait.sites` seconds.
         """
         wait, expect, aim = self.config.wait, self.config.run.expect, self.config.run.target
+        chosen = self.config.sources
         least = 0 if class_names else wait.min_sources
         deadline, steady, last = time.monotonic() + wait.sites, 0.0, None
         while True:
@@ -60,7 +61,8 @@ class Sites:
             roles = [n.role for n in self.offers.values()]
             sources, targets = roles.count("source"), roles.count("target")
             quorum = sources >= least and targets >= 1 and len(roles) >= expect
-            awaited = bool(aim) and aim not in [n.name for n in self.offers.values()]
+            named = {aim, *chosen} - {""}
+            awaited = bool(named - {n.name for n in self.offers.values()})
             enough = quorum and (not awaited or 0 < expect <= len(roles))
             now = time.monotonic()
             if (sources, targets) != last:
@@ -70,7 +72,7 @@ class Sites:
             late = now > deadline
             if complete or (enough and now - steady >= wait.settle) or (late and quorum):
                 wanted = models.inputs(self.config.input, self.config.model)
-                joined = roster.form(self.offers.values(), wanted, class_names)
+                joined = roster.form(self.offers.values(), wanted, class_names, chosen)
                 joined.aims(aim)  # raises if the site that the run names is not a target
                 return joined
             if late:

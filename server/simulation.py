@@ -201,7 +201,8 @@ def rehearse(
     )
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
     wanted = models.inputs(config.input, config.model)
-    members = roster.form(nodes, wanted, run.classes_without_sources(config, start))
+    classes = run.classes_without_sources(config, start)
+    members = roster.form(nodes, wanted, classes, config.sources)
     check_start(config, start, members)
     _identify()
     targets = sequence.order(config, members)

@@ -177,6 +177,32 @@ def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[s
     assert roster["targets"] == ["village"] and len(roster["sites"]) == 4
 
 
+def test_a_run_can_choose_some_of_its_sources(sites: list[Node], flat: dict[str, Any]) -> None:
+    """It computes what a run over these sites alone computes; the others are asked nothing."""
+    chosen = {"run.sources": "bert", "wait.min-sources": 1, "run.target": "town"}
+    grid = ScriptedGrid(sites)
+    results, _ = run(sites, {**flat, **chosen, "run.name": "chosen"}, grid=grid)
+    assert {c.site for c in grid.crossed if c.kind != "query"} == {"bert", "town"}
+    assert {s["name"] for s in results["sites"]} == {"bert", "town", "village"}
+    alone = [node for node in sites if node["name"] in ("bert", "town", "village")]
+    few = {"run.expect": 3, "wait.min-sources": 1, "run.target": "town", "run.name": "alone"}
+    wanted, _ = run(alone, {**flat, **few})
+    assert_same(training(results, "kd3a", "town"), training(wanted, "kd3a", "town"))
+
+
+def test_sources_that_a_run_names_must_be_there(sites: list[Node], flat: dict[str, Any]) -> None:
+    missing = {"run.sources": "anna,dora", "wait.min-sources": 1}
+    with pytest.raises(RosterError, match=r"run\.sources names 'dora', but no such source"):
+        run(sites, {**flat, **missing})
+    with pytest.raises(RosterError, match="names 'dora'"):
+        rehearse(RunConfig.parse({**flat, **missing}), sites)
+    for wrong, text in (("anna,anna", "each source once"), ("anna,", "each source once")):
+        with pytest.raises(ConfigError, match=text):
+            RunConfig.parse({"run.sources": wrong})
+    with pytest.raises(ConfigError, match=r"names 1, but wait\.min-sources asks for 2"):
+        RunConfig.parse({"run.sources": "anna", "wait.min-sources": 2})
+
+
 @pytest.mark.parametrize("expect", [0, 4])
 def test_an_unknown_target_is_refused_with_the_known_ones(
     sites: list[Node], flat: dict[str, Any], expect: int

@@ -28,6 +28,7 @@ from fedda.config import (
     WaitConfig,
     WireConfig,
     flatten,
+    is_site_name,
     steps_per_window,
     unflatten,
     validate,
@@ -123,6 +124,13 @@ class RunConfig(Section):
                 f"guard.mean is {self.guard.mean}, but {self.method} combines the sites' models in "
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
+        if len(set(self.sources)) < len(self.sources) or not all(map(is_site_name, self.sources)):
+            raise ConfigError(f"run.sources is '{self.run.sources}'; name each source once.")
+        if 0 < len(self.sources) < self.wait.min_sources:
+            raise ConfigError(
+                f"run.sources names {len(self.sources)}, but wait.min-sources asks for "
+                f"{self.wait.min_sources}; lower the latter or name more."
+            )
         if 0 < self.sources_per_round < self.wait.min_sources:
             raise ConfigError(
                 f"sources-per-round is {self.sources_per_round}, but wait.min-sources asks for "
@@ -157,6 +165,11 @@ class RunConfig(Section):
     @property
     def seeds(self) -> list[int]:
         return [int(s) for s in self.run.seeds.split(",")]
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the sources that take part; none if all do."""
+        return [name.strip() for name in self.run.sources.split(",")] if self.run.sources else []
 
     @property
     def trainings(self) -> list[str]:

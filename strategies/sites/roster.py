@@ -237,6 +237,7 @@ def form(
     offers: Iterable[Node],
     unified: InputConfig | None = None,
     class_names: tuple[str, ...] = (),
+    chosen: Sequence[str] = (),
 ) -> Roster:
     """Make a roster from offers.
 
@@ -244,12 +245,17 @@ def form(
         offers: one per node.
         unified: the shape to which images are converted, if the run sets one.
         class_names: the classes of the model that the run starts from, if it needs no sources.
+        chosen: names of the sources that take part; if there are none, all do.
 
     Raises:
         RosterError: no run is possible with these offers; the message lists them and says why.
     """
     unified = unified or InputConfig()
     nodes = sorted(offers, key=lambda n: (n.role, n.name))
+    joined = {n.name for n in nodes if n.role == "source"}
+    if missing := [name for name in chosen if name not in joined]:
+        _refuse(nodes, f"run.sources names '{missing[0]}', but no such source has joined")
+    nodes = [n for n in nodes if n.role == "target" or not chosen or n.name in chosen]
     sources = [n for n in nodes if n.role == "source"]
     targets = [n for n in nodes if n.role == "target"]
     names = [n.name for n in nodes]
