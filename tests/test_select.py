@@ -62,6 +62,10 @@ def test_the_table_has_a_row_per_candidate(domains: Path) -> None:
     lines = [line.split() for line in done.output.splitlines() if "±" in line]
     assert [line[0] for line in lines] == ["aside", "far", "home"]
     assert [line[-1] for line in lines].count("chosen") == 1
+    bounds = {line[0]: float(line[6]) for line in lines}
+    ranked = sorted(bounds, key=lambda name: bounds[name])
+    assert f"Best first: {', '.join(ranked)}." in done.output
+    assert f"run.sources={ranked[0]},{ranked[1]}\n" in done.output
 
 
 @pytest.mark.parametrize(

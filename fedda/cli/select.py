@@ -59,7 +59,9 @@ def select(
     More sums measure better (-c measure.steps=300), and train.lipschitz keeps
     theta small. -c select=pad measures the proxy A-distance instead.
 
-    `fedda run fruda` does the same before it adapts each target. Exit code 0
+    `fedda run fruda` does the same before it adapts each target. A method with
+    several sources, such as mdan, can take the best ones by -c run.sources=A,B;
+    FRUDA's authors found fewer to be better than all. Exit code 0
     means that a table was printed, 1 that it could not, 130 that it was stopped.
     """
     on_terminate()
@@ -140,3 +142,18 @@ def show(selection: dict[str, Any], target: str) -> None:
     for row in rows(selection):
         table.add_row(*map(escape, row))
     Console().print(table)
+    if joint := best(selection):
+        typer.echo(joint)
+
+
+def best(selection: dict[str, Any]) -> str:
+    """Say how a method with several sources takes the best ones; empty if there is no choice."""
+    distance = "bound" if selection["selector"] != "pad" else "pad"
+    candidates = sorted(selection["candidates"], key=lambda row: row[distance])
+    names = [row["name"] for row in candidates if row["labelled"]]
+    if len(names) < 3:
+        return ""
+    return (
+        f"Best first: {', '.join(names)}. A method with several sources takes the best two by\n"
+        f"fedda run mdan -c run.sources={','.join(names[:2])}"
+    )
