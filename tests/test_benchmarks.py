@@ -43,6 +43,22 @@ CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "
 CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
 CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
 CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
+FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
+FEWER += (
+    "-c",
+    "model.name=mlp",
+    "-c",
+    "model.sizes=16",
+    "-c",
+    "rounds=2",
+    "-c",
+    "fruda.pretrain=1",
+)
+FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
+FEWER += ("-c", "fruda.measure.steps=2", "--out", "HERE/fewer", "--results", "HERE/made")
+ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
+ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.sizes=16")
+ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
@@ -74,11 +90,13 @@ SMALL: dict[str, tuple[str, ...]] = {
         "--atoms",
         "8",
     ),
+    "fewer": FEWER,
     "lazy": LAZY,
     "methods": METHODS,
     "photos": PHOTOS,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
+    "robust": ROBUST,
     "rounds": ROUNDS,
     "training": (
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
@@ -111,6 +129,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "memory": {"models_above_idle_N", "models_above_start_N"},
     "photos": {"frozen", "finetuned", "dils", "adversarial", "fada"},
     "overhead": {"live_client_cpu_ratio"},
+    "robust": {"noise_N"},
     "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
 }
 
@@ -188,6 +207,33 @@ def test_the_chain_in_small(here: Path) -> None:
     assert 0 <= found["best"] <= 1 and -1 <= found["correlation"] <= 1 and 0 <= found["kept"] <= 1
     text = (here / "made" / "chain-pens.md").read_text()
     assert text.count(" <- ") == 6  # the heading's and one per target
+
+
+@pytest.mark.slow
+def test_fewer_sources_in_small(here: Path) -> None:
+    found = printed("fewer", here)
+    assert found["mdan"].keys() == found["fedavg"].keys() == {"1", "2", "3"}
+    assert 0 < found["megabytes"]["1"] < found["megabytes"]["2"] < found["megabytes"]["3"]
+    ranked = (here / "made" / "fewer.md").read_text().splitlines()[-1]
+    assert set(ranked.removeprefix("- usps: ").split(", ")) == {"mnist", "mnistm", "svhn"}
+
+
+@pytest.mark.slow
+def test_lies_and_means_in_small(here: Path) -> None:
+    """Ten runs; in the median two liars of twenty have a fraction of what they have honestly."""
+    found = printed("robust", here)
+    assert found.keys() == {"FedAvg", "median"}
+    assert found["FedAvg"].keys() == {"none", "flipped_10", "flipped_40", "scaled_10", "scaled_40"}
+    assert all(0 <= found[row]["none"][0] <= 100 for row in found)
+    runs = here / "robust" / "runs"
+    assert len(list(runs.iterdir())) == 10
+
+    def weights(run: str) -> dict[str, float]:
+        results = json.loads((runs / run / "results.json").read_text())
+        return results["trainings"]["fedavg"][0]["rounds"][-1]["weights"]
+
+    told, honest = weights("2-scaled-2-0"), weights("2-none-0-0")
+    assert sum(share < 0.5 * honest[site] for site, share in told.items()) == 2
 
 
 def test_the_validators_in_small(here: Path) -> None:

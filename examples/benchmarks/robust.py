@@ -5,9 +5,10 @@
 The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources.
 Two of the sources lie, or eight:
 
-    flipped   all labels of the site are changed
-    scaled    the site's update is sent ten times as long, in the opposite direction
-    noise     its update is replaced by normal noise, ten times as long
+    none       nobody lies
+    flipped_N  N % of the sources have changed all their labels
+    scaled_N   they send their update ten times as long, in the opposite direction
+    noise_N    in place of their update they send normal noise, ten times as long
 
 Rows are the rules of `guard.mean` for FedAvg, told the true share of liars where they need one, and
 KD3A, which weighs sources itself. `guard.max-change` is off, so that all lies arrive; the last row
@@ -23,6 +24,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -41,12 +43,12 @@ from fedda.data import digits
 from fedda.errors import QuorumError
 from fedda.halves import load
 from fedda.maths.average import STATISTICS
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, overrides
 from fedda.wire import Arrays, Kind
 
 TARGET, SOURCES = "fonts", 20
 LIES = ("flipped", "scaled", "noise")
-LIARS = {"10 %": 2, "40 %": 8}
+LIARS = {10: 2, 40: 8}  # percent -> sources
 ENDED = "ended.txt"
 TIMES = 10  # as long as the honest update
 ROWS: dict[str, Flat] = {
@@ -142,7 +144,7 @@ def name_of(row: str, lie: str, lying: int, seed: int) -> str:
     return f"{list(ROWS).index(row)}-{lie}-{lying}-{seed}"
 
 
-def train(job: tuple[str, str, int, int], out: Path, images: int) -> None:
+def train(job: tuple[str, str, int, int], out: Path, images: int, changes: Flat) -> None:
     """Run once, unless it has been run."""
     row, lie, lying, seed = job
     runs = out / "runs"
@@ -150,7 +152,7 @@ def train(job: tuple[str, str, int, int], out: Path, images: int) -> None:
         return
     torch.set_num_threads(1)
     nodes = sites(out, images, lying, lie)
-    flat = {**SETTINGS, **ROWS[row], "run.dir": str(runs), "run.name": name_of(*job)}
+    flat = {**SETTINGS, **changes, **ROWS[row], "run.dir": str(runs), "run.name": name_of(*job)}
     flat |= {"run.seeds": str(seed), "run.resume": (runs / name_of(*job) / "config.json").is_file()}
     if ROWS[row].get("guard.mean") in ("trimmed", "krum"):
         flat["guard.liars"] = max(lying, 1) / SOURCES
@@ -169,18 +171,19 @@ def measure(args: argparse.Namespace) -> Found:
     """Run what is missing -> row -> column -> [mean, standard deviation]."""
     args.out.mkdir(parents=True, exist_ok=True)
     sites(args.out, args.images, 0, "")  # written once, before several processes need them
-    cases = [("none", 0), *((lie, n) for n in LIARS.values() for lie in LIES)]
-    jobs = [(row, *case, seed) for seed in args.seeds for case in cases for row in ROWS]
-    run = partial(train, out=args.out, images=args.images)
+    rows, lies = args.row or ROWS, args.lie or LIES
+    cases = [("none", 0), *((lie, n) for n in LIARS.values() for lie in lies)]
+    jobs = [(row, *case, seed) for seed in args.seeds for case in cases for row in rows]
+    run = partial(train, out=args.out, images=args.images, changes=args.settings)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
         for _ in pool.imap_unordered(run, jobs):
             pass
     found: Found = {}
-    for row in ROWS:
+    for row in rows:
         for lie, lying in cases:
             each = [result(args.out, row, lie, lying, seed) for seed in args.seeds]
-            share = next((text for text, n in LIARS.items() if n == lying), "")
-            found.setdefault(row, {})[f"{share} {lie}".strip()] = summary(each)
+            percent = next((f"_{share}" for share, n in LIARS.items() if n == lying), "")
+            found.setdefault(row, {})[lie + percent] = summary(each)
     return found
 
 
@@ -206,16 +209,17 @@ def cell(value: Sequence[float] | None) -> str:
     return "ended" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}"
 
 
-def report(found: Found, seeds: Sequence[int], command: str) -> str:
+def report(found: Found, seeds: Sequence[int], settings: Flat, command: str) -> str:
     """The table as Markdown."""
     columns = list(next(iter(found.values())))
     rows = [[row, *(cell(of[column]) for column in columns)] for row, of in found.items()]
-    settings = ", ".join(f"`{k}={v}`" for k, v in SETTINGS.items())
-    lines = ["## robust", "", f"    {command}", "", f"- settings: {settings}"]
+    told = ", ".join(f"`{k}={v}`" for k, v in settings.items())
+    lines = ["## robust", "", f"    {command}", "", f"- settings: {told}"]
     lines += [f"- {SOURCES} sources; seeds {', '.join(map(str, seeds))}", ""]
     lines += ["Accuracy at the target in %, last round, by the share of lying sources and how."]
     lines += ["`krum` and `trimmed` are told the true share of liars.", ""]
-    return "\n".join([*lines, *markdown(["", *columns], rows)]) + "\n"
+    heads = [re.sub(r"_(\d+)", r" \1 %", column) for column in columns]
+    return "\n".join([*lines, *markdown(["", *heads], rows)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -224,16 +228,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     parser.add_argument("--images", type=int, default=1050, help="per domain")
+    parser.add_argument("--row", choices=ROWS, action="append", help="default: all")
+    parser.add_argument("--lie", choices=LIES, action="append", help="default: all")
+    parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     out = Path("runs/robust")
     parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
     parser.add_argument("--results", type=Path, help="also write the table here")
     jobs = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
     args = parser.parse_args(arguments)
+    args.settings = overrides("fedavg", args.changes)
     found = measure(args)
     command = "python examples/benchmarks/robust.py"
-    command += partial(accuracy.typed, parser, args)("seeds", "images")
-    text = report(found, args.seeds, command)
+    command += partial(accuracy.typed, parser, args)("seeds", "images", "row", "lie", "changes")
+    text = report(found, args.seeds, {**SETTINGS, **args.settings}, command)
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "robust.md").write_text(text)
