@@ -23,6 +23,7 @@ PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
+Search = Mapping[str, Sequence[Scalar]]
 
 
 def no_layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
@@ -103,6 +104,7 @@ class Method:
         title: the name that reports show.
         config: the class of its settings, which have keys `NAME.*` in the run's settings.
         phases: its phases, in order.
+        search: values of settings that `fedda choose` tries beside the default; keys as in presets.
         presets: its presets, by the name that `--preset` takes; keys are the method's own, or
             those of a section that all methods share, such as `train.lr`.
         stays: a function of the settings: whether the adapted model stays at the target.
@@ -130,6 +132,7 @@ class Method:
     chain: Callable[[Any], Sequence[str]] | None = None
     robust: bool = False
     open: Callable[[Any], bool] = lambda options: False
+    search: Search = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]

@@ -81,6 +81,9 @@ SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
 ALIGNED = frozenset({"steps", "seconds", "mmd", "clipped"})
 
+# Long et al., DAN, ICML 2015, look at weights from .1 to 2.
+SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.1, 0.4, 1.0)}
+
 METHOD = Method(
     "fdan",
     "f-DAN",
@@ -113,4 +116,5 @@ METHOD = Method(
     ),
     PRESETS,
     robust=True,
+    search=SEARCH,
 )

@@ -89,4 +89,7 @@ ALIGN = Phase(
     layouts=layouts,
 )
 
-METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, robust=True)
+# Ganin et al., section 5.1, choose the domain loss's weight between .01 and 1.
+SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.01, 0.1, 1.0)}
+
+METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, search=SEARCH, robust=True)

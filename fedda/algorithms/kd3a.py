@@ -380,6 +380,13 @@ def mix_moments(
 
 OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*"})
 
+# Table 5's lower gates and its mixup for vectors; the focus of the paper and of the code.
+SEARCH: dict[str, tuple[Scalar, ...]] = {
+    "gate.low": (0.8, 0.9),
+    "focus-by-examples": (True, False),
+    "mixup": (0.0, 0.2),
+}
+
 METHOD = Method(
     "kd3a",
     "KD3A",
@@ -405,4 +412,5 @@ METHOD = Method(
         ),
     ),
     PRESETS,
+    search=SEARCH,
 )

@@ -85,4 +85,7 @@ SOURCE = Part(Rule(MODEL, STEPS, PAIRS), Rule(MODEL, fdann.NUMBERS), GROUPS, lab
 TARGET = Part(Rule(MODEL, STEPS | {"weight/*"}, PAIRS), Rule(MODEL, OWN, PAIRS), GROUPS)
 ALIGN = Phase("align", {"align": {"source": SOURCE, "target": TARGET}}, layouts=fdann.layouts)
 
-METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, robust=True)
+# The code's mu and up to f-DANN's weight; both forms of the maximum.
+SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.01, 0.1, 1.0), "max": ("soft", "hard")}
+
+METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, robust=True)

@@ -5,6 +5,7 @@ import typer
 from fedda.cli import (
     attach,
     audit,
+    choose,
     compare,
     data,
     demo,
@@ -36,6 +37,7 @@ app.command()(run.run)
 app.command()(attach.attach)
 app.command()(attach.stop)
 app.command()(compare.compare)
+app.command()(choose.choose)
 app.command()(select.select)
 app.command()(settings.methods)
 app.command()(settings.settings)

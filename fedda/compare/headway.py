@@ -23,7 +23,8 @@ class Display(OnTerminal):
         rounds: every cell and its number of rounds.
         done: cells that an earlier try finished.
         jobs: trainings at a time.
-        accuracy: gives a finished cell's accuracy, or None where nothing was tested.
+        accuracy: gives a finished cell's accuracy, or None where nothing was tested; None says
+            nothing of accuracies.
         console: where to write, by default to stdout.
         watch: gives the time in seconds.
     """
@@ -33,7 +34,7 @@ class Display(OnTerminal):
         rounds: Mapping[Cell, int],
         done: Sequence[Cell],
         jobs: int,
-        accuracy: Callable[[Cell], float | None],
+        accuracy: Callable[[Cell], float | None] | None,
         console: Console | None = None,
         watch: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,8 +91,7 @@ class Display(OnTerminal):
         if error is not None:
             self._say(f"{self._count()} {title(cell)}: failed: {error}", "yellow")
             return
-        accuracy = self._accuracy(cell)
-        outcome = "no tests" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+        outcome = "" if self._accuracy is None else _accuracy_text(self._accuracy(cell))
         rest = "" if self._live else self._left()
         line = ", ".join(filter(None, (outcome, took, rest)))
         self._say(f"{self._count()} {title(cell)}: {line}")
@@ -127,6 +127,10 @@ class Display(OnTerminal):
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False)
         self._last_line = self._watch()
+
+
+def _accuracy_text(accuracy: float | None) -> str:
+    return "no tests" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
 
 
 def title(cell: Cell) -> str:

@@ -1,0 +1,188 @@
+"""The rule that takes one of several candidates, without labels of the target.
+
+    1   A candidate is out if most of its seeds look worse than FedAvg's model of the same seed
+        (negative transfer or one class for all, `fedda.results.transfer`), or predict apart from
+        what the other methods agree on (`fedda.maths.choice.apart`).
+    2   The others are ranked by their mean standing over the seeds: how many other models they are
+        ahead of, by four witnesses with one vote each (`fedda.maths.choice`).
+    3   Of those that the leader is not clearly ahead of, the simplest is taken: FedAvg before all,
+        then the one that sends fewer bytes, then the one with fewer settings of its own. Clearly
+        means by more than the standard error over the seeds; with one seed, by half of the votes.
+
+Step 1 is there because the votes of step 2 can be won by a model that has failed in a way which
+looks sure. Step 3 is there because evidence without labels is weak: what costs more, or is farther
+from training on the sources alone, has to be worth it. What the rule cannot see: a shift that makes
+all methods wrong in the same way; two or more methods that fail alike, where they outnumber the
+rest; and, with fewer than three methods, a model that is sure of permuted classes.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedda.compare.variants import Variant
+from fedda.maths import choice
+from fedda.results import transfer
+from fedda.results.worth import VALIDATORS
+
+from .candidates import REFERENCE
+
+ALONE = 0.5  # with one seed: net share of the votes that makes a candidate clearly ahead
+HALF = 0.5
+KINDS = ("estimate", *VALIDATORS, "agreement")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one training says without labels.
+
+    Attributes:
+        worth: `validators` and `estimate`, as in results.json.
+        bytes: that crossed.
+        agreement: with the other methods' models of the seed; None if not known.
+        apart: whether the model stands apart from what the others agree on.
+    """
+
+    worth: Mapping[str, Any]
+    bytes: int
+    agreement: float | None = None
+    apart: bool = False
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The value of each kind of evidence; a rough estimate is none."""
+        estimate, validators = self.worth.get("estimate"), self.worth.get("validators") or {}
+        good = estimate if estimate and estimate["same_model"] else {}
+        own: dict[str, float | None] = {"estimate": good.get("accuracy")}
+        return own | {n: validators.get(n) for n in VALIDATORS} | {"agreement": self.agreement}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant, and its trainings by seed; all candidates have the same seeds."""
+
+    variant: Variant
+    trained: Mapping[int, Trained]
+
+    @property
+    def reference(self) -> bool:
+        return self.variant.method == REFERENCE and not self.variant.settings
+
+    def mean(self, kind: str) -> float | None:
+        """Mean over the seeds of one kind of evidence."""
+        values = [v for t in self.trained.values() if (v := t.values[kind]) is not None]
+        return statistics.fmean(values) if values else None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rule took, and what for.
+
+    Attributes:
+        chosen: the variant to take.
+        leader: the variant that stands highest; another one if the chosen is as good and simpler.
+        standing: mean over the seeds, by variant.
+        by_seed: the same for each seed.
+        out: why a variant is out, by variant.
+        alike: variants that the leader is not clearly ahead of.
+        seeds: in how many seeds the chosen stands highest of those that are not out, and of how
+            many.
+        pieces: how many pieces of evidence, over the seeds, are above FedAvg's, below, and all.
+        alone: what each kind of evidence by itself would have taken.
+    """
+
+    chosen: Variant
+    leader: Variant
+    standing: Mapping[Variant, float]
+    by_seed: Mapping[Variant, Mapping[int, float]]
+    out: Mapping[Variant, str]
+    alike: Sequence[Variant]
+    seeds: tuple[int, int]
+    pieces: tuple[int, int, int]
+    alone: Mapping[str, Variant] = field(default_factory=dict)
+
+
+def decide(candidates: Sequence[Candidate]) -> Decision:
+    """Take one of the candidates; the reference is among them."""
+    seeds = [*candidates[0].trained]
+    base = next(i for i, c in enumerate(candidates) if c.reference)
+    evidence = {s: _evidence(candidates, s) for s in seeds}
+    by_seed = {s: choice.standing(evidence[s], len(candidates)) for s in seeds}
+    standing = [statistics.fmean(by_seed[s][i] for s in seeds) for i in range(len(candidates))]
+    out = {
+        i: why for i, c in enumerate(candidates) if i != base and (why := _out(c, candidates[base]))
+    }
+    able = [i for i in range(len(candidates)) if i not in out]
+    leader = max(able, key=lambda i: (standing[i], *(-n for n in _cost(candidates[i]))))
+
+    def clearly_behind(i: int) -> bool:
+        return clear([choice.duel(evidence[s], leader, i) for s in seeds])
+
+    alike = [i for i in able if i != leader and not clearly_behind(i)]
+    chosen = min([leader, *alike], key=lambda i: _cost(candidates[i]))
+    wins = sum(by_seed[s][chosen] == max(by_seed[s][i] for i in able) for s in seeds)
+    variants = [c.variant for c in candidates]
+    return Decision(
+        chosen=variants[chosen],
+        leader=variants[leader],
+        standing=dict(zip(variants, standing, strict=True)),
+        by_seed={v: {s: by_seed[s][i] for s in seeds} for i, v in enumerate(variants)},
+        out={variants[i]: why for i, why in out.items()},
+        alike=[variants[i] for i in alike],
+        seeds=(wins, len(seeds)),
+        pieces=_pieces(candidates[chosen], candidates[base]),
+        alone=_alone(candidates),
+    )
+
+
+def clear(duels: Sequence[float]) -> bool:
+    """Whether one candidate is clearly ahead of another, from their duel with each seed."""
+    mean = statistics.fmean(duels)
+    if len(duels) == 1:
+        return mean >= ALONE
+    return mean > statistics.stdev(duels) / math.sqrt(len(duels))
+
+
+def _evidence(candidates: Sequence[Candidate], seed: int) -> dict[str, list[float | None]]:
+    values = [c.trained[seed].values for c in candidates]
+    return {kind: [v[kind] for v in values] for kind in KINDS}
+
+
+def _out(candidate: Candidate, base: Candidate) -> str:
+    """Why a candidate is out; empty if it is not."""
+    seeds = candidate.trained
+    worse = sum(transfer.negative(t.worth, base.trained[s].worth) for s, t in seeds.items())
+    if worse > HALF * len(seeds):
+        return f"looks worse than FedAvg without labels in {worse} of {len(seeds)} seeds"
+    odd = sum(t.apart for t in seeds.values())
+    if odd > HALF * len(seeds):
+        return f"predicts apart from what the other methods agree on in {odd} of {len(seeds)} seeds"
+    return ""
+
+
+def _cost(candidate: Candidate) -> tuple[bool, float, int]:
+    """Simpler candidates have smaller ones."""
+    crossed = statistics.fmean(t.bytes for t in candidate.trained.values())
+    return not candidate.reference, crossed, len(candidate.variant.settings)
+
+
+def _pieces(chosen: Candidate, base: Candidate) -> tuple[int, int, int]:
+    """Pieces of evidence that are above the reference's, below, and all; SND is none."""
+    leads = []
+    for seed, trained in chosen.trained.items():
+        ours, theirs = trained.values, base.trained[seed].values
+        kinds = [k for each in choice.WITNESSES.values() for k in each]
+        leads += [x for k in kinds if (x := choice.lead(ours[k], theirs[k])) is not None]
+    return sum(x > 0 for x in leads), sum(x < 0 for x in leads), len(leads)
+
+
+def _alone(candidates: Sequence[Candidate]) -> dict[str, Variant]:
+    """The candidate with the highest mean of each kind of evidence, also if it is out."""
+    found = {}
+    for kind in KINDS:
+        known = {c.variant: v for c in candidates if (v := c.mean(kind)) is not None}
+        if known:
+            found[kind] = max(known, key=lambda variant: known[variant])
+    return found

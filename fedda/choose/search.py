@@ -1,0 +1,279 @@
+"""Successive halving: each rung trains half of the last one's candidates with more rounds.
+
+Every rung is a `fedda.compare.Plan` in a folder of its own, so what has been trained is not trained
+again, and a training that was interrupted goes on. A rung's trainings begin anew: schedules of
+learning rates and phases depend on the number of rounds.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from fedda.compare import Cell, Plan, Variant
+from fedda.data import domains
+from fedda.errors import RunError
+
+from . import agreement
+from .candidates import REFERENCE
+from .decision import Candidate, Trained, decide
+
+MOST = 3  # candidates besides FedAvg from which on nothing is halved
+HALVINGS = 2  # at most, so the first rung has a quarter of the rounds
+MINUTE = 60.0
+
+
+class Watch(Protocol):
+    """Shows the trainings of a batch while it is entered; `fedda.compare.headway.Display` does."""
+
+    def __call__(self, plan: Plan, cells: Sequence[Cell], /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung.
+
+    Attributes:
+        number: from 1.
+        rounds: of each training.
+        width: how many candidates besides FedAvg it has.
+        seeds: every candidate is trained with each.
+    """
+
+    number: int
+    rounds: int
+    width: int
+    seeds: Sequence[int]
+
+
+@dataclass
+class Outcome:
+    """What a search has trained.
+
+    Attributes:
+        rung: the one that the decision is about.
+        plan: the trainings of that rung.
+        candidates: those that have all its finished seeds, FedAvg first.
+        dropped: candidates that an earlier rung ended, by variant: their rung.
+        untried: what the budget left out, as sentences.
+        failed: errors by training.
+    """
+
+    rung: Rung
+    plan: Plan
+    candidates: list[Candidate]
+    dropped: dict[Variant, int] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+    failed: dict[Cell, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for one target.
+
+    Args:
+        plan: data, folder, target, seeds and settings of the full trainings; its variants are the
+            candidates, FedAvg first.
+        jobs: trainings at a time.
+        budget: minutes for the trainings in all; 0: no limit.
+    """
+
+    plan: Plan
+    jobs: int = 1
+    budget: float = 0.0
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds of a full training."""
+        (target,) = self.plan.targets
+        return self.plan.config(Cell(self.plan.variants[0], target, self.plan.seeds[0])).rounds
+
+    @cached_property
+    def rungs(self) -> list[Rung]:
+        """All rungs; the last one has all rounds and seeds, the others one seed."""
+        widths = [len(self.plan.variants) - 1]
+        while widths[-1] > MOST and len(widths) <= HALVINGS:
+            widths.append(math.ceil(widths[-1] / 2))
+        last = len(widths) - 1
+        return [
+            Rung(
+                i + 1,
+                max(math.ceil(self.rounds / 2 ** (last - i)), 1),
+                width,
+                self.plan.seeds if i == last else self.plan.seeds[:1],
+            )
+            for i, width in enumerate(widths)
+        ]
+
+    def at(self, rung: Rung, variants: Sequence[Variant]) -> Plan:
+        """The trainings of a rung."""
+        settings = {**self.plan.settings, "rounds": rung.rounds}
+        out = self.plan.out / f"rung-{rung.number}"
+        return replace(self.plan, out=out, variants=variants, seeds=rung.seeds, settings=settings)
+
+    def check(self) -> None:
+        """Find, before the first training, what would make one of them fail.
+
+        Raises:
+            FeddaError: as `Plan.check`.
+        """
+        for rung in self.rungs:
+            whole = self.at(rung, self.plan.variants)
+            replace(whole, seeds=whole.seeds[:1]).check()
+
+    def run(self, watch: Watch) -> Outcome:
+        """Train rung by rung -> the last rung that has trained something besides FedAvg.
+
+        Raises:
+            RunError: FedAvg, with which all others are compared, could not be trained.
+        """
+        variants, dropped, untried = [*self.plan.variants], dict[Variant, int](), list[str]()
+        failed: dict[Cell, str] = {}
+        outcome = None
+        for rung in self.rungs:
+            plan, late = self._train(rung, variants, failed, watch)
+            untried += late
+            found = self._candidates(plan)
+            if not found or not found[0].reference:
+                raise RunError(
+                    "FedAvg could not be trained, and every method is judged beside it: "
+                    f"{next(iter(failed.values()), 'no training of it has finished')}"
+                )
+            if len(found) == 1 and outcome is not None:
+                untried.append(
+                    f"full trainings: the budget has no time for one besides FedAvg, so the "
+                    f"choice rests on rung {outcome.rung.number}, with {outcome.rung.rounds} "
+                    f"of {self.rounds} rounds"
+                )
+                break
+            outcome = Outcome(rung, plan, found)
+            if rung is not self.rungs[-1]:
+                order = ranked(found)
+                width = self.rungs[rung.number].width
+                variants = [found[0].variant, *order[:width]]
+                dropped |= dict.fromkeys(order[width:], rung.number)
+        assert outcome is not None, "the first rung has an outcome"
+        return replace(outcome, dropped=dropped, untried=untried, failed=failed)
+
+    def _train(
+        self, rung: Rung, variants: Sequence[Variant], failed: dict[Cell, str], watch: Watch
+    ) -> tuple[Plan, list[str]]:
+        """Train a rung as far as the budget goes -> its plan, and what was not tried."""
+        whole = self.at(rung, variants)
+        cells, late = whole.cells(), list[str]()
+        step = max(self.jobs, 1) if self.budget else len(cells)
+        for start in range(0, len(cells), step):
+            batch = cells[start : start + step]
+            wanted = [c for c in batch if whole.results(c) is None]
+            if wanted and self.budget and not self._fits(rung, wanted):
+                # The reference is trained whatever it takes, with one seed.
+                essential = [c for c in wanted if c.seed == rung.seeds[0] and _is_reference(c)]
+                late += [
+                    f"{c.variant.name}, seed {c.seed}, {rung.rounds} rounds: "
+                    "would not fit into the budget"
+                    for c in wanted
+                    if c not in essential
+                ]
+                wanted = essential
+            failed |= _run(whole, wanted, self.jobs, watch)
+        return whole, late
+
+    def _fits(self, rung: Rung, cells: Sequence[Cell]) -> bool:
+        """Whether the budget has time for these trainings and, after them, a last rung at all."""
+        seconds, pace = self._spent()
+        usual = statistics.fmean(pace.values()) if pace else 0.0
+        cost = sum(rung.rounds * pace.get(c.variant.method, usual) for c in cells)
+        if rung is not self.rungs[-1]:
+            cost += self.rounds * (pace.get(REFERENCE, usual) + usual)
+        return seconds + cost <= self.budget * MINUTE * max(self.jobs, 1)
+
+    def _spent(self) -> tuple[float, dict[str, float]]:
+        """Seconds of all trainings of this search, and seconds of a round by method."""
+        total, paces = 0.0, dict[str, list[float]]()
+        for rung in self.rungs:
+            plan = self.at(rung, self.plan.variants)
+            for cell in plan.cells():
+                if (results := plan.results(cell)) is not None:
+                    (training,) = results["trainings"][cell.variant.method]
+                    total += results["seconds"]
+                    paces.setdefault(cell.variant.method, []).append(
+                        results["seconds"] / len(training["rounds"])
+                    )
+        return total, {method: statistics.fmean(each) for method, each in paces.items()}
+
+    def _candidates(self, plan: Plan) -> list[Candidate]:
+        """What the trainings of a rung say without labels, of the seeds that all have finished.
+
+        If none has finished all of the first seed, of the candidates that have.
+        """
+        entries = {c: e for c in plan.cells() if (e := unlabelled(plan, c)) is not None}
+        (target,), first = plan.targets, plan.seeds[0]
+        variants = [v for v in plan.variants if Cell(v, target, first) in entries]
+        seeds = [s for s in plan.seeds if all(Cell(v, target, s) in entries for v in variants)]
+        trained: dict[Variant, dict[int, Trained]] = {v: {} for v in variants}
+        for seed in seeds:
+            cells = [Cell(v, target, seed) for v in variants]
+            # A model that has stayed at the target is not in the run's folder.
+            saved = {c.name: plan.folder(c) for c in cells if not entries[c].pop("elsewhere")}
+            groups = [c.variant.method for c in cells if c.name in saved]
+            data, reading = domains(plan.data)[target], plan.reading
+            share, apart = agreement.compared(saved, groups, data, reading, seed)
+            for cell in cells:
+                entry, name = entries[cell], cell.name
+                trained[cell.variant][seed] = Trained(
+                    entry, entry.pop("bytes"), share.get(name), apart.get(name, False)
+                )
+        return [Candidate(v, trained[v]) for v in variants]
+
+
+def unlabelled(plan: Plan, cell: Cell) -> dict[str, Any] | None:
+    """What a finished training says without labels of the target, and nothing else of it."""
+    results = plan.results(cell)
+    if results is None:
+        return None
+    (training,) = results["trainings"][cell.variant.method]
+    estimate = training.get("estimate")
+    return {
+        "validators": training.get("validators") or {},
+        "estimate": estimate,
+        "bytes": sum(training["bytes"].values()),
+        "elsewhere": "adapted" in training or (estimate or {}).get("same_model") is False,
+    }
+
+
+def truths(plan: Plan, variants: Sequence[Variant], seeds: Sequence[int]) -> dict[Variant, float]:
+    """Mean accuracies on the target's labelled tests, for the report alone; empty without any."""
+    found: dict[Variant, float] = {}
+    for variant in variants:
+        values = []
+        for seed in seeds:
+            results = plan.results(Cell(variant, plan.targets[0], seed)) or {}
+            values += [t["final_accuracy"] for t in results["trainings"][variant.method]]
+        if None not in values:
+            found[variant] = statistics.fmean(values)
+    return found
+
+
+def ranked(candidates: Sequence[Candidate]) -> list[Variant]:
+    """The candidates but the reference, best first; those that are out come last."""
+    found = decide(candidates)
+    others = [c.variant for c in candidates if not c.reference]
+    return sorted(others, key=lambda v: (v in found.out, -found.standing[v]))
+
+
+def _is_reference(cell: Cell) -> bool:
+    return cell.variant.method == REFERENCE and not cell.variant.settings
+
+
+def _run(plan: Plan, cells: Sequence[Cell], jobs: int, watch: Watch) -> dict[Cell, str]:
+    """Train some cells of a plan -> errors by cell."""
+    failed: dict[Cell, str] = {}
+    seeds = dict.fromkeys(c.seed for c in cells)
+    for seed in seeds:
+        variants = [c.variant for c in cells if c.seed == seed]
+        part = replace(plan, variants=variants, seeds=[seed])
+        with watch(part, part.cells()) as notify:
+            failed |= part.run(min(jobs, len(variants)), notify)
+    return failed

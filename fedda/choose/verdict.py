@@ -1,0 +1,293 @@
+"""A choice in words: a table, one paragraph, and choice.json.
+
+The decision is written first, and holds nothing that labels of the target had a part in. What its
+labelled tests say, if it has any, is a part of its own.
+"""
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedda
+from fedda import plugins
+from fedda.compare import Cell, Variant
+from fedda.compare.tables import markdown
+from fedda.results.read import counted, printable
+from fedda.results.worth import VALIDATORS, WHAT
+
+from .candidates import REFERENCE
+from .decision import Candidate, Decision
+from .search import Outcome, Search, truths
+
+NOTHING = "–"
+BLIND = (
+    "No label took part. What this cannot see: a shift that makes all methods wrong in the same "
+    "way, or several methods that fail alike."
+)
+CLEARLY, RATHER = 0.75, 0.5  # shares of seeds, and net shares of evidence, for these words
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A search's outcome, the decision, and the settings that the user gave for all candidates.
+
+    Attributes:
+        search: what was searched.
+        outcome: what was trained.
+        decision: what was taken.
+        options: words for `fedda run` that give the shared settings.
+        left_out: methods that were not candidates, and why.
+    """
+
+    search: Search
+    outcome: Outcome
+    decision: Decision
+    options: Sequence[str]
+    left_out: Mapping[str, str]
+
+    @property
+    def target(self) -> str:
+        return self.search.plan.targets[0]
+
+    @property
+    def folders(self) -> list[Path]:
+        """The chosen candidate's trainings, one per seed."""
+        plan = self.outcome.plan
+        return [plan.folder(Cell(self.decision.chosen, self.target, s)) for s in self.seeds]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that the decision rests on."""
+        return [*self.outcome.candidates[0].trained]
+
+    @property
+    def full(self) -> bool:
+        """Whether the decision rests on trainings with all rounds."""
+        return self.outcome.rung == self.search.rungs[-1]
+
+    @property
+    def command(self) -> str:
+        """The command that runs the choice."""
+        v, plan = self.decision.chosen, self.search.plan
+        own = [word for k, x in v.settings.items() for word in ("-c", f"{k}={_plain(x)}")]
+        where = ["--simulate", str(plan.data), "--target", self.target]
+        return shlex.join(["fedda", "run", v.method, *where, *self._shared, *own])
+
+    @property
+    def _shared(self) -> list[str]:
+        """The shared options without settings of other methods, which `fedda run` would refuse."""
+        others = tuple(f"{m}." for m in plugins.methods() if m != self.decision.chosen.method)
+        pairs = zip(self.options[::2], self.options[1::2], strict=True)
+        return [
+            word
+            for flag, value in pairs
+            if not (flag == "-c" and value.startswith(others))
+            for word in (flag, value)
+        ]
+
+    @property
+    def truths(self) -> dict[Variant, float]:
+        """What labelled tests say of the candidates, for the report alone."""
+        variants = [c.variant for c in self.outcome.candidates]
+        return truths(self.outcome.plan, variants, self.seeds)
+
+
+def as_json(choice: Choice) -> dict[str, Any]:
+    """The content of choice.json: `truth` is apart, and `decision` does not depend on it."""
+    d, outcome = choice.decision, choice.outcome
+    decision = {
+        "target": choice.target,
+        "method": d.chosen.method,
+        "settings": dict(d.chosen.settings),
+        "name": d.chosen.name,
+        "command": choice.command,
+        "leader": d.leader.name,
+        "as good as the leader": [v.name for v in d.alike],
+        "rounds": outcome.rung.rounds,
+        "seeds": choice.seeds,
+        "seeds_first": d.seeds[0],
+        "evidence": dict(zip(("above", "below", "all"), d.pieces, strict=True)),
+        "sure": sureness(d),
+        "alone": {kind: v.name for kind, v in d.alone.items()},
+        "candidates": [_entry(choice, c) for c in outcome.candidates],
+        "dropped": {v.name: rung for v, rung in outcome.dropped.items()},
+        "untried": list(outcome.untried),
+        "left_out": dict(choice.left_out),
+        "fedda": fedda.__version__,
+    }
+    truth = choice.truths
+    apart = None
+    if truth:
+        apart = {
+            "accuracy": {v.name: value for v, value in truth.items()},
+            "regret_points": round(100 * (max(truth.values()) - truth[d.chosen]), 3),
+        }
+    folders = [str(folder) for folder in choice.folders]
+    return {"decision": decision, "folders": folders, "truth": apart}
+
+
+def as_markdown(choice: Choice) -> str:
+    """The table, the paragraph, and what labels say, if there are any."""
+    rung = choice.outcome.rung
+    lines = [
+        f"## A method for {printable(choice.target)}",
+        "",
+        paragraph(choice),
+        "",
+        f"    {choice.command}",
+        "",
+        f"{counted(len(choice.outcome.candidates), 'candidate')} in the last rung, "
+        f"{counted(rung.rounds, 'round')}, seeds {', '.join(map(str, choice.seeds))}. First is the "
+        "rank with each seed; standing is the mean share of the other candidates that one is "
+        f"ahead of. {WHAT[0].upper()}{WHAT[1:]}.",
+        "",
+        *_table(choice),
+        "",
+    ]
+    lines += [f"- out: {v.name}: {why}" for v, why in choice.decision.out.items()]
+    alone = _grouped({k: v.name for k, v in choice.decision.alone.items()})
+    lines += [f"- {' and '.join(kinds)} alone would take {name}" for name, kinds in alone.items()]
+    lines += [f"- ended in rung {rung}: {v.name}" for v, rung in choice.outcome.dropped.items()]
+    lines += [f"- not tried: {text}" for text in choice.outcome.untried]
+    of_methods = _grouped(choice.left_out)
+    lines += [f"- left out: {', '.join(names)}: {why}" for why, names in of_methods.items()]
+    lines += [
+        f"- failed: {cell.variant.name}, seed {cell.seed}: {error}"
+        for cell, error in choice.outcome.failed.items()
+    ]
+    return "\n".join([*lines, "", *_truth(choice)]).rstrip() + "\n"
+
+
+def paragraph(choice: Choice) -> str:
+    """Which to take, why, and how sure that is."""
+    d = choice.decision
+    text = [f"Take {d.chosen.name}."]
+    if d.chosen != d.leader:
+        text.append(
+            f"{d.leader.name} stands highest, but is not clearly ahead of it, and it is the "
+            "simpler one."
+        )
+    elif d.chosen.method == REFERENCE:
+        text.append("No candidate stands above it, so adapting is not worth it by this evidence.")
+    else:
+        text.append("It stands highest by the evidence without labels.")
+    if d.chosen.method != REFERENCE:
+        above, below, every = d.pieces
+        text.append(
+            f"Of {counted(every, 'piece')} of evidence (estimate, infomax, BNM, ClassAMI and "
+            f"agreement with the other methods, over the seeds) {above} are above FedAvg's and "
+            f"{below} below."
+        )
+    first, seeds = d.seeds
+    agree = sum(v == d.chosen for v in d.alone.values())
+    text.append(
+        f"It stands first in {first} of {counted(seeds, 'seed')}, and {agree} of "
+        f"{len(d.alone)} kinds of evidence would take it alone: this choice is {sureness(d)}."
+    )
+    if not choice.full:
+        text.append(
+            f"It rests on short trainings, {choice.outcome.rung.rounds} of "
+            f"{choice.search.rounds} rounds."
+        )
+    return " ".join([*text, BLIND])
+
+
+def sureness(decision: Decision) -> str:
+    """`clear`, `likely` or `weak`: by the seeds in which the choice is first, and by evidence.
+
+    One seed says nothing of chance, so it is never clear. For FedAvg only the seeds count.
+    """
+    (first, seeds), (above, below, every) = decision.seeds, decision.pieces
+    shares = [first / seeds]
+    if decision.chosen.method != REFERENCE:
+        shares.append((above - below) / every if every else 0.0)
+    if min(shares) >= CLEARLY and seeds > 1 and decision.chosen == decision.leader:
+        return "clear"
+    return "likely" if min(shares) >= RATHER else "weak"
+
+
+def _entry(choice: Choice, candidate: Candidate) -> dict[str, Any]:
+    """A candidate's numbers: means over the seeds, and its standing with each."""
+    d, v = choice.decision, candidate.variant
+    kinds = ("estimate", *VALIDATORS, "agreement")
+    return {
+        "name": v.name,
+        "method": v.method,
+        "settings": dict(v.settings),
+        "standing": d.standing[v],
+        "standing_by_seed": {str(s): x for s, x in d.by_seed[v].items()},
+        "out": d.out.get(v, ""),
+        **{kind: candidate.mean(kind) for kind in kinds},
+        "interval": _interval(candidate),
+        "bytes": statistics.fmean(t.bytes for t in candidate.trained.values()),
+    }
+
+
+def _table(choice: Choice) -> list[str]:
+    d = choice.decision
+    head = ["candidate", "standing", "first", "estimate in %"]
+    head += [heading for heading, _ in VALIDATORS.values()] + ["agreement in %"]
+    order = sorted(choice.outcome.candidates, key=lambda c: -d.standing[c.variant])
+    body = []
+    for c in order:
+        name = f"**{c.variant.name}**" if c.variant == d.chosen else c.variant.name
+        row = [name, f"{d.standing[c.variant]:.2f}", " ".join(map(str, _ranks(choice, c)))]
+        interval = _interval(c)
+        low_high = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval else ""
+        row.append(f"{_text(c.mean('estimate'), 100, 1)}{low_high}")
+        row += [_text(c.mean(n), 1, digits) for n, (_, digits) in VALIDATORS.items()]
+        body.append([*row, _text(c.mean("agreement"), 100, 1)])
+    return markdown(head, body)
+
+
+def _ranks(choice: Choice, candidate: Candidate) -> list[int]:
+    """The candidate's rank with each seed; the first is 1."""
+    by_seed = choice.decision.by_seed
+    own = by_seed[candidate.variant]
+    return [1 + sum(other[s] > own[s] for other in by_seed.values()) for s in own]
+
+
+def _interval(candidate: Candidate) -> tuple[float, float] | None:
+    """Means over the seeds of the estimate's bounds."""
+    found = [t.worth["estimate"] for t in candidate.trained.values() if t.worth.get("estimate")]
+    if not found or candidate.mean("estimate") is None:
+        return None
+    low, high = (statistics.fmean(e[key] for e in found) for key in ("low", "high"))
+    return low, high
+
+
+def _truth(choice: Choice) -> list[str]:
+    """What labelled tests of the target say; nothing without them."""
+    truth, chosen = choice.truths, choice.decision.chosen
+    if not truth:
+        return []
+    best = max(truth, key=lambda v: truth[v])
+    rows = [[v.name, f"{100 * value:.1f}"] for v, value in truth.items()]
+    return [
+        "### What its labels say",
+        "",
+        f"{printable(choice.target)} has labelled tests. They had no part in the above. "
+        f"{chosen.name} has {100 * truth[chosen]:.1f} %, the best candidate {best.name} "
+        f"{100 * truth[best]:.1f} %: a regret of {100 * (truth[best] - truth[chosen]):.1f} points.",
+        "",
+        *markdown(["candidate", "accuracy in %"], rows),
+    ]
+
+
+def _grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Keys by their value."""
+    found: dict[str, list[str]] = {}
+    for key, value in values.items():
+        found.setdefault(value, []).append(key)
+    return found
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(value: float | None, times: float, digits: int) -> str:
+    return NOTHING if value is None else f"{times * value:.{digits}f}"

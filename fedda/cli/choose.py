@@ -1,0 +1,175 @@
+"""`fedda choose`: take a method and its settings for a target that has no labels."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.launch import INTERRUPTED, apart, on_terminate
+
+if TYPE_CHECKING:
+    from fedda.compare import Cell, Plan
+
+STEM = "choice"  # of the files that are written
+
+
+def choose(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
+    ],
+    target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Methods to try beside FedAvg. Default: adabn if the network has BatchNorm, kd3a, "
+            "fdann, and mdan if there are several sources.",
+        ),
+    ] = "",
+    seeds: Annotated[
+        str, typer.Option(help="How many seeds the last rung has, or a list, as in fedda compare.")
+    ] = "3",
+    settings: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Settings of each method that are drawn, beside its default ones."
+        ),
+    ] = 2,
+    budget: Annotated[
+        float,
+        typer.Option(
+            metavar="MINUTES",
+            min=0,
+            help="Time for all trainings; what does not fit is not tried, and the report says so. "
+            "0: no limit.",
+        ),
+    ] = 0.0,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            metavar="KEY=VALUE",
+            help="Change a setting for all methods; see `fedda settings`.",
+        ),
+    ] = None,
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Settings of a benchmark for all methods."),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=0, show_default=False, help="Rounds of a full training; short for -c rounds=N."
+        ),
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for all that is written.")
+    ] = Path("choice"),
+    search_seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn settings.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Trainings at a time. 0: cores divided by --threads.")
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Take a method and its settings for a target without labels, and say how sure that is.
+
+      fedda data digits ./digits
+
+      fedda choose --data ./digits --target fonts --rounds 12
+      -c input.size=16 -c input.channels=1
+
+    Candidates are FedAvg, which does not adapt, and several methods, each with its default and a
+    few drawn settings. They train in up to three rungs: all with a quarter of the rounds and one
+    seed, the better half with half of the rounds, the better half of those with all rounds and all
+    seeds. FedAvg is in every rung.
+
+    No label of the target takes part in the choice. It rests on the estimated accuracy, infomax,
+    BNM, ClassAMI, and the agreement between methods on the target's images. A candidate that looks
+    worse than FedAvg is out. One that is not clearly better than a simpler one is not taken, so
+    the answer may be FedAvg. Labelled tests of the target, if there are any, are reported apart.
+
+    The sites are simulated on this machine, so all domains must lie here, as with fedda compare.
+    For agreement the saved models predict the target's images here, too. Nothing leaves it.
+
+    DIR holds choice.md, choice.json, and one folder per rung with the trainings. After an
+    interruption the same command goes on. Seeds, methods and minutes can be added in the same DIR.
+
+    Exit code 0 means that all trainings finished and a choice was made; 1 that some failed (they
+    are named, and a choice was made among the others) or that none could be made; 130 that it was
+    interrupted.
+    """
+    on_terminate()
+    from fedda.choose import candidates, search, verdict
+    from fedda.choose.decision import decide
+    from fedda.compare import Variant, options
+    from fedda.errors import RunError
+
+    with clear_exit():
+        apart(out, "--out", data, "--data")
+        reading = reading_of(split, gray_bits)
+        flat = options.shared_of(change or [], preset or [], rounds)
+        first = [Variant(candidates.REFERENCE)]
+        plan = options.plan_of(
+            data, target, seeds, first, flat, out, "", "process", threads, reading
+        )
+        if len(plan.targets) > 1:
+            raise RunError(f"--target {target} names several domains; a choice is for one.")
+        names = [name for name in method.split(",") if name]
+        methods, left_out = candidates.methods_of(names, plan)
+        variants = candidates.candidates(methods, settings, flat, search_seed)
+        made = search.Search(
+            replace(plan, variants=variants), options.jobs_of(jobs, threads, "process"), budget
+        )
+        made.check()
+        for rung in made.rungs:
+            typer.echo(
+                f"rung {rung.number}: FedAvg and {rung.width} more, {rung.rounds} rounds, "
+                f"{len(rung.seeds)} seeds"
+            )
+        try:
+            outcome = made.run(lambda part, cells: _display(part, cells, made.jobs))
+        except KeyboardInterrupt:
+            typer.echo(f"\nstopped; the same command goes on, from {out}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        found = decide(outcome.candidates)
+        shared = _words(preset or [], change or [], rounds)
+        _present(verdict.Choice(made, outcome, found, shared, left_out), out)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _present(choice: Any, out: Path) -> None:
+    """Write and print the choice."""
+    from fedda.choose.verdict import as_json, as_markdown
+
+    text = as_markdown(choice)
+    written = [out / f"{STEM}.md", out / f"{STEM}.json"]
+    written[0].write_text(text)
+    written[1].write_text(json.dumps(as_json(choice), indent=1))
+    typer.echo(f"\n{text}")
+    typer.echo(f"its models: {', '.join(map(str, choice.folders))}")
+    typer.echo(f"written: {', '.join(map(str, written))}")
+
+
+def _display(plan: "Plan", cells: Sequence["Cell"], jobs: int) -> Any:
+    """The progress of some trainings, which says nothing that labels of the target tell."""
+    from fedda.compare.headway import Display
+
+    done = [cell for cell in cells if plan.results(cell) is not None]
+    rounds = {cell: plan.config(cell).rounds for cell in cells}
+    return Display(rounds, done, min(jobs, len(cells)), None)
+
+
+def _words(presets: Sequence[str], changes: Sequence[str], rounds: int) -> list[str]:
+    """The options of `fedda run` with which all candidates were trained."""
+    words = [word for name in presets for word in ("--preset", name)]
+    words += ["-c", f"rounds={rounds}"] if rounds else []
+    return words + [word for pair in changes for word in ("-c", pair)]
