@@ -135,7 +135,7 @@ class Search:
         for rung in self.rungs:
             plan, late = self._train(rung, variants, failed, watch)
             untried += late
-            found = self._candidates(plan)
+            found = self.evidence(plan)
             if not found or not found[0].reference:
                 raise RunError(
                     "FedAvg could not be trained, and every method is judged beside it: "
@@ -182,14 +182,14 @@ class Search:
 
     def _fits(self, rung: Rung, cells: Sequence[Cell]) -> bool:
         """Whether the budget has time for these trainings and, after them, a last rung at all."""
-        seconds, pace = self._spent()
+        seconds, pace = self.spent()
         usual = statistics.fmean(pace.values()) if pace else 0.0
         cost = sum(rung.rounds * pace.get(c.variant.method, usual) for c in cells)
         if rung is not self.rungs[-1]:
             cost += self.rounds * (pace.get(REFERENCE, usual) + usual)
         return seconds + cost <= self.budget * MINUTE * max(self.jobs, 1)
 
-    def _spent(self) -> tuple[float, dict[str, float]]:
+    def spent(self) -> tuple[float, dict[str, float]]:
         """Seconds of all trainings of this search, and seconds of a round by method."""
         total, paces = 0.0, dict[str, list[float]]()
         for rung in self.rungs:
@@ -203,10 +203,10 @@ class Search:
                     )
         return total, {method: statistics.fmean(each) for method, each in paces.items()}
 
-    def _candidates(self, plan: Plan) -> list[Candidate]:
-        """What the trainings of a rung say without labels, of the seeds that all have finished.
+    def evidence(self, plan: Plan) -> list[Candidate]:
+        """What the trainings of a rung say without labels.
 
-        If none has finished all of the first seed, of the candidates that have.
+        Of the variants that have finished the first seed, and of the seeds that all these have.
         """
         entries = {c: e for c in plan.cells() if (e := unlabelled(plan, c)) is not None}
         (target,), first = plan.targets, plan.seeds[0]
