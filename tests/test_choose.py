@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedda import plugins
+from fedda import models, plugins
 from fedda.choose import agreement, decision
 from fedda.choose.candidates import candidates, methods_of
 from fedda.choose.decision import Candidate, Trained, decide
@@ -20,11 +20,11 @@ from fedda.choose.search import Outcome, Search, ranked
 from fedda.choose.verdict import Choice, paragraph, sureness
 from fedda.cli import app
 from fedda.compare import Cell, Plan, Variant
-from fedda.config import Flat
+from fedda.config import Flat, ModelConfig
 from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, RunError
 from fedda.maths import choice
-from fedda.train import generator
+from fedda.results.read import MODEL
 from tests.local_grid import EXAMPLES, Node
 from tests.reference import choice as twin
 
@@ -335,13 +335,33 @@ def test_predictions_are_of_unlabelled_images_alone(root: Path, tmp_path: Path) 
     made = plan(root, tmp_path)
     assert made.run(1, lambda *event: None) == {}
     folder = made.folder(made.cells()[0])
-    label = agreement.predicted(folder, root / "town.npz", AS_IT_IS, 0)
-    assert len(label) == EXAMPLES["town"]
-    share, apart = agreement.compared(
-        {"a": folder, "b": folder, "c": tmp_path}, ["x", "y", "z"], root / "town.npz", AS_IT_IS, 0
-    )
+    images = agreement.Images(root / "town.npz", AS_IT_IS)
+    label = agreement.predicted(folder, images)
+    network, _ = models.load(folder / MODEL)
+    with np.load(root / "town.npz") as town:
+        x = torch.tensor(town["x_train"])
+    assert torch.equal(label, models.predict(network, x.unsqueeze(1)).argmax(dim=1))
+    # The last folder holds no model, so it takes no part.
+    folders = {"a": folder, "b": folder, "c": tmp_path}
+    share, apart = agreement.compared(folders, ["x", "y", "z"], images)
     assert share == {"a": 1, "b": 1, "c": None} and not any(apart.values())
-    assert generator(0, "agreement").initial_seed() == generator(0, "agreement").initial_seed()
+
+
+def test_a_frozen_part_computes_once_and_predicts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lite = ModelConfig(name="efficientnet-lite0", weights="package", train="bottleneck")
+    shape, config = (3, 32, 32), lite.model_copy(update={"bottleneck": 8})
+    model = models.build(config, shape, 4, seed=0).attach(models.backbone(config, shape))
+    models.save(tmp_path / MODEL, model, config=config, shape=shape, classes=tuple("abcd"))
+    x = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "town.npz", x_train=x)
+    images = agreement.Images(tmp_path / "town.npz", AS_IT_IS)
+    label = agreement.predicted(tmp_path, images)
+    whole = models.predict(model, torch.tensor(x).permute(0, 3, 1, 2)).argmax(dim=1)
+    assert torch.equal(label, whole)
+    monkeypatch.setattr(agreement, "_outputs", None)
+    assert torch.equal(agreement.predicted(tmp_path, images), label)
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -432,6 +452,18 @@ def test_what_makes_no_sense_is_refused(
     result = call(root, tmp_path / "out", *more)
     assert result.exit_code == 1
     assert said in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_candidate_that_fails_is_named_and_the_others_are_judged(
+    root: Path, tmp_path: Path
+) -> None:
+    lenet = ["-c", "model.name=lenet", "-c", "model.sizes=", "-c", "input.size=16"]
+    result = call(root, tmp_path / "out", "--method", "adabn,kd3a", "--settings", "0", *lenet)
+    assert result.exit_code == 1, result.output
+    made = json.loads((tmp_path / "out" / "choice.json").read_text())
+    assert {c["method"] for c in made["decision"]["candidates"]} == {"fedavg", "kd3a"}
+    text = (tmp_path / "out" / "choice.md").read_text()
+    assert "failed: AdaBN" in text and "no BatchNorm layer" in text
 
 
 def test_the_paragraph_names_a_simpler_choice_and_short_trainings(tmp_path: Path) -> None:

@@ -91,6 +91,11 @@ class Search:
         return self.plan.config(Cell(self.plan.variants[0], target, self.plan.seeds[0])).rounds
 
     @cached_property
+    def _images(self) -> agreement.Images:
+        (target,) = self.plan.targets
+        return agreement.Images(domains(self.plan.data)[target], self.plan.reading)
+
+    @cached_property
     def rungs(self) -> list[Rung]:
         """All rungs; the last one has all rounds and seeds, the others one seed."""
         widths = [len(self.plan.variants) - 1]
@@ -218,8 +223,7 @@ class Search:
             # A model that has stayed at the target is not in the run's folder.
             saved = {c.name: plan.folder(c) for c in cells if not entries[c].pop("elsewhere")}
             groups = [c.variant.method for c in cells if c.name in saved]
-            data, reading = domains(plan.data)[target], plan.reading
-            share, apart = agreement.compared(saved, groups, data, reading, seed)
+            share, apart = agreement.compared(saved, groups, self._images)
             for cell in cells:
                 entry, name = entries[cell], cell.name
                 trained[cell.variant][seed] = Trained(

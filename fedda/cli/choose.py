@@ -111,6 +111,7 @@ def choose(
     from fedda.choose.decision import decide
     from fedda.compare import Variant, options
     from fedda.errors import RunError
+    from fedda.results.read import counted
 
     with clear_exit():
         apart(out, "--out", data, "--data")
@@ -131,8 +132,8 @@ def choose(
         made.check()
         for rung in made.rungs:
             typer.echo(
-                f"rung {rung.number}: FedAvg and {rung.width} more, {rung.rounds} rounds, "
-                f"{len(rung.seeds)} seeds"
+                f"rung {rung.number}: FedAvg and {rung.width} more, "
+                f"{counted(rung.rounds, 'round')}, {counted(len(rung.seeds), 'seed')}"
             )
         try:
             outcome = made.run(lambda part, cells: _display(part, cells, made.jobs))
