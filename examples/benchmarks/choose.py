@@ -51,10 +51,12 @@ from fedda.compare import Plan, Variant
 from fedda.compare.tables import markdown
 from fedda.config import Flat
 from fedda.errors import ConfigError, RunError
+from fedda.results.read import counted
 from fedda.settings import presets
 
 SETS = ("surf", "googlenet", "amazon", "office", "digits", "rotated")
 VECTORS = {"surf": "office_caltech10_surf800", "googlenet": "office_caltech10_googlenet1024"}
+ROUNDS = 20  # with vectors; a third of the preset's, so that a set takes minutes per seed
 IMAGES, DRAWN = 300, 2  # images of a domain of rotated; settings drawn per method
 PENS: Flat = {"model.name": "mlp", "model.sizes": "100", "train.batch-size": 32, "rounds": 12}
 
@@ -100,6 +102,7 @@ def plan(args: argparse.Namespace, name: str) -> Plan:
         photos.prepare(args.data / VECTORS[name], out / "data")
         chosen = presets.for_all("vectors", plugins.methods())
         settings: Flat = {key: given.value for key, given in chosen.items()}
+        settings["rounds"] = ROUNDS
         place = out / "data"
     elif name == "rotated":
         place, settings = pens(out, args.images or IMAGES), {**PENS}
@@ -211,9 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = f"## choose\n\n    {command}\n\n"
     for name in args.set or SETS:
         whole = plan(args, name)
+        text += f"- {name}: {counted(int(whole.settings['rounds']), 'round')}, seeds "
+        text += f"{', '.join(map(str, whole.seeds))}\n"
         every += [judge(whole, target, args.jobs) for target in whole.targets]
     found = figures(every)
-    text += "\n".join([*table(every), "", *validator_table(found)]) + "\n"
+    text += "\n".join(["", *table(every), "", *validator_table(found)]) + "\n"
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "choose.md").write_text(text)
