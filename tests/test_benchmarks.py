@@ -45,18 +45,10 @@ CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "-
 CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
 CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
 FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
-FEWER += (
-    "-c",
-    "model.name=mlp",
-    "-c",
-    "model.sizes=16",
-    "-c",
-    "rounds=2",
-    "-c",
-    "fruda.pretrain=1",
-)
+FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
+FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
 FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
-FEWER += ("-c", "fruda.measure.steps=2", "--out", "HERE/fewer", "--results", "HERE/made")
+FEWER += ("--results", "HERE/made")
 ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
 ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.sizes=16")
 ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
