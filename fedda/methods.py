@@ -147,8 +147,12 @@ class Method:
 
     @property
     def calibrates(self) -> bool:
-        """Whether sources test the last round's model; in a chain it is made for one target."""
-        return self.chain is None
+        """Whether sources test the last round's model.
+
+        In a chain it is made for one target. If sources have no part in the last phase they may
+        have left, and the target's model is not the one that they know.
+        """
+        return self.chain is None and self.phases[-1].parts != {"target"}
 
     @property
     def adapts(self) -> bool:

@@ -217,7 +217,9 @@ class FedDA(Strategy):
             return False
         hops = self.task.stage(self.round + 1).phase.hops.values()
         enters = [hop["target"].enters for hop in hops if "target" in hop]
-        return any("model" in {**rule.arrays, **rule.optional} for rule in enters)
+        names = {name for rule in enters for name in (*rule.arrays, *rule.optional)}
+        tested = {n if "/" not in n else n.partition("/")[0] + "/*" for n in self.tested()}
+        return bool(tested & names)
 
     def ask(
         self,

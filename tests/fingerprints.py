@@ -64,6 +64,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kd3a moments": ("kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}),
     "kd3a gap": ("kd3a", {"kd3a.weighting": "gap", "wire.dtype": "float16"}),
     "kd3a h-divergence": ("kd3a", {"kd3a.weighting": "h-divergence"}),
+    "shot": ("shot", {"shot.epochs": 2, "rounds": 3}),
+    "shot images": (
+        "shot",
+        IMAGES
+        | {
+            "rounds": 3,
+            "shot.epochs": 1,
+            "shot.head": "linear",
+            "shot.centroids": "paper",
+            "shot.relabel": 2,
+            "model.bottleneck": 8,
+        },
+    ),
+    "decision": ("decision", {"decision.epochs": 2, "rounds": 3}),
+    "decision ratio": (
+        "decision",
+        {"decision.weights": "ratio", "decision.epochs": 1, "wire.dtype": "float16"},
+    ),
     "fdann": ("fdann", {}),
     "fdann pairs": ("fdann", {"fdann.pairs": True, "fdann.discriminator.optimizer": "sgd"}),
     "fdann overlap": ("fdann", TWO_STEPS | {"exchange.overlap": True, "rounds": 3}),

@@ -58,7 +58,9 @@ FAST: dict[str, Any] = {
 # that may cross does cross: its loss trains both encoders, and the target sends its model.
 ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True}
 SMALL_SUMS = ONE_STEP | {"exchange.min-examples": 16}  # over a batch, as most live tests need
+# SHOT and DECISION begin with the phase in which the target adapts the run's own model.
 SETTINGS: dict[str, dict[str, Any]] = {
+    "decision": {"decision.epochs": 0},
     "dils": ONE_STEP
     | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},
     # Small networks; the attention has tests of its own, as it is a second request to the target.
@@ -68,6 +70,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fruda": ONE_STEP | {"fruda.pretrain": 0, "fruda.epochs": 1, "fruda.measure.steps": 4},
     "fwdgrl": ONE_STEP,
     "mdan": ONE_STEP,
+    "shot": {"shot.epochs": 0},
 }
 
 

@@ -55,12 +55,23 @@ EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticke
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 SUMMED = {"discriminator-loss", "discriminator-accuracy", "clipped"}
 HEADS = {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
+# The target adapts the run's model; test_shot.py and test_decision.py have the sources' models.
+ALONE = {
+    ("to", "target", "train"): ({"model": "model"}, {"round"}),
+    ("from", "target", "train"): ({}, TRAINED),
+    ("to", "target", "evaluate"): ({}, {"round"}),
+}
+# In the first phase each source sends its model, and the target tests all of them together.
+COLLECTED = {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"} | {
+    ("to", "target", "evaluate"): ({f"model/{s}": "model" for s in SOURCES}, {"round"}),
+}
 CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
     "adabn": AVERAGED
     | {
         ("to", "target", "train"): ({"model": "model"}, {"round"}),
         ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds"}),
     },
+    "decision": ALONE,
     # The loss trains both encoders and the target sends its model, so all that may cross does.
     "dils": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
@@ -169,6 +180,7 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
             {"steps", "seconds", *(f"discriminator-loss/{s}" for s in SOURCES)} | SUMMED,
         ),
     },
+    "shot": ALONE,
 }
 
 
@@ -222,6 +234,7 @@ def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, 
 # What crosses in a method's first phase, while the run above is in a later one. With these
 # settings, the first of two rounds is in the first phase.
 FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
+    "decision": ({"decision.epochs": 1}, COLLECTED),
     "dils": (
         {"dils.pretrain": 1},
         {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"},
@@ -253,6 +266,7 @@ FIRST_PHASE: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
         {"fruda.pretrain": 1},
         {key: crossing for key, crossing in AVERAGED.items() if key[1] == "source"},
     ),
+    "shot": ({"shot.epochs": 1}, COLLECTED),
 }
 
 
@@ -317,7 +331,7 @@ def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
 # ---- the site refuses to send ------------------------------------------------------------------
 
 # Methods that inherit almost all code of both halves from another method; tested as slow.
-INHERIT = ("adabn", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan")
+INHERIT = ("adabn", "decision", "fedprox", "fada", "fdan", "fwdgrl", "dils", "mdan")
 roles = pytest.mark.parametrize(
     ("method", "role"),
     [
@@ -402,19 +416,24 @@ def features_as_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) ->
     arrays["model"] = features((40, 16))
 
 
+def first_of(arrays: Mapping[str, Packed]) -> tuple[str, Packed]:
+    """Return the first array; where none may leave, one that looks like a model."""
+    return next(iter(arrays.items()), ("model", features((1,))))
+
+
 def features_as_the_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = next(iter(arrays.items()))
+    name, packed = first_of(arrays)
     arrays[name] = wire.pack(features((40, 16)).unpack(), packed.manifest.kind)
 
 
 def features_within_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = next(iter(arrays.items()))  # a model, or atoms
+    name, packed = first_of(arrays)  # a model, or atoms
     grown = packed.unpack() | {"more": np.zeros((40, 16), np.float32)}
     arrays[name] = wire.pack(grown, packed.manifest.kind)
 
 
 def other_kind(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = next(iter(arrays.items()))
+    name, packed = first_of(arrays)
     arrays[name] = wire.pack(packed.unpack(), Kind.GRADIENT)
 
 
@@ -864,7 +883,7 @@ def plain_arrays(request: Message, reply: Message) -> Message:
 
 def array_of(reply: Message) -> tuple[str, Packed]:
     """Return the name and the content of the reply's main array, the model or atoms."""
-    return next(iter(records.read(reply.content)[0].items()))
+    return first_of(records.read(reply.content)[0])
 
 
 def features_instead(request: Message, reply: Message) -> Message:
@@ -885,11 +904,11 @@ FORGED: dict[str, tuple[Forged, str]] = {
     ),
     "features as the model": (
         features_instead,
-        r"'(model|atoms)' is not this run's (model|atoms)",
+        r"'(model|atoms)' is not this run's (model|atoms)|no array 'model'",
     ),
     "other kind": (
         gradients_instead,
-        r"'(model|atoms)' is of kind gradient",
+        r"'(model|atoms)' is of kind gradient|no array 'model'",
     ),
     "no array": (
         lambda q, r: changed(q, r, without=[array_of(r)[0]]),

@@ -289,10 +289,14 @@ class Workspace:
         self.model = self.blank()
         self.schema = wire.layout(models.to_arrays(self.model), wire.Kind.MODEL)
 
-    def blank(self) -> models.Model:
-        """Make the run's network on the site's device; its weights are loaded later."""
+    def blank(self, extension: models.Extension | None = None) -> models.Model:
+        """Make the run's network on the site's device; its weights are loaded later.
+
+        Args:
+            extension: layers to add, if they are others than the method adds to the run's model.
+        """
         task = self._task
-        extension = models.Extension.of(task.about, task.options)
+        extension = extension or models.Extension.of(task.about, task.options)
         made = models.blank(task.model, task.dims, task.classes, extension)
         made.attach(self._site.frozen.part(task)).to(self._site.device)
         train, compiled = task.train, self._site.compiled

@@ -10,6 +10,7 @@ to_arrays, load_arrays      a model's state as numpy arrays and back, for the wi
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
 batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNorm layers
+weight_normed(model)        a head that trains with weight normalisation
 """
 
 from .arithmetic import Arithmetic
@@ -20,6 +21,7 @@ from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_o
 from .networks import Model, as_inputs, blank, build, parameter_count, predict, to_device
 from .ready import has_weights, inputs
 from .saved import Meta, describe, load, save
+from .weight_norm import weight_normed
 from .weights import is_file
 
 __all__ = [
@@ -50,4 +52,5 @@ __all__ = [
     "save",
     "to_arrays",
     "to_device",
+    "weight_normed",
 ]

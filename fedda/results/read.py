@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda import plugins
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL = "results.json", "model.safetensors"
@@ -153,9 +154,16 @@ def adapted_elsewhere(results: Results) -> list[str]:
             lines.append(
                 f"{name}'s adapted model is at {site} alone, below its --state-dir (of a "
                 f"simulation: sites in the run's folder): {files}; the run's own "
-                f"model.safetensors has not adapted ({method}.share=true would send it)"
+                f"model.safetensors has not adapted{_shared_by(method)}"
             )
     return lines
+
+
+def _shared_by(method: str) -> str:
+    """How to have a method's adapted model sent, in brackets; empty if it cannot be."""
+    known = method in plugins.methods()
+    can = known and "share" in plugins.method(method).config.model_fields
+    return f" ({method}.share=true would send it)" if can else ""
 
 
 def missing_tests(results: Results) -> list[str]:

@@ -1,9 +1,9 @@
-"""Which model each site keeps, so that it is sent once although two requests need it.
+"""Which models each site keeps, so that they are sent once although two requests need them.
 
 The target gets a round's model for its test, and in many methods again in the next round, to train
 with. So the test's request asks the site to keep the model, and the next request only names it, by
 the SHA-256 of its bytes. A site that no longer has it, as after a restart, says so, and is sent the
-whole request at once.
+whole request at once. The same holds for a model per source, `model/SITE`.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from flwr.app import Message
 from fedda.errors import Code
 from fedda.wire import Packed
 
-MODEL = "model"  # the only array that is kept
+MODEL = "model"  # arrays of this name are kept, and of names such as model/SITE
 MOST_LOST = 2  # times that a site loses it in a row; then it is no more asked to keep any
 
 Whole = Callable[[], Message]
@@ -25,28 +25,27 @@ class Held:
     """The models that the sites of one training keep, as far as the server knows."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, str] = {}  # by site: what its open request asks it to keep
-        self._held: dict[str, str] = {}  # by site: what it keeps
+        self._asked: dict[str, dict[str, str]] = {}  # by site: what its request asks it to keep
+        self._held: dict[str, dict[str, str]] = {}  # by site: what it keeps, hashes by name
         self._whole: dict[int, tuple[str, Whole]] = {}  # by node: the site, and its request
         self._lost: Counter[str] = Counter()
         self._hashed: tuple[object, str] = (None, "")  # the last buffer, and its hash
 
     def ask(self, site: str, arrays: Mapping[str, Packed]) -> dict[str, str]:
-        """The table of a request that asks a site to keep the model that comes with it."""
-        if MODEL not in arrays or self._lost[site] >= MOST_LOST:
+        """The table of a request that asks a site to keep the models that come with it."""
+        kept = {n: p for n, p in arrays.items() if n.partition("/")[0] == MODEL}
+        if not kept or self._lost[site] >= MOST_LOST:
             return {}
-        self._asked[site] = self._hash(arrays[MODEL])
-        return {MODEL: self._asked[site]}
+        self._asked[site] = {name: self._hash(packed) for name, packed in kept.items()}
+        return self._asked[site]
 
     def name(self, site: str, arrays: Mapping[str, Packed]) -> dict[str, str]:
-        """The table of a request that leaves out the model that a site has; empty if it has not.
+        """The table of a request that leaves out the models that a site has; empty if it has none.
 
         A site gives a model away with its first use.
         """
-        digest = self._held.pop(site, "")
-        if not digest or MODEL not in arrays or self._hash(arrays[MODEL]) != digest:
-            return {}
-        return {MODEL: digest}
+        held = self._held.pop(site, {})
+        return {n: d for n, d in held.items() if n in arrays and self._hash(arrays[n]) == d}
 
     def named(self, site: str, node: int, whole: Whole) -> None:
         """Note how to make a request with all its arrays, if the site has lost one."""
@@ -54,7 +53,7 @@ class Held:
 
     def answered(self, site: str, node: int, ok: bool) -> None:
         """Note the answer to a request: only a site that served it has kept what it was to keep."""
-        asked = self._asked.pop(site, "")
+        asked = self._asked.pop(site, None)
         if ok and asked:
             self._held[site] = asked
         if ok and self._whole.pop(node, None) is not None:

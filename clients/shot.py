@@ -1,0 +1,174 @@
+"""SHOT's clients: sources that train once, and a target that adapts their models by itself.
+
+Liang et al., ICML 2020, https://arxiv.org/abs/2002.08546.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedda import models
+from fedda.algorithms import shot
+from fedda.data import Unlabelled
+from fedda.maths.ensemble import Mean, Weights
+from fedda.models import Extension, Model, evaluating, weight_normed
+from fedda.train import batches, learning_rate, make_optimizer, round_images, seed_for
+from fedda.wire import Packed
+
+from . import fedavg
+from .base import Client, lost
+from .site import state
+from .site.request import Numbers, Request
+from .site.side_by_side import NAMES, Ensemble, fill, groups, parts_of
+
+BATCH = 256  # images per forward pass
+
+
+class Source(fedavg.Source):
+    """Section 3.1: cross entropy with smooth labels, for all epochs in one round."""
+
+    def train(self) -> Numbers:
+        """Train as a run of so many rounds would, at the rates of its schedule."""
+        o, size = self.options, self.task.train.batch_size
+        total, steps = 0.0, 0
+        normed = o.head == "weight-norm"
+        with weight_normed(self.model) if normed else nullcontext():
+            optimizer = self.optimizer(carried=False)
+            begin = learning_rate(self.task.train, self.request.round, self.task.rounds)
+            units = [group["lr"] / begin for group in optimizer.param_groups]
+            for epoch in range(1, o.epochs + 1):
+                rate = learning_rate(self.task.train, epoch, o.epochs)
+                for group, unit in zip(optimizer.param_groups, units, strict=True):
+                    group["lr"] = unit * rate
+                for indices in batches(self.sampled(self.epoch(epoch)), size):
+                    logits, y = self.model(self.inputs(indices)), self.labels(indices)
+                    loss = F.cross_entropy(logits, y, label_smoothing=o.smoothing)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    total, steps = total + loss.detach(), steps + 1
+            self.settle()  # before the head's two parameters become one again
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+    def epoch(self, number: int) -> list[Tensor]:
+        """The indices of all images, in the order of that epoch."""
+        return round_images(
+            self.site.blocks.blocks, number, 1, seed_for(self.task.seed, self.site.name)
+        )
+
+
+class Target(Client):
+    """Sections 3.2 and 3.3: frozen heads, and encoders that learn from the target's images."""
+
+    data: Unlabelled
+    mean: Mean = "probabilities"
+
+    @property
+    def weighted(self) -> Weights:
+        """How the models' weights follow from the parameters that they have."""
+        return "softmax"
+
+    def begin(self, request: Request) -> None:
+        """Prepare for a request: put the models that came, or those kept here, side by side."""
+        super().begin(request)
+        arrays = dict(sorted(request.arrays.items()))
+        if arrays:
+            self.names = [name.partition("/")[2] for name in arrays]
+            plain, self.model = self.model, self.side_by_side(len(arrays))
+            fill(self.model, plain, list(arrays.values()))
+            self.initialise()
+
+    def recall(self) -> None:
+        """Load what this site has adapted: in this round for a test, else before it.
+
+        Raises:
+            LostError: this site no longer has it.
+        """
+        if self.request.arrays:
+            return
+        last = self.request.round - (not self.request.is_test)
+        saved = self.workspace.left(self.task, "models", last, last)
+        if saved is None:
+            raise lost(last)
+        self.names = saved.about[NAMES]
+        self.model = self.side_by_side(len(self.names))
+        self.model.load_state_dict(saved.get("module"))
+
+    def side_by_side(self, count: int) -> Model:
+        """So many models side by side; their weights are loaded later."""
+        settings = {"models": count, "mean": self.mean, "weights": self.weighted}
+        added = Extension(self.task.method, settings)
+        return self.workspace.hold(f"models-{count}", lambda: self.workspace.blank(added))
+
+    def initialise(self) -> None:
+        """Set the weights of models that have just come: all the same."""
+        _, heads = parts_of(self.model)
+        heads.a.data.fill_(1.0)
+
+    def adapt(self) -> Numbers:
+        """Minimise the objective over the encoders' parameters, for the images of one round."""
+        options, train = self.options, self.task.train
+        rate = learning_rate(train, self.request.round, self.task.rounds) * options.target_pace
+        trained = groups(self.model, self.workspace.model, rate)
+        trained += self.beside(max(group["lr"] for group in trained))
+        optimizer = self.paced(make_optimizer(trained, train, rate))
+        self.stays("models", Ensemble(self.model, self.names, optimizer), strict=True)
+        _, heads = parts_of(self.model)
+        total, steps = 0.0, 0
+        for share in self.shares():
+            for i, indices in enumerate(batches([share], train.batch_size)):
+                if options.beta and (i == 0 or (options.relabel and i % options.relabel == 0)):
+                    self.relabel()
+                logits = heads.each(self.features(indices))  # (K, N, C)
+                losses = self.objectives(logits, indices)
+                optimizer.zero_grad()
+                losses.sum().backward()
+                optimizer.step()
+                total, steps = total + losses.detach().mean(), steps + 1
+        self.settle()  # before the models are saved
+        self.save()
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+    def beside(self, rate: float) -> list[dict[str, Any]]:
+        """Parameter groups besides the encoders', at the rate of new layers: none."""
+        return []
+
+    @torch.no_grad()
+    def relabel(self) -> None:
+        """Make pseudo-labels of all images with each model as it is now."""
+        parts = [shot.pseudo_labels(v, p) for v, p in self.answers()]
+        self.labels = torch.stack([label for label, _ in parts])  # (K, N)
+
+    @torch.no_grad()
+    def answers(self) -> list[tuple[Tensor, Tensor]]:
+        """Each model's points and predictions of all images, in evaluation mode."""
+        _, heads = parts_of(self.model)
+        every = torch.arange(len(self.data)).split(BATCH)
+        with evaluating(self.model):
+            z = torch.cat([self.features(indices).float() for indices in every])
+        p = heads.each(z).softmax(dim=2)
+        form = self.options.centroids
+        return [(shot.points(z_k, form), p_k) for z_k, p_k in zip(heads.apart(z), p, strict=True)]
+
+    def objectives(self, logits: Tensor, indices: Tensor) -> Tensor:
+        """One objective per model; by their sum each adapts as if it were alone -> (K,)."""
+        beta = self.options.beta
+        none = [None] * len(logits)
+        label = self.labels[:, indices.to(self.labels.device)] if beta else none
+        losses = [shot.target_loss(own, y, beta) for own, y in zip(logits, label, strict=True)]
+        return torch.stack(losses)
+
+    def save(self) -> None:
+        """Save the models as one file for `fedda predict`, if this site has a state directory."""
+        task = self.task
+        path = state.model_path(self.site, task)
+        if path is not None:
+            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
+            models.save(path, self.model, classes=task.names, **about)
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return nothing: the adapted models stay here."""
+        return {}

@@ -1,0 +1,73 @@
+"""DECISION: SHOT's models adapt together, and the target learns how much each of them counts.
+
+Ahmed et al., CVPR 2021, https://arxiv.org/abs/2104.01845, section 3, and the authors' code,
+https://github.com/driptaRC/DECISION. The losses are SHOT's (`fedda.algorithms.shot`).
+
+    N, C, K, d  sizes       images of the target, classes, models, features
+    logits      (K, N, C)   of the models, whose heads are frozen
+    w           (K,)        their weights, learnt beside the encoders, summing to 1
+    v           (K, N, d)   each model's points, and mu (K, C, d) its centroids
+
+The target's prediction is softmax(sum_k w_k logits_k). In the authors' code w is a / sum(a) of
+parameters a that begin between -1 and 1: weights may be negative, and of any size if the sum is
+near 0. So here they are softmax(a) of equal parameters, unless `decision.weights=ratio`.
+"""
+
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedda.algorithms import shot
+from fedda.config import Scalar
+from fedda.maths.ensemble import Weights
+from fedda.methods import Hop, Method
+from fedda.wire import Rule
+
+
+class Config(shot.Config):
+    """SHOT's settings, and how the weights are formed."""
+
+    weights: Weights = Field(
+        default="softmax",
+        description="of the models: softmax of parameters that begin equal, or as in the authors' "
+        "code a ratio of parameters that begin between -1 and 1, which may be negative",
+    )
+
+
+def nearest_together(v: Tensor, mu: Tensor, w: Tensor) -> Tensor:
+    """The class c with the smallest |sum_k w_k v_k - sum_k w_k mu_kc| -> label (N,).
+
+    A class that no model gave to any image has centroids of zeros only, and is nobody's label.
+
+    Args:
+        v: (K, N, d).
+        mu: (K, C, d).
+        w: (K,).
+    """
+    distance = torch.cdist(torch.einsum("k,knd->nd", w, v), torch.einsum("k,kcd->cd", w, mu))
+    empty = (mu == 0).all(dim=2).all(dim=0)  # (C,)
+    return distance.masked_fill(empty, torch.inf).argmin(dim=1)
+
+
+ADAPT: Hop = {
+    part: replace(contract, leaves=Rule(numbers=shot.TRAINED | {"weight/*"}))
+    for part, contract in shot.ADAPT.items()
+}
+
+# The authors' code: 15 epochs at the target, batches of 32.
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "paper": shot.PRESETS["paper"] | {"train.batch-size": 32},
+    "official": shot.PRESETS["official"] | {"weights": "ratio"},
+}
+
+METHOD = Method(
+    "decision",
+    "DECISION",
+    Config,
+    shot.phases(ADAPT),
+    PRESETS,
+    stays=lambda options: True,
+    extend=shot.extend,
+)
