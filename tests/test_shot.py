@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from clients.site.memory import resident
-from clients.site.side_by_side import groups
+from clients.site.side_by_side import groups, parts_of
 from fedda import models, plugins, records
 from fedda.algorithms import shot
 from fedda.config import ModelConfig
@@ -23,11 +23,13 @@ from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, QuorumError, public
 from fedda.maths.ensemble import Heads, SideBySide, weights_of
 from fedda.models import Extension, weight_normed
+from fedda.models.export import export
 from fedda.train import batches, round_images, seed_for
 from fedda.wire import TEST, VALIDATORS
 from tests.federation import Federation, processes_with
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, run
 from tests.reference import shot as twin
+from tests.test_held import Forgetful
 
 SHOT: dict[str, Any] = {"method": "shot", "rounds": 4, "shot.epochs": 3, "train.lr": 0.05}
 DRAWS = torch.Generator().manual_seed(5)
@@ -346,6 +348,17 @@ def test_a_target_that_lost_its_models_says_so(domains: list[Node], tmp_path: Pa
         run(domains, settings, grid=grid)
 
 
+def test_a_target_that_restarts_before_it_adapts_is_sent_the_models_again(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    grid = Forgetful(domains)
+    grid.forgets = (2,)
+    settings = SHOT | {"rounds": 2, "run.dir": str(tmp_path)}
+    (training,) = run(domains, settings, grid=grid)[0]["trainings"]["shot"]
+    sent = [each["bytes"]["to target model"] for each in training["rounds"]]
+    assert sent[0] == sent[1] == training["rounds"][0]["bytes"]["from source model"]
+
+
 def test_an_encoder_without_parameters_is_refused(tmp_path: Path) -> None:
     """Vectors that are features already, and nothing between them and the head."""
     nodes = []
@@ -390,6 +403,22 @@ def test_each_encoder_has_the_rates_of_a_single_model() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         shot.Config(**wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+def test_models_side_by_side_are_exported(tmp_path: Path, kind: str, mean: str) -> None:
+    """`export` compares the file's answers with those of the models."""
+    config = ModelConfig(name="digit-cnn", bottleneck=6)
+    added = Extension("shot", {"models": 3, "mean": mean, "weights": "softmax"})
+    made = models.build(config, (1, 8, 8), CLASSES, 0, added)
+    _, heads = parts_of(made)
+    heads.weight.normal_(generator=torch.Generator().manual_seed(3))
+    heads.a.data = torch.tensor([0.5, -1.0, 1.0])
+    file, classes = tmp_path / "model.safetensors", [str(c) for c in range(CLASSES)]
+    models.save(file, made, config=config, shape=(1, 8, 8), classes=classes)
+    assert export(file, tmp_path / f"model.{kind}").difference < 1e-5
 
 
 # ---- over processes ----------------------------------------------------------------------------

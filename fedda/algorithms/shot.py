@@ -117,8 +117,9 @@ def pseudo_labels(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         label: (N,).
         mu: (C, d) the last centroids; zeros for a class that no image belonged to.
     """
-    every = torch.ones(p.shape[1], dtype=torch.bool, device=p.device)
-    first = F.one_hot(nearest(v, centroids(v, p), every), p.shape[1]).to(v)  # (N, C)
+    classes = torch.arange(p.shape[1], device=p.device)
+    label = nearest(v, centroids(v, p), classes >= 0)
+    first = (label[:, None] == classes).to(v)  # (N, C)
     mu = centroids(v, first)
     return nearest(v, mu, first.sum(dim=0) > 0), mu
 
