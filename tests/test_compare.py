@@ -32,10 +32,13 @@ from fedda.compare.figure import draw
 from fedda.compare.headway import Display
 from fedda.compare.statistics import MEAN, by_target, difference, spread
 from fedda.compare.tables import COLUMNS, as_csv, as_markdown, markdown
+from fedda.compare.variants import oracle
 from fedda.config import Flat
 from fedda.data import domains
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
+from fedda.settings import RunConfig
 from server import simulation
+from server.journal import Journal
 from tests.local_grid import EXAMPLES, Node
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -634,6 +637,65 @@ def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_pat
     assert other.exit_code == 1 and "with rounds 2, not 4" in other.output
 
 
+# ---- the oracle --------------------------------------------------------------------------------
+
+
+def test_the_oracle_is_a_training_on_the_targets_own_labels(root: Path, tmp_path: Path) -> None:
+    """Its numbers are those of FedAvg over two sites with the same files, one of them a source."""
+    words = ("adabn", "--data", root, "--target", "town", "--seeds", "1", "--jobs", "1")
+    batchnorm = ("-c", "model.bottleneck=4", "--oracle")
+    ended = fedda(*words, "--out", tmp_path / "out", *OPTIONS, *batchnorm)
+    assert ended.exit_code == 0, ended.output
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert [*cells_of(text, "Last round")] == ["FedAvg", "AdaBN", "Oracle"]
+    assert [*cells_of(text, "Estimated without labels")] == ["FedAvg", "AdaBN"]
+    assert "a bound to compare with, and no method" in text
+    assert "trained on the target's labels" in text and "--oracle\n" in text
+    table = io.StringIO((tmp_path / "out" / "comparison.csv").read_text())
+    rows = {r["variant"]: r for r in csv.DictReader(table)}
+    assert not rows["Oracle"]["accuracy_estimated"] and rows["FedAvg"]["accuracy_estimated"]
+
+    data = {"data": str(root / "town.npz"), "threads": 1}
+    sites = [{"role": "source", "name": "target-labels"} | data]
+    sites += [{"role": "target", "name": "town"} | data]
+    settings = TINY | {"method": "fedavg", "model.bottleneck": 4, "run.baseline": ""}
+    settings |= {"run.dir": str(tmp_path / "alone"), "track.tensorboard": False}
+    same = simulation.simulate(RunConfig.parse(settings), sites, Journal(None), "process")
+    (training,) = same["trainings"]["fedavg"]
+    assert float(rows["Oracle"]["accuracy_last"]) == training["final_accuracy"]
+    assert rows["Oracle"]["weights"] == "target-labels=1"
+
+
+def test_an_oracle_needs_labels_and_images_that_it_has_not_learnt(
+    root: Path, domains: list[Node], tmp_path: Path
+) -> None:
+    unlabelled = Path(domains[0]["data"]).parent  # town has no labels to train on
+    found = plan(unlabelled, tmp_path, variants=[oracle()], targets=["town"])
+    with pytest.raises(RunError, match="--oracle trains on the labels of the target's training"):
+        found.run(1, ignore)
+    (tmp_path / "data").mkdir()
+    for file in root.glob("*.npz"):
+        (tmp_path / "data" / file.name).symlink_to(file)
+    (tmp_path / "data" / "benchmark.json").write_text('{"options": {"transductive": true}}')
+    found = plan(tmp_path / "data", tmp_path / "out", variants=[oracle()], targets=["town"])
+    with pytest.raises(RunError, match="leave out --oracle"):
+        found.run(1, ignore)
+
+
+def test_no_federation_can_be_asked_for_an_oracle(tmp_path: Path) -> None:
+    """It is a row of a comparison over folders of one machine, and no method that a site knows."""
+    assert "oracle" not in plugins.methods()
+    for place in (["--server", "hub"], ["--simulate", str(tmp_path), "--target", "town"]):
+        ended = CliRunner().invoke(app, ["run", "oracle", *place])
+        assert ended.exit_code != 0 and "oracle" in ended.output
+    assert "--oracle" not in CliRunner().invoke(app, ["run", "--help"]).output
+
+
+def test_other_variants_keep_their_folders() -> None:
+    assert oracle().slug.startswith("oracle-") and oracle() != Variant("fedavg")
+    assert [v.slug for v in parse(["fedavg"])] == ["fedavg-94633fd2"]
+
+
 def test_the_command_names_targets_without_labelled_tests(root: Path, tmp_path: Path) -> None:
     words = ("fedavg", "--data", root, "--target", "anna", "--seeds", "7,", "--jobs", "1")
     ended = fedda(*words, "--out", tmp_path, *OPTIONS, "-c", "rounds=1")
@@ -675,6 +737,7 @@ REFUSED = [
     ("fedavg --data R --preset official", "METHOD:official"),
     ("fedavg --data R --baseline fedavg,kd3a", "more than one method"),
     ("fedavg --data R --baseline kd4a", "no method 'kd4a'"),
+    ("oracle --data R", "no method 'oracle'"),
 ]
 
 

@@ -93,6 +93,14 @@ def compare(
             "name it. none: show no differences.",
         ),
     ] = "fedavg",
+    oracle: Annotated[
+        bool,
+        typer.Option(
+            "--oracle",
+            help="Add a row trained on the target's own labels, if its training images have any: a "
+            "bound that no federation has.",
+        ),
+    ] = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
 ) -> None:
@@ -127,7 +135,7 @@ def compare(
 
     with clear_exit():
         apart(out, "--out", data, "--data")
-        variants, base = options.variants_of(methods, baseline)
+        variants, base = options.variants_of(methods, baseline, oracle)
         flat = options.shared_of(change or [], preset or [], rounds)
         reading = reading_of(split, gray_bits)
         plan = options.plan_of(
@@ -214,7 +222,7 @@ def _command(context: typer.Context) -> str:
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
             words += [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
-            words.append(_placeless(str(each)))
+            words += [] if each is True else [_placeless(str(each))]
     return shlex.join(words)
 
 

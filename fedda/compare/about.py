@@ -85,6 +85,7 @@ def _variants(variants: Sequence[Variant]) -> list[str]:
         own = [f"{k.removeprefix(f'{v.method}.')}={_value(x)}" for k, x in v.settings.items()]
         own += [f"wrong labels: {_poison(v.poison)}"] if v.poison else []
         own += [f"without {', '.join(v.without)}"] if v.without else []
+        own += ["trained on the target's labels"] if v.oracle else []
         rows.append([v.name, v.method, v.preset or "none", ", ".join(own) or "none"])
     return markdown(["variant", "method", "preset", "own settings"], rows, numbers=False)
 

@@ -14,12 +14,14 @@ from fedda.errors import ConfigError, RunError
 from fedda.settings import overrides, presets
 
 from .plan import Plan
-from .variants import SHARED, Variant, is_shared, parse
+from .variants import SHARED, Variant, is_shared, oracle, parse
 
 
-def variants_of(methods: Sequence[str], baseline: str) -> tuple[list[Variant], str]:
+def variants_of(
+    methods: Sequence[str], baseline: str, with_oracle: bool = False
+) -> tuple[list[Variant], str]:
     """The variants, with the baseline first if METHODS lacks it, and the baseline's name."""
-    variants = parse(methods)
+    variants = [*parse(methods), *([oracle()] if with_oracle else [])]
     if baseline == "none":
         return variants, ""
     base = parse([baseline])

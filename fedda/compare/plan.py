@@ -12,7 +12,7 @@ from fedda import plugins
 from fedda.config import Flat
 from fedda.data import Reading, describe
 from fedda.data.form import AS_IT_IS
-from fedda.errors import RunError
+from fedda.errors import DataError, RunError
 from fedda.halves import load
 from fedda.results.read import RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
@@ -23,6 +23,7 @@ from .variants import Variant
 
 CELLS = "cells"  # the folder of all cells, in OUT
 SETTINGS, FACTS = "config.json", "cell.json"  # in a cell's folder: its settings, its notes
+LABELS = "target-labels"  # the oracle's source
 BENCHMARK = "benchmark.json"  # in a folder of data: how `fedda data import` made it
 _described = cache(describe)  # cached, as describing reads the header of every image
 
@@ -43,6 +44,7 @@ class Score:
         same_model: whether they tested the model that the target predicts with.
         validators: scores without labels, by name (`fedda.maths.validators`).
         calibration_error: on the target's labelled tests; None if it has none.
+        oracle: whether it was trained on the target's labels; there is no estimate then.
     """
 
     variant: str
@@ -62,6 +64,7 @@ class Score:
     same_model: bool = True
     validators: Mapping[str, float] = field(default_factory=dict)
     calibration_error: float | None = None
+    oracle: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,9 @@ class Plan:
         }
         sites = load("server", "simulation").folders(self.data, cell.target, poison, self.threads)
         own = {"notes": False} | self.reading.flat()
+        if cell.variant.oracle:
+            sites = [site for site in sites if site["name"] == cell.target]
+            sites = [{**site, "role": "source", "name": LABELS} for site in sites] + sites
         return [{**site, **own} for site in sites if site["name"] not in cell.variant.without]
 
     def folder(self, cell: Cell) -> Path:
@@ -187,7 +193,8 @@ class Plan:
             if results is None:
                 continue
             (training,) = results["trainings"][cell.variant.method]
-            estimate = training.get("estimate") or {}
+            oracle = cell.variant.oracle
+            estimate = {} if oracle else training.get("estimate") or {}
             scores.append(
                 Score(
                     cell.variant.name,
@@ -205,6 +212,7 @@ class Plan:
                     same_model=estimate.get("same_model", True),
                     validators=training.get("validators", {}),
                     calibration_error=training.get("calibration_error"),
+                    oracle=oracle,
                 )
             )
         return scores
@@ -254,14 +262,30 @@ class Plan:
         slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
         if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
             raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
+        if self.tests_on_training and any(v.oracle for v in self.variants):
+            raise RunError(
+                f"{self.data} tests on all training images, and an oracle has learnt their labels "
+                "by heart; leave out --oracle, or import the data without --transductive."
+            )
         for cell in self.cells():
             sites = self.sites(cell)
+            if cell.variant.oracle:
+                self._check_labels(sites[0])
             if begun(self.folder(cell)):
                 wanted, used = _about(sites, self.reading), self.noted(cell)
                 self._check_same(cell, wanted, {k: used.get(k, v) for k, v in wanted.items()})
                 self._check_settings(cell, _read(self.folder(cell) / SETTINGS))
             if self.results(cell) is None:
                 load("server", "simulation").rehearse(self.config(cell), sites, _described)
+
+    def _check_labels(self, site: Mapping[str, Any]) -> None:
+        """Refuse an oracle whose target has no labels to train on."""
+        try:
+            _described(site["data"], "source", self.reading)
+        except DataError as error:
+            raise RunError(
+                f"--oracle trains on the labels of the target's training images: {error}"
+            ) from None
 
     def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
         """Train the unfinished cells -> errors by cell; a failed cell does not stop the others.

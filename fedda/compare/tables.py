@@ -72,6 +72,10 @@ VALIDATED = (
     "Higher is better in all but the last; means over the seeds{}. Compare them within a column: "
     "none is an accuracy."
 )
+BOUND = (
+    "Oracle: trained on the labels of the target's own training images alone, which no federation "
+    "has: a bound to compare with, and no method."
+)
 UNTESTED = "no labelled tests there, hence no accuracy"
 
 
@@ -117,6 +121,7 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
     parts += [SPREAD, "", *_rows(last, text, targets)] if last else []
     parts += _untested(scores)
     parts += ["", TRANSDUCTIVE] if any(s.transductive for s in scores) else []
+    parts += ["", BOUND] if any(s.oracle for s in scores) else []
     if baseline in last and len(last) > 1:
         parts += ["", f"### Minus {_cell(baseline)}, paired by seed", "", INTERVAL, ""]
         parts += _rows(differences(last, baseline), minus, targets)

@@ -10,6 +10,7 @@ from fedda.config import Flat
 from fedda.errors import ConfigError
 from fedda.settings import overrides
 
+ORACLE = "Oracle"
 SHARED = "a comparison sets method, seeds, target and folders itself, alike for all variants"
 
 
@@ -24,6 +25,7 @@ class Variant:
         label: the variant's name in tables; if empty, made from the other fields.
         poison: percent of labels that are flipped, by source.
         without: domains that take no part.
+        oracle: whether the only source is the target's own training images with their labels.
     """
 
     method: str
@@ -32,6 +34,7 @@ class Variant:
     label: str = ""
     poison: Mapping[str, float] = field(default_factory=dict)
     without: Sequence[str] = ()
+    oracle: bool = False
 
     def __hash__(self) -> int:
         return hash(self.slug)  # a mapping has no hash of its own
@@ -44,7 +47,8 @@ class Variant:
         own = [f"{k.removeprefix(f'{self.method}.')}={v}" for k, v in self.settings.items()]
         own += [f"poison {site}={percent:g}" for site, percent in self.poison.items()]
         own += [f"without {site}" for site in self.without]
-        short = plugins.method(self.method).title.partition(" (")[0]
+        title = plugins.method(self.method).title.partition(" (")[0]
+        short = ORACLE if self.oracle else title
         return ", ".join([" ".join(filter(None, (short, self.preset))), *own])
 
     @property
@@ -52,6 +56,7 @@ class Variant:
         """A file name that no variant with other fields has; the label does not change it."""
         facts = (self.method, self.preset, sorted(self.settings.items()))
         facts += (sorted(self.poison.items()), sorted(self.without))
+        facts += (ORACLE,) if self.oracle else ()
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
         readable = re.sub(r"[^\w]+", "-", replace(self, label="").name.lower()).strip("-")[:40]
         return f"{readable}-{digest}"
@@ -65,6 +70,15 @@ class Variant:
         own = presets.get(self.preset, {})
         chosen = {plugins.full_key(self.method, k): v for k, v in own.items()}
         return {"method": self.method, **chosen, **self.settings}
+
+
+def oracle() -> Variant:
+    """FedAvg with one source, which has the target's training images and their labels.
+
+    It is no method: no site of a federation could play this part, and no command but a comparison
+    over folders of one machine knows it.
+    """
+    return Variant("fedavg", oracle=True)
 
 
 def is_shared(key: str) -> bool:
