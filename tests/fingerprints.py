@@ -64,6 +64,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kd3a moments": ("kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}),
     "kd3a gap": ("kd3a", {"kd3a.weighting": "gap", "wire.dtype": "float16"}),
     "kd3a h-divergence": ("kd3a", {"kd3a.weighting": "h-divergence"}),
+    "fact": ("fact", {}),
+    "fact images": (
+        "fact",
+        IMAGES | {"fact.softmax": "twice", "fact.refit": False, "wire.dtype": "float16"},
+    ),
     "shot": ("shot", {"shot.epochs": 2, "rounds": 3}),
     "shot images": (
         "shot",

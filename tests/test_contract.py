@@ -83,6 +83,14 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("from", "target", "take"): ({}, {"steps", "seconds"}),
         ("to", "target", "evaluate"): ({}, {"round"}),
     },
+    # Two sources train, refit their heads to the mean encoder, and the target gets both heads.
+    "fact": AVERAGED
+    | {
+        ("to", "source", "refit"): ({"model": "model"}, {"round"}),
+        ("from", "source", "refit"): ({"head": "model"}, TRAINED),
+        ("to", "target", "train"): ({"model": "model", "head": "model"}, {"round"}),
+        ("from", "target", "train"): ({"model": "model"}, TRAINED),
+    },
     # Model III; the attention, a second request to the target, crosses in model I below.
     "fada": {
         ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
@@ -226,7 +234,7 @@ def crossings(grid: ScriptedGrid) -> dict[tuple[str, str, str], tuple[dict[str, 
             offer = {f"offer: {key}" for key in wanted_offer()} if c.way == "from" else set()
             assert (c.arrays, c.numbers) == ({}, offer)
             continue
-        key = (c.way, c.role, "take" if c.hop == "take" else c.kind)
+        key = (c.way, c.role, c.hop if c.hop in ("take", "refit") else c.kind)
         assert seen.setdefault(key, (c.arrays, c.numbers)) == (c.arrays, c.numbers)
     return seen
 
@@ -949,13 +957,14 @@ def test_the_server_refuses_what_is_not_listed(
     forge, message = FORGED[case]
     bench = Bench(domains, method)
     request = train_request(bench, role)
-    part, _ = bench.strategy.post.open["anna" if role == "source" else "town"]
+    node = bench.roster.by_id(request.metadata.dst_node_id)
+    assert node is not None
+    part, _ = bench.strategy.post.open[node.name]
     if case in ("no model", "no array") and not part.leaves.arrays:
         pytest.skip("a reply without one is as it should be")
     forged = forge(request, bench.call(request))
     assert list(bench.strategy.accept([forged], needs={"steps"})) == []
-    name = "anna" if role == "source" else "town"
-    refused = [text for what, site, text in bench.notices if (what, site) == ("refused", name)]
+    refused = [text for what, site, text in bench.notices if (what, site) == ("refused", node.name)]
     assert len(refused) == 1
     assert re.search(message, refused[0])
     Ledger().count(forged, 1, role, "from")  # counting received bytes never fails

@@ -1,0 +1,93 @@
+"""FACT: two sources' heads that disagree about the target's images tell how to change the encoder.
+
+Schrod et al., https://arxiv.org/abs/2306.00607, and the authors' code,
+https://github.com/jonas-lippl/FACT.
+
+    N, C        sizes    images of the target, classes
+    G           network  encoder: the mean of the two sources' encoders, which the target changes
+    C1, C2      layers   heads of the two sources, each refitted to that mean
+    p1, p2      (N, C)   the probabilities that they give the target's images
+
+In each round two sources are drawn. Both train the model on their labels, and each refits its head
+to the mean of the two encoders for as many steps. The target then minimises what the two heads
+differ in, by the encoder alone. The next model has that encoder, and the mean of the two heads.
+
+A head is one linear layer here; in the authors' network for digits it has three, with dropout.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedda.algorithms import fedavg
+from fedda.config import Scalar, Section
+from fedda.methods import Hop, Method, Phase
+from fedda.wire import MODEL, Kind, Manifest, Part, Rule
+
+Softmax = Literal["once", "twice"]
+
+
+class Config(Section):
+    """FACT's settings."""
+
+    softmax: Softmax = Field(
+        default="once",
+        description="twice: the authors' network ends in a softmax, and both losses apply another",
+    )
+    refit: bool = Field(
+        default=True, description="whether sources refit their heads to the mean of the encoders"
+    )
+
+
+def answers(logits: Tensor, softmax: Softmax) -> Tensor:
+    """What both losses take for logits -> (N, C)."""
+    return logits if softmax == "once" else logits.softmax(dim=1)
+
+
+def discrepancy(logits1: Tensor, logits2: Tensor, softmax: Softmax = "once") -> Tensor:
+    """Mean |p1 - p2|, over images and classes -> scalar."""
+    p1, p2 = (answers(each, softmax).softmax(dim=1) for each in (logits1, logits2))
+    return (p1 - p2).abs().mean()
+
+
+def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
+    """The layout of a head that is sent without its encoder."""
+    return {"head": replace(model, entries=tuple(e for e in model.entries if is_head(e.name)))}
+
+
+def is_head(name: str) -> bool:
+    """Whether an entry of a model belongs to its head."""
+    return name.startswith("head.")
+
+
+HEAD = {"head": Kind.MODEL}
+NUMBERS = frozenset({"loss", "steps", "seconds"})
+REFIT: Hop = {"source": Part(Rule(MODEL), Rule(HEAD, NUMBERS), labels=True)}
+# The model has one of the heads; the other comes beside it.
+CROSS: Hop = {"target": Part(Rule(MODEL | HEAD), Rule(MODEL, NUMBERS))}
+
+# The authors' script for Digit-Five: 1,000 rounds.
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "official": {
+        "softmax": "twice",
+        "refit": True,
+        "train.optimizer": "sgd",
+        "train.lr": 0.005,
+        "train.momentum": 0.9,
+        "train.weight-decay": 0.0005,
+        "train.schedule": "ganin",
+        "train.batch-size": 128,
+        "train.carry-momentum": True,
+    },
+}
+
+METHOD = Method(
+    "fact",
+    "FACT",
+    Config,
+    (Phase("cross", {"train": fedavg.TRAIN, "refit": REFIT, "cross": CROSS}, layouts=layouts),),
+    PRESETS,
+)

@@ -1,0 +1,188 @@
+"""FACT: the discrepancy, a whole round against one loop, and what crosses."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from clients.fact import groups_of
+from clients.site.memory import resident
+from fedda import models
+from fedda.algorithms import fact
+from fedda.config import ModelConfig
+from fedda.data import Labelled, load_source, load_target
+from fedda.errors import ConfigError, QuorumError
+from fedda.train import round_images, seed_for
+from tests.local_grid import (
+    CLASSES,
+    SIDE,
+    SOURCES,
+    Bench,
+    Node,
+    ScriptedGrid,
+    assert_close,
+    never,
+    run,
+)
+from tests.reference import fact as twin
+
+FACT: dict[str, Any] = {"train.momentum": 0.9, "train.lr": 0.05, "train.schedule": "constant"}
+FACT |= {"model.bottleneck": 6}
+
+
+def test_the_discrepancy_by_hand() -> None:
+    """Heads that say 3 to 1 and 1 to 3 differ by one half in each class."""
+    one = torch.tensor([[math.log(3.0), 0.0]])
+    assert fact.discrepancy(one, -one).item() == pytest.approx(0.5)
+    assert fact.discrepancy(one, one + 7).item() == pytest.approx(0, abs=1e-6)
+    # Softmax twice of (3/4, 1/4): 1 / (1 + exp(-1/2)); never more than that of (1, 0).
+    wanted = 2 / (1 + math.exp(-0.5)) - 1
+    assert fact.discrepancy(one, -one, "twice").item() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("softmax", ["once", "twice"])
+def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
+    draws = torch.Generator().manual_seed(2)
+    one, other = (2 * torch.randn(9, 5, generator=draws, dtype=torch.float64) for _ in range(2))
+    wanted = twin.discrepancy(one.tolist(), other.tolist(), softmax == "twice")
+    assert fact.discrepancy(one, other, softmax).item() == pytest.approx(wanted)
+    answers = fact.answers(one, softmax)
+    assert torch.equal(answers, one if softmax == "once" else one.softmax(dim=1))
+
+
+def test_each_half_of_a_pretrained_network_has_the_rates_of_the_whole() -> None:
+    model = models.build(ModelConfig(name="mlp", sizes="6", bottleneck=4), (5,), 3, seed=0)
+    model.pretrained = True
+    rates = [[g["lr"] for g in groups_of(model, half, 0.1)] for half in (model.encoder, model.head)]
+    assert rates == [[0.1, 1.0], [1.0]]
+    parts = groups_of(model, model.head, 0.1)[0]["params"]
+    assert {id(p) for p in parts} == {id(p) for p in model.head.parameters()}
+
+
+# ---- a whole round -----------------------------------------------------------------------------
+
+
+def batches_of(node: Node) -> list[tuple[Tensor, Tensor | None]]:
+    """The batches of a site's first round."""
+    site = resident(tuple(sorted(node.items())))
+    data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
+    (share,) = round_images(site.blocks.blocks, 1, 1, seed_for(0, str(node["name"])))
+    y = data.y if isinstance(data, Labelled) else None
+    parts = [part for part in share.split(16) if len(part) > 1]
+    return [(data.x[p].float() / 255, None if y is None else y[p]) for p in parts]
+
+
+def one_loop(
+    start: models.Model, nodes: dict[str, Node], pair: list[str], twice: bool, refit: bool
+) -> dict[str, Tensor]:
+    """One round of FACT with all data in one place -> the next model."""
+
+    def sgd(half: nn.Module) -> optim.Optimizer:
+        return optim.SGD(half.parameters(), lr=0.05, momentum=0.9)
+
+    def fit(model: models.Model, half: nn.Module, name: str) -> None:
+        model.train()
+        optimizer = sgd(half)
+        for x, y in batches_of(nodes[name]):
+            logits = model(x)
+            assert y is not None
+            optimizer.zero_grad()
+            F.cross_entropy(logits.softmax(dim=1) if twice else logits, y).backward()
+            optimizer.step()
+
+    trained = {}
+    for name in pair:
+        trained[name] = copy.deepcopy(start)
+        fit(trained[name], trained[name], name)
+    states = [trained[name].state_dict() for name in pair]
+    mean = {n: (states[0][n] + states[1][n]) / 2 for n in states[0] if n.startswith("encoder.")}
+    heads = []
+    for name in pair:
+        model = trained[name]
+        model.load_state_dict(mean, strict=False)
+        if refit:
+            fit(model, model.head, name)
+        heads.append(copy.deepcopy(model.head))
+    target = copy.deepcopy(start)
+    target.load_state_dict(mean, strict=False)
+    target.train()
+    optimizer = sgd(target.encoder)
+    for x, _ in batches_of(nodes["town"]):
+        z = target.features(x)
+        p, q = (head(z).softmax(dim=1) for head in heads)
+        if twice:
+            p, q = p.softmax(dim=1), q.softmax(dim=1)
+        optimizer.zero_grad()
+        (p - q).abs().mean().backward()
+        optimizer.step()
+    both = [head.state_dict() for head in heads]
+    head = {f"head.{n}": (both[0][n] + both[1][n]) / 2 for n in both[0]}
+    return target.state_dict() | head
+
+
+@pytest.mark.parametrize(("softmax", "refit"), [("once", True), ("twice", True), ("once", False)])
+def test_a_round_computes_the_same_as_one_loop(
+    domains: list[Node], softmax: str, refit: bool
+) -> None:
+    settings = {k.replace(".", "__"): v for k, v in FACT.items()}
+    bench = Bench(domains, "fact", fact__softmax=softmax, fact__refit=refit, **settings)
+    config = bench.task.model
+    start = models.build(config, bench.task.dims, CLASSES, seed=0)
+    found, numbers = bench.round()
+    pair = [node.name for node in bench.strategy.pair]  # type: ignore[attr-defined]
+    nodes = {str(node["name"]): node for node in domains}
+    wanted = one_loop(start, nodes, pair, softmax == "twice", refit)
+    assert_close(found, {n: t.detach().numpy() for n, t in wanted.items()}, 1e-4)
+    assert bench.strategy.weights == dict.fromkeys(pair, 0.5)
+    assert 0 < numbers["discrepancy"] < 1 and numbers["loss"] > 0
+
+
+def test_two_sources_take_part_and_all_in_turn(domains: list[Node], tmp_path: Path) -> None:
+    grid = ScriptedGrid(domains)
+    results, _ = run(
+        domains, FACT | {"method": "fact", "rounds": 6, "run.dir": str(tmp_path)}, grid=grid
+    )
+    assert results["events"] == []
+    (training,) = results["trainings"]["fact"]
+    pairs = [tuple(each["weights"]) for each in training["rounds"]]
+    assert all(len(pair) == 2 for pair in pairs) and {s for p in pairs for s in p} == {*SOURCES}
+    asked = [c.hop for c in grid.crossed if c.way == "to" and c.kind == "train"]
+    assert asked == ["train", "train", "refit", "refit", "cross"] * 6
+    # Replies to `refit` are heads, much smaller than models.
+    for c in grid.crossed:
+        if (c.way, c.hop) == ("from", "refit"):
+            assert c.arrays == {"head": "model"}
+
+
+def test_without_refitting_the_heads_are_those_of_the_training(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(domains)
+    settings = FACT | {"method": "fact", "fact.refit": False, "run.dir": str(tmp_path)}
+    run(domains, settings, grid=grid)
+    assert {c.hop for c in grid.crossed if c.kind == "train"} == {"train", "cross"}
+
+
+def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(domains, "fact", {name: never for name in SOURCES}, wait__train=0.5)
+    with pytest.raises(QuorumError, match="bert and carl gave no usable reply"):
+        bench.round()
+    two = [node for node in domains if node["name"] in ("anna", "town")]
+    settings = FACT | {"method": "fact", "run.expect": 2, "wait.tries": 1}
+    with pytest.raises(ConfigError, match="this run has one; let another source join"):
+        run(two, settings | {"run.dir": str(tmp_path)})
+    bench = Bench(domains, "fact")
+    bench.grid.offline = {"anna", "bert"}
+    with pytest.raises(QuorumError, match="1 source is connected, but FACT compares two"):
+        bench.begin()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        fact.Config(softmax="thrice")  # type: ignore[arg-type]
