@@ -107,7 +107,7 @@ class RobustMean:
 
     def __init__(self, like: Arrays, rule: Rule, liars: float) -> None:
         self._like = like
-        self._rule = rule
+        self._rule: Rule = rule
         self._liars = liars
         self._models: dict[str, Arrays] = {}
         self._weights: dict[str, float] = {}
