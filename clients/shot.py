@@ -34,7 +34,8 @@ class Source(fedavg.Source):
         """Train as a run of so many rounds would, at the rates of its schedule."""
         o, size = self.options, self.task.train.batch_size
         total, steps = 0.0, 0
-        normed = o.head == "weight-norm"
+        # `train.lipschitz` bounds the layers of the model, and would not find a normed head's W.
+        normed = o.head == "weight-norm" and not self.task.train.lipschitz
         with weight_normed(self.model) if normed else nullcontext():
             optimizer = self.optimizer(carried=False)
             begin = learning_rate(self.task.train, self.request.round, self.task.rounds)

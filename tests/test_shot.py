@@ -276,6 +276,17 @@ def test_a_source_trains_all_epochs_in_its_only_round(domains: list[Node], tmp_p
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("most", [0.0, 0.5])
+def test_a_bound_on_the_layers_holds_for_the_head_too(
+    domains: list[Node], tmp_path: Path, most: float
+) -> None:
+    grid = ScriptedGrid(domains)
+    settings = SHOT | {"rounds": 2, "train.lr": 0.5, "train.lipschitz": most}
+    run(domains, settings | {"run.dir": str(tmp_path)}, grid=grid)
+    norms = [torch.linalg.matrix_norm(m["head.weight"], 2) for m in sent_models(grid).values()]
+    assert all((norm <= 0.501) is (most > 0) for norm in map(float, norms))
+
+
 def test_no_message_goes_to_a_source_after_the_first_phase(
     domains: list[Node], tmp_path: Path
 ) -> None:
