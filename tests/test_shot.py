@@ -281,10 +281,11 @@ def test_a_bound_on_the_layers_holds_for_the_head_too(
     domains: list[Node], tmp_path: Path, most: float
 ) -> None:
     grid = ScriptedGrid(domains)
-    settings = SHOT | {"rounds": 2, "train.lr": 0.5, "train.lipschitz": most}
+    settings = SHOT | {"rounds": 2, "shot.epochs": 6, "train.lipschitz": most}
     run(domains, settings | {"run.dir": str(tmp_path)}, grid=grid)
     norms = [torch.linalg.matrix_norm(m["head.weight"], 2) for m in sent_models(grid).values()]
-    assert all((norm <= 0.501) is (most > 0) for norm in map(float, norms))
+    # A step of the power method follows the norm closely, but not exactly.
+    assert [float(norm) < 0.53 for norm in norms] == [most > 0] * 3
 
 
 def test_no_message_goes_to_a_source_after_the_first_phase(
