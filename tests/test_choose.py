@@ -474,7 +474,7 @@ def test_the_paragraph_names_a_simpler_choice_and_short_trainings(tmp_path: Path
     rung = replace(search.rungs[-1], number=1, rounds=1)
     made = Choice(search, Outcome(rung, search.plan, found), decide(found), [], {})
     said = paragraph(made)
-    assert said.startswith("Take AdaBN.") and "1 of 4 rounds" in said
+    assert said.startswith("Take AdaBN.") and "1 of 4 rounds" in said and "is weak" in said
     assert "12 are above FedAvg's and 0 below" in said
     worse = [FEDAVG, candidate("fdann", *[trained(0.6, -0.1)] * 3)]
     made = Choice(search, Outcome(rung, search.plan, worse), decide(worse), [], {})

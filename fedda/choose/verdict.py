@@ -69,6 +69,11 @@ class Choice:
         return self.outcome.rung == self.search.rungs[-1]
 
     @property
+    def sure(self) -> str:
+        """`sureness`; what rests on short trainings is weak."""
+        return sureness(self.decision) if self.full else "weak"
+
+    @property
     def command(self) -> str:
         """The command that runs the choice."""
         v, plan = self.decision.chosen, self.search.plan
@@ -110,7 +115,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "seeds": choice.seeds,
         "seeds_first": d.seeds[0],
         "evidence": dict(zip(("above", "below", "all"), d.pieces, strict=True)),
-        "sure": sureness(d),
+        "sure": choice.sure,
         "alone": {kind: v.name for kind, v in d.alone.items()},
         "candidates": [_entry(choice, c) for c in outcome.candidates],
         "dropped": {v.name: rung for v, rung in outcome.dropped.items()},
@@ -185,7 +190,7 @@ def paragraph(choice: Choice) -> str:
     agree = sum(v == d.chosen for v in d.alone.values())
     text.append(
         f"It stands first in {first} of {counted(seeds, 'seed')}, and {agree} of "
-        f"{len(d.alone)} kinds of evidence would take it alone: this choice is {sureness(d)}."
+        f"{len(d.alone)} kinds of evidence would take it alone: this choice is {choice.sure}."
     )
     if not choice.full:
         text.append(

@@ -46,8 +46,8 @@ def choose(
         typer.Option(
             metavar="MINUTES",
             min=0,
-            help="Time for all trainings; what does not fit is not tried, and the report says so. "
-            "0: no limit.",
+            help="Minutes of training, on as many cores as --jobs says; what does not fit is not "
+            "tried, and the report says so. 0: no limit.",
         ),
     ] = 0.0,
     change: Annotated[
