@@ -29,9 +29,9 @@ from fedda.results.worth import VALIDATORS
 
 from .candidates import REFERENCE
 
-# With one seed, the net share of the votes that makes a candidate clearly ahead. Set on SURF features
-# with seed 10: with a half, FedAvg would be taken in five of ten rungs, and in the four of these that
-# have another leader, that one is better by the labels.
+# With one seed, the net share of the votes that makes a candidate clearly ahead. Set on SURF
+# features with seed 10: with a half, FedAvg would be taken in five of ten rungs, and in the four of
+# these that have another leader, that one is better by the labels.
 ALONE = 0.25
 HALF = 0.5
 KINDS = ("estimate", *VALIDATORS, "agreement")
