@@ -16,6 +16,8 @@ Tables:
                  them the same methods with the frozen network at 96 pixels
     googlenet    the same methods; GoogLeNet's features (--preset vectors)
     adversarial  f-DANN, f-WDGRL, f-DAN and MDAN, as `frozen`
+    source-free  SHOT and DECISION, whose sources may leave after the first round, and FACT, beside
+                 FedAvg, AdaBN and KD3A, as `googlenet`
     fada         the models of FADA beside f-DANN, f-DAN and MDAN, as `googlenet`
     dils         DILS, as `frozen`, with caltech as the only source
 
@@ -79,6 +81,12 @@ JOINT = [
     Variant("fdan", label="f-DAN"),
     Variant("mdan", label="MDAN"),
 ]
+FREE = [
+    *(v for v in FIRST if v.method != "fedprox"),
+    Variant("shot", label="SHOT"),
+    Variant("decision", label="DECISION"),
+    Variant("fact", label="FACT"),
+]
 ONE, SMALL = "caltech", "dslr"  # the only source in the table dils; too small for a gradient
 PAIR = [
     *FIRST[:2],
@@ -103,6 +111,13 @@ TABLES: dict[str, tuple[str, str, Flat, list[Variant], str]] = {
     "frozen": ("office_caltech10_photos", "photos", {}, ALL, BASELINE.name),
     "finetuned": ("office_caltech10_photos", "photos", CHANGED, TUNED, TUNED[0].name),
     "googlenet": ("office_caltech10_googlenet1024", "vectors", {}, ALL, BASELINE.name),
+    "source-free": (
+        "office_caltech10_googlenet1024",
+        "vectors",
+        {},
+        FREE,
+        BASELINE.name,
+    ),
     "adversarial": (
         "office_caltech10_photos",
         "photos",
