@@ -116,6 +116,8 @@ class Method:
         chain: None if the trainings of one seed are independent of each other. Otherwise each of
             them also has the sites and models of the targets before it, and the function of the
             settings returns the targets' names in order; if it returns none, all are adapted to.
+        sharpens: whether training at the target maximises infomax. Infomax and BNM then do not tell
+            whether the model is good, and `fedda choose` leaves them out for it.
         robust: whether the server takes `guard.mean` of the models that sites train.
         open: a function of the settings: whether a chain goes on with targets that join later.
     """
@@ -132,6 +134,7 @@ class Method:
     chain: Callable[[Any], Sequence[str]] | None = None
     robust: bool = False
     open: Callable[[Any], bool] = lambda options: False
+    sharpens: bool = False
     search: Search = field(default_factory=dict)
 
     def __post_init__(self) -> None:

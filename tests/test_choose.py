@@ -205,6 +205,18 @@ def test_a_candidate_without_estimate_or_agreement_is_judged_by_the_rest() -> No
     assert rough.values["estimate"] is None
 
 
+def test_infomax_is_no_evidence_for_a_method_that_maximises_it() -> None:
+    """SHOT's models are sure because they are trained to be; agreement says that they are worse."""
+    usual = trained(None, 0.0, 0.7)
+    validators = usual.worth["validators"] | {"infomax": 2.0, "bnm": 0.9}
+    sure = [replace(usual, worth={**usual.worth, "validators": validators})] * 3
+    found = decide([FEDAVG, candidate("shot", *sure)])
+    assert found.chosen == FEDAVG.variant and found.standing[Variant("shot")] < 0.5
+    assert found.alone["infomax"] == found.alone["bnm"] == FEDAVG.variant
+    other = decide([FEDAVG, candidate("fact", *sure)])
+    assert other.alone["infomax"] == Variant("fact") and other.standing[Variant("fact")] >= 0.5
+
+
 def test_one_seed_is_never_clear() -> None:
     better = candidate("kd3a", trained(0.8, 0.1, 0.9))
     found = decide([candidate("fedavg", trained()), better])

@@ -70,4 +70,5 @@ METHOD = Method(
     PRESETS,
     stays=lambda options: True,
     extend=shot.extend,
+    sharpens=True,
 )

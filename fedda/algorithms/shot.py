@@ -180,5 +180,12 @@ def phases(adapt: Hop) -> tuple[Phase, ...]:
 
 
 METHOD = Method(
-    "shot", "SHOT", Config, phases(ADAPT), PRESETS, stays=lambda options: True, extend=extend
+    "shot",
+    "SHOT",
+    Config,
+    phases(ADAPT),
+    PRESETS,
+    stays=lambda options: True,
+    extend=extend,
+    sharpens=True,
 )

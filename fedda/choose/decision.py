@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedda import plugins
 from fedda.compare.variants import Variant
 from fedda.maths import choice
 from fedda.results import transfer
@@ -34,6 +35,7 @@ from .candidates import REFERENCE
 # these that have another leader, that one is better by the labels.
 ALONE = 0.25
 HALF = 0.5
+SHARP = ("infomax", "bnm")  # both ask whether predictions are sure and balanced
 KINDS = ("estimate", *VALIDATORS, "agreement")
 
 
@@ -73,9 +75,14 @@ class Candidate:
     def reference(self) -> bool:
         return self.variant.method == REFERENCE and not self.variant.settings
 
+    def values(self, seed: int) -> dict[str, float | None]:
+        """The value of each kind of evidence with a seed; one that is trained for is none."""
+        trained_for = SHARP if plugins.method(self.variant.method).sharpens else ()
+        return self.trained[seed].values | dict.fromkeys(trained_for)
+
     def mean(self, kind: str) -> float | None:
         """Mean over the seeds of one kind of evidence."""
-        values = [v for t in self.trained.values() if (v := t.values[kind]) is not None]
+        values = [v for seed in self.trained if (v := self.values(seed)[kind]) is not None]
         return statistics.fmean(values) if values else None
 
 
@@ -149,7 +156,7 @@ def clear(duels: Sequence[float]) -> bool:
 
 
 def _evidence(candidates: Sequence[Candidate], seed: int) -> dict[str, list[float | None]]:
-    values = [c.trained[seed].values for c in candidates]
+    values = [c.values(seed) for c in candidates]
     return {kind: [v[kind] for v in values] for kind in KINDS}
 
 
@@ -174,8 +181,8 @@ def _cost(candidate: Candidate) -> tuple[bool, float, int]:
 def _pieces(chosen: Candidate, base: Candidate) -> tuple[int, int, int]:
     """Pieces of evidence that are above the reference's, below, and all; SND is none."""
     leads = []
-    for seed, trained in chosen.trained.items():
-        ours, theirs = trained.values, base.trained[seed].values
+    for seed in chosen.trained:
+        ours, theirs = chosen.values(seed), base.values(seed)
         kinds = [k for each in choice.WITNESSES.values() for k in each]
         leads += [x for k in kinds if (x := choice.lead(ours[k], theirs[k])) is not None]
     return sum(x > 0 for x in leads), sum(x < 0 for x in leads), len(leads)
