@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda import plugins
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL = "results.json", "model.safetensors"
@@ -161,6 +160,8 @@ def adapted_elsewhere(results: Results) -> list[str]:
 
 def _shared_by(method: str) -> str:
     """How to have a method's adapted model sent, in brackets; empty if it cannot be."""
+    from fedda import plugins  # loads torch, which most tables do without
+
     known = method in plugins.methods()
     can = known and "share" in plugins.method(method).config.model_fields
     return f" ({method}.share=true would send it)" if can else ""
