@@ -14,10 +14,10 @@ Rows are the rules of `guard.mean` for FedAvg, told the true share of liars wher
 KD3A, which weighs sources itself. `guard.max-change` is off, so that all lies arrive; the last row
 has its default.
 
-Accuracies are those of the target in the last round, mean over the seeds; `ended` stands where lies
-grew until the run's numbers were not finite. The last line is one JSON object: row -> lie -> [mean,
-standard deviation over the seeds] in %, or null. Trainings are kept in --out, so the same command
-continues where it was stopped.
+Accuracies are those of the target in the last round, mean over the seeds. `ended` stands where one
+run or more ended early, as models had grown until no site gave a usable reply. The last line is one
+JSON object: row -> lie -> [mean, standard deviation over the seeds] in %, or null. Trainings are
+kept in --out, so the same command continues where it was stopped.
 """
 
 import argparse
