@@ -69,7 +69,7 @@ SETTINGS: Flat = {
     "model.sizes": "128",
     "train.rounds-per-epoch": 0.25,
     "train.batch-size": 16,
-    "train.lr": 0.03,
+    "train.lr": 0.01,
     "guard.max-change": 0.0,
     "run.baseline": "",
     "track.tensorboard": False,
