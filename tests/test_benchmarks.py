@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedda import models, plugins
+from fedda import halves, models, plugins
 from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
 from fedda.ops.spawn import LOOPBACK
@@ -230,6 +230,16 @@ def test_lies_and_means_in_small(here: Path) -> None:
 
     told, honest = weights("2-scaled-2-0"), weights("2-none-0-0")
     assert sum(share < 0.5 * honest[site] for site, share in told.items()) == 2
+
+
+def test_liars_of_one_run_do_not_lie_in_the_next(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation, robust = halves.load("server", "simulation"), load("robust")
+    honest = simulation.LocalGrid
+    for lie in ("noise", "scaled"):  # each run puts its own grid where the server takes it
+        monkeypatch.setattr(simulation, "LocalGrid", robust.lying_grid([], lie, 0))
+    assert simulation.LocalGrid.__bases__ == (honest,)
 
 
 def test_the_choice_in_small(here: Path) -> None:

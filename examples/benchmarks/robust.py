@@ -69,13 +69,14 @@ SETTINGS: Flat = {
     "model.sizes": "128",
     "train.rounds-per-epoch": 0.25,
     "train.batch-size": 16,
-    "train.lr": 0.01,
+    "train.lr": 0.03,
     "guard.max-change": 0.0,
     "run.baseline": "",
     "track.tensorboard": False,
 }
 
 
+HONEST: Any = load("server", "simulation").LocalGrid  # before a run puts liars on it
 Found = dict[str, dict[str, list[float] | None]]
 
 
@@ -124,7 +125,7 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
     """A grid on which some sites' replies are lies."""
     draws = np.random.default_rng(seed)
 
-    class LyingGrid(load("server", "simulation").LocalGrid):
+    class LyingGrid(HONEST):
         def _call(self, message: Message) -> Message:
             reply = super()._call(message)
             node = nodes[message.metadata.dst_node_id - 1]
