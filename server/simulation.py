@@ -24,6 +24,7 @@ from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
 from fedda.halves import load
+from fedda.ops.engines import check_engine
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig
 from fedda.wire import Role
@@ -140,9 +141,10 @@ def simulate(
         engine: `process` calls the clients one after the other, `ray` uses Flower's simulation.
 
     Raises:
-        ConfigError: the run is to wait for sites that join later.
+        ConfigError: the run is to wait for sites that join later, or the engine is not installed.
     """
     check_closed(config)
+    check_engine(engine)
     journal.write("started", engine=engine)
     place = Path(config.run.dir).absolute() / config.run.name / SITES
     # One person has the data of all simulated sites, so a site needs no minimum and no secret of

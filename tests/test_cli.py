@@ -17,8 +17,9 @@ from clients.node import resident
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
-from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
-from fedda.ops import bundle, lock, submit
+from fedda.compare import options
+from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
+from fedda.ops import bundle, engines, lock, submit
 from fedda.results import progress
 from fedda.settings import RunConfig
 from server.superlink import control, gateway
@@ -209,6 +210,17 @@ def test_both_engines_use_one_thread(
     words = ("--simulate", tmp_path, "--target", "a", "--engine", engine)
     assert fedda("run", "kd3a", "--dir", tmp_path.parent / "runs", *words).exit_code == 0
     assert (begun[0].engine, begun[0].threads) == (engine, 1)
+
+
+def test_an_engine_that_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    words = ("--simulate", tmp_path, "--target", "a", "--engine", "ray")
+    needs = ('pip install "fedda[simulation]"', "leave out --engine")
+    refused(fedda("run", "kd3a", *words), 1, "--engine ray", *needs)
+    with pytest.raises(ConfigError, match="--engine ray"):
+        options.jobs_of(1, 1, "ray")
 
 
 def test_runs_are_not_written_among_the_domains(

@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 
+from clients.node.standing import Standing
 from fedda import cli
 from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError
@@ -85,7 +86,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
         line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
         line = re.sub(r"[`;]|\|\|", " ; ", line)
         found = re.search(r"(?:^|[\s;])(fedda(?:-client)? [a-z-].*)", line)
-        if found and "docker build" not in line:
+        if found and not re.search(r"docker (build|run|image)", line):
             words = shlex.split(found[1].replace("...", ""), comments=True)
             yield words[: words.index(";")] if ";" in words else words
 
@@ -134,7 +135,13 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
 
 @pytest.mark.parametrize(
     ("file", "count"),
-    [("README.md", 12), ("compose.demo.yml", 2), ("compose.server.yml", 1), ("demo-init.sh", 3)],
+    [
+        ("README.md", 12),
+        ("compose.demo.yml", 2),
+        ("compose.server.yml", 1),
+        ("demo-init.sh", 3),
+        ("smoke.sh", 3),
+    ],
 )
 def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()
@@ -193,7 +200,12 @@ def test_the_readmes_ports_are_the_published_ones() -> None:
 
 def test_demo_sites_reach_only_the_server() -> None:
     demo = yaml.safe_load((DEPLOY / "compose.demo.yml").read_text())
-    assert demo["networks"] == {name: {"internal": True} for name in SITES}
+    # An internal network reaches no other; without an address on the bridge not the host either.
+    alone = {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert demo["networks"] == dict.fromkeys(SITES, alone)
     assert demo["services"]["server"]["networks"] == list(SITES)
     assert demo["services"]["init"]["network_mode"] == "none"
     roles = {}
@@ -216,11 +228,21 @@ def test_lasting_services_are_confined_and_watched(file: str, name: str) -> None
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert not str(service.get("user", "10001")).startswith("0")
-    kind, python, script, address, ca = service["healthcheck"]["test"]
+    kind, python, script, address, ca, *state = service["healthcheck"]["test"]
     assert (kind, python, script) == ("CMD", "python", "/opt/fedda/health.py")
     assert re.fullmatch(rf"https://[\w.]+:{PUBLIC_PORT}", address)
     assert Path(ca).name == "ca.crt"
     assert any(Path(ca).is_relative_to(mount) for mount in targets(service))
+    # A site's check also reads whether the server took the site.
+    command = service["command"]
+    kept = parse(command)["state_dir"] if command[0] == "fedda-client" else None
+    assert [Path(folder) for folder in state] == ([kept] if kept else [])
+
+
+def test_the_demo_builds_its_image_once() -> None:
+    built = [name for name, service in services("compose.demo.yml").items() if "build" in service]
+    assert built == ["init"]
+    assert {service["image"] for service in services("compose.demo.yml").values()} == {"fedda"}
 
 
 def test_image_contains_what_the_compose_files_use() -> None:
@@ -282,14 +304,28 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> None:
-    def check(port: int, ca: Path) -> int:
+    def check(port: int, ca: Path, *state: Path) -> str:
         command = [sys.executable, str(DEPLOY / "health.py"), f"https://{LOOPBACK}:{port}", str(ca)]
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+        command += map(str, state)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode == 0) == (not done.stderr)
+        return done.stderr
 
     with Deployment(tmp_path, {}) as deployment:
         assert deployment.ca is not None
-        assert check(deployment.port, deployment.ca) == 0
-        assert check(free_port(), deployment.ca) != 0
+        assert check(deployment.port, deployment.ca) == ""
+        assert "cannot be reached" in check(free_port(), deployment.ca)
+
+        site = tmp_path / "site"
+        site.mkdir()
+        assert "has not started yet" in check(deployment.port, deployment.ca, site)
+        standing = Standing(site)
+        standing.tell("connected", "to hub:8443 as node 7")
+        standing.tell("work", "train for run 1")
+        assert check(deployment.port, deployment.ca, site) == ""
+        standing.tell("refused", "hub:8443 does not accept this site's key")
+        refused = check(deployment.port, deployment.ca, site)
+        assert refused.endswith("has not joined: hub:8443 does not accept this site's key\n")
         stranger = tmp_path / "other"
         subprocess.run(
             [sys.executable, "-m", "fedda.cli", "keys", "init", "--dir", str(stranger)],
@@ -298,7 +334,7 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
             timeout=60,
             capture_output=True,
         )
-        assert check(deployment.port, stranger / "ca.crt") != 0
+        assert "certificate verify failed" in check(deployment.port, stranger / "ca.crt")
 
 
 class Composed:

@@ -261,23 +261,30 @@ def client(
 
                 torch.set_num_threads(threads)
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
+            standing = load("clients", "node.standing").Standing(state)
+
+            def say(kind: str, text: str) -> None:
+                logging.getLogger("fedda.client").info("%s: %s", kind, text)
+                standing.tell(kind, text)
+
             logging.getLogger("fedda.client").info("connecting to %s", superlink)
-            resident.serve(
-                installed,
-                superlink=superlink,
-                node_config=config,
-                root_certificates=ca,
-                key=key,
-                insecure=insecure,
-                on_event=_say,
-                on_refusal=trail.answered,
-                state=state,
-                patience=patience,
-            )
-
-
-def _say(kind: str, text: str) -> None:
-    logging.getLogger("fedda.client").info("%s: %s", kind, text)
+            standing.tell("waiting", f"connecting to {superlink}")
+            try:
+                resident.serve(
+                    installed,
+                    superlink=superlink,
+                    node_config=config,
+                    root_certificates=ca,
+                    key=key,
+                    insecure=insecure,
+                    on_event=say,
+                    on_refusal=trail.answered,
+                    state=state,
+                    patience=patience,
+                )
+            except KeyFileError as error:
+                standing.tell("refused", str(error))
+                raise
 
 
 def _logging(file: Path | None) -> None:

@@ -12,6 +12,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption
 from fedda.cli.launch import LAUNCH, Launch, apart, begun, on_terminate, perform
 from fedda.errors import ConfigError, RunError
+from fedda.ops.engines import check_engine
 from fedda.ops.lock import alone, holder, still_going_on
 from fedda.results import read
 from fedda.settings import RunConfig, overrides, presets
@@ -162,6 +163,7 @@ def run(
             flat = _flat(method, change or [], preset or [], given, baseline)
             flat["run.dir"] = str(directory.absolute())
             flat["run.name"] = name or _free_name(directory, method)
+            check_engine(engine)
             launch = Launch(
                 str(simulate.absolute()) if simulate else "",
                 target if simulate else "",

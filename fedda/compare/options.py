@@ -11,6 +11,7 @@ from fedda import plugins
 from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
+from fedda.ops.engines import check_engine
 from fedda.settings import overrides, presets
 
 from .plan import Plan
@@ -134,6 +135,7 @@ def poison_of(text: str) -> dict[str, float]:
 
 def jobs_of(jobs: int, threads: int, engine: str) -> int:
     """How many trainings at a time."""
+    check_engine(engine)
     if engine == "ray":
         if jobs > 1:
             raise ConfigError(
