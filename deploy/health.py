@@ -22,7 +22,7 @@ def main() -> None:
         with urllib.request.urlopen(f"{address}/health", timeout=5, context=context) as reply:
             status = reply.status
     except urllib.error.HTTPError as error:
-        sys.exit(f"{address} answers {error.code}: it is no fedda server, or not ready")
+        status = error.code
     except (OSError, ValueError) as error:
         sys.exit(f"{address} cannot be reached: {error}")
     if status != 200:
@@ -33,7 +33,8 @@ def main() -> None:
         except FileNotFoundError:
             sys.exit(f"{address} answers, but this site's client has not started yet")
         if stands["standing"] != "connected":
-            sys.exit(f"{address} answers, but this site has not joined: {stands['text']}")
+            how = f"{stands['standing']}: {stands['text']}"
+            sys.exit(f"{address} answers, but this site has not joined ({how})")
 
 
 if __name__ == "__main__":

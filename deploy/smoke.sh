@@ -44,7 +44,7 @@ address() { # of a container, in each of its networks
 }
 
 echo "== build, and wait until every site has joined"
-docker compose -p fedda-smoke -f deploy/compose.demo.yml down --volumes --timeout 5 2>/dev/null || true
+compose down --volumes --timeout 5 2>/dev/null || true
 [ "${1:-}" = --no-build ] || compose build --quiet
 size=$(docker image inspect --format '{{.Size}}' fedda)
 echo "image: $((size / 1000000)) MB"
@@ -57,7 +57,7 @@ compose exec -T server fedda run dils --server /hub --dir /runs --baseline none 
   -c collaborator=handwritten -c pretrain=2 -c train.lr=0.01 \
   -c wait.min-sources=3 -c input.size=16 -c input.channels=1
 compose exec -T server test -s /runs/kd3a/report.html
-compose exec -T fonts test -s /state/fonts/fonts/dils.dils-0.model.safetensors
+compose exec -T fonts test -s /state/site/fonts/dils.dils-0.model.safetensors
 
 echo "== what a site reaches: the server's two ports, and nothing else"
 # A listener on all of the host's addresses; that a container of an ordinary network reaches it shows
@@ -88,10 +88,10 @@ except OSError:
 for site in "${SITES[@]}"; do
   [ "$(dial "$site" server 8443)" = open ] || fail "$site does not reach the server"
   [ "$(dial "$site" server 8000)" = closed ] || fail "$site reaches the operator's port"
-  own=$(docker network inspect --format '{{range .IPAM.Config}}{{.Gateway}} {{.Subnet}}{{end}}' \
+  own=$(docker network inspect --format '{{range .IPAM.Config}}{{.Subnet}} {{.Gateway}}{{end}}' \
     "fedda-smoke_$site")
-  read -r bridge subnet <<<"$own"
-  # The engine names no gateway where there is none; the first address would be it.
+  read -r subnet bridge <<<"$own"
+  # Some engines name no gateway; the first address is, or would be, it.
   first="${subnet%.*}.1"
   for host in "${hosts[@]}" ${bridge:+"$bridge"} "$first"; do
     seen=$(dial "$site" "$host" 18099)

@@ -323,9 +323,16 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
         standing.tell("connected", "to hub:8443 as node 7")
         standing.tell("work", "train for run 1")
         assert check(deployment.port, deployment.ca, site) == ""
-        standing.tell("refused", "hub:8443 does not accept this site's key")
+        standing.tell("refused", "a message of node 5, not of the server")
+        assert check(deployment.port, deployment.ca, site) == ""
+        standing.tell("waiting", "for hub:8443, which does not know this key (yet)")
+        waiting = check(deployment.port, deployment.ca, site)
+        assert waiting.endswith("(waiting: for hub:8443, which does not know this key (yet))\n")
+        standing.refused("hub:8443 does not accept this site's key")
         refused = check(deployment.port, deployment.ca, site)
-        assert refused.endswith("has not joined: hub:8443 does not accept this site's key\n")
+        assert refused.endswith(
+            "has not joined (refused: hub:8443 does not accept this site's key)\n"
+        )
         stranger = tmp_path / "other"
         subprocess.run(
             [sys.executable, "-m", "fedda.cli", "keys", "init", "--dir", str(stranger)],

@@ -4,14 +4,16 @@ import json
 import time
 from pathlib import Path
 
+from fedda.files import replacing
+
 FILE = "standing.json"
-# Events of `resident.serve` after which a site stands otherwise; all others leave it as it is.
+# Events of `resident.serve` after which a site stands otherwise; all others leave it as it is, such
+# as a message that the site refuses.
 STANDS = {
     "waiting": "waiting",
     "lost": "waiting",
     "connected": "connected",
     "back": "connected",
-    "refused": "refused",
     "stopped": "stopped",
 }
 
@@ -28,9 +30,14 @@ class Standing:
 
     def tell(self, kind: str, text: str) -> None:
         """Keep what an event says about how the site stands; other events change nothing."""
-        if kind not in STANDS:
-            return
-        now = {"standing": STANDS[kind], "text": text, "since": round(time.time())}
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(now) + "\n")
-        part.replace(self.path)  # a health check never reads half a file
+        if kind in STANDS:
+            self._keep(STANDS[kind], text)
+
+    def refused(self, text: str) -> None:
+        """Keep that the server takes this site's key no longer, or never did."""
+        self._keep("refused", text)
+
+    def _keep(self, standing: str, text: str) -> None:
+        now = {"standing": standing, "text": text, "since": round(time.time())}
+        with replacing(self.path) as part:  # a health check never reads half a file
+            part.write_text(json.dumps(now) + "\n")

@@ -74,9 +74,8 @@ SETTINGS: Flat = {
     "run.baseline": "",
     "track.tensorboard": False,
 }
-
-
 HONEST: Any = load("server", "simulation").LocalGrid  # before a run puts liars on it
+
 Found = dict[str, dict[str, list[float] | None]]
 
 

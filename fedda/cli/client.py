@@ -283,7 +283,7 @@ def client(
                     patience=patience,
                 )
             except KeyFileError as error:
-                standing.tell("refused", str(error))
+                standing.refused(str(error))
                 raise
 
 
