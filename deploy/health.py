@@ -19,6 +19,9 @@ def main() -> None:
     address, ca, *state = sys.argv[1:]
     try:
         context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        sys.exit(f"{ca} cannot be read as the server's authority: {error.strerror or error}")
+    try:
         with urllib.request.urlopen(f"{address}/health", timeout=5, context=context) as reply:
             status = reply.status
     except urllib.error.HTTPError as error:

@@ -315,6 +315,8 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
         assert deployment.ca is not None
         assert check(deployment.port, deployment.ca) == ""
         assert "cannot be reached" in check(free_port(), deployment.ca)
+        missing = check(deployment.port, tmp_path / "none.crt")
+        assert "none.crt cannot be read" in missing and "No such file" in missing
 
         site = tmp_path / "site"
         site.mkdir()
