@@ -195,14 +195,19 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_the_chain_in_small(here: Path) -> None:
+def test_the_chain_in_small(here: Path, load: Any) -> None:
     found = printed("chain", here)["pens"]
-    rows = ("no adaptation", "source", "random", "pad", "ocs")
+    rows = ("no adaptation", "source", "random", "pad", "ocs", "oracle")
     assert all(0 < found[row][0] < 100 and found[row][1] == 0 for row in rows)
     assert found["best_of_chance"] == round((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, 3)
     assert 0 <= found["best"] <= 1 and -1 <= found["correlation"] <= 1 and 0 <= found["kept"] <= 1
     text = (here / "made" / "chain-pens.md").read_text()
     assert text.count(" <- ") == 6  # the heading's and one per target
+    chain, pens = load("chain"), here / "chain" / "pens"
+    known = chain.before(pens / "runs", pens / "rotated", "oracle", 0)
+    for target, training in chain.chain(pens / "runs", "oracle", 0).items():
+        chosen = known[target][training["selection"]["collaborator"]]
+        assert chosen == max(known[target].values())
 
 
 @pytest.mark.slow

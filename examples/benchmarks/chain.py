@@ -19,6 +19,8 @@ Rows:
     random         from a candidate drawn by chance
     pad            from the one at the smallest proxy A-distance
     ocs            from the one with the smallest bound (eq. 5)
+    oracle         from the one whose model is best at the target before, by the target's test
+                   labels: no run can choose so, and it says what a perfect choice would gain
 
 Accuracies are those of the last round, on images that no training sees, mean over the targets. The
 last line is one JSON object: table -> row -> [mean, standard deviation over the seeds] in %, and
@@ -34,6 +36,7 @@ Runs are kept in --out, so the same command continues where it was stopped.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -42,6 +45,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import accuracy
 import numpy as np
@@ -55,10 +59,12 @@ from fedda.compare.tables import markdown
 from fedda.config import Flat
 from fedda.data import digits, rotate
 from fedda.halves import load
+from fedda.maths import ocs
+from fedda.results.read import MODEL
 from fedda.settings import RunConfig, overrides
 
 TABLES = ("pens", "mnist", "mnist-same")
-SELECTORS = ("source", "random", "pad", "ocs")
+SELECTORS = ("source", "random", "pad", "ocs", "oracle")
 HOME, TURNED = 0, (30, 60, 90, 120, 150)  # degrees
 ADAPTING = 8  # rounds
 CHAIN: Flat = {
@@ -127,12 +133,33 @@ def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat, near: bo
         flat = {key: value for key, value in flat.items() if not key.startswith("fruda.")}
     else:
         targets = order(seed, near)
-        flat = {**CHAIN, **changes, **own, "method": "fruda", "fruda.select": row}
-        flat["fruda.sequence"] = ",".join(targets)
+        flat = {**CHAIN, **changes, **own, "method": "fruda", "fruda.sequence": ",".join(targets)}
+        flat["fruda.select"] = "ocs" if row == "oracle" else row
     journal = load("server", "journal").Journal(None)
     config = RunConfig.parse(flat)
-    load("server", "simulation").simulate(config, nodes(folder, targets), journal, "process")
+    with contextlib.ExitStack() as stack:
+        if row == "oracle":
+            known = partial(oracle, folder=folder, out=out, seed=seed, targets=targets)
+            stack.enter_context(mock.patch.object(ocs, "choose", known))
+        load("server", "simulation").simulate(config, nodes(folder, targets), journal, "process")
     print(f"{row}, seed {seed}: done", flush=True)
+
+
+def oracle(
+    selector: str,
+    candidates: Sequence[ocs.Candidate],
+    draws: torch.Generator,
+    folder: Path,
+    out: Path,
+    seed: int,
+    targets: Sequence[str],
+) -> ocs.Candidate:
+    """Choose in place of `ocs.choose` the candidate whose model is best at the target."""
+    (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
+    files = {name: out / f"oracle-{seed}" / f"fruda-{seed}-{name}" / MODEL for name in targets}
+    files[str(HOME)] = Path(home["model"])
+    target = targets[len(candidates) - 1]  # all that arrived before it are candidates
+    return max(candidates, key=lambda c: right(files[c.name], folder, target))
 
 
 def results(out: Path, row: str, seed: int) -> dict[str, Any]:
@@ -257,11 +284,11 @@ def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
     """Run the missing chains of a table and write the table -> its figures."""
     out, near = args.out / table, args.order == "near"
     folder, runs = domains(table, args.data, out, args.images), out / f"runs{'-near' * near}"
-    jobs = [(row, seed) for seed in args.seeds for row in ("fedavg", *SELECTORS)]
     run = partial(train, folder=folder, out=runs, changes=args.settings, near=near)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for _ in pool.imap_unordered(run, jobs):
-            pass
+        for rows in (("fedavg",), SELECTORS):  # the oracle asks for FedAvg's model
+            for _ in pool.imap_unordered(run, [(row, s) for s in args.seeds for row in rows]):
+                pass
     found = accuracies(runs, folder, args.seeds, near)
     chosen = choices(runs, folder, args.seeds)
     learnt = {
