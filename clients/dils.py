@@ -3,7 +3,7 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,9 @@ from fedda.adversarial.discriminators import (
     mapping_loss,
 )
 from fedda.errors import WireError
+from fedda.exchange import Stream
 from fedda.models import evaluating
+from fedda.train import seed_for
 from fedda.wire import Packed
 
 from . import fedavg
@@ -44,45 +46,64 @@ class Pair(Summing):
         draws = self.generator("penalty")
         totals: dict[str, Tensor | float] = {}
         with self.stream() as stream, self.mode(half):
-            sync, d = self.lazy(stream, "discriminator"), self.model.head.in_features
-            copy = Copy.make(d, options.discriminator, self.task.seed, sync, self.device)
+            copies = [self.copy(stream, group.name) for group in self.exchange.invitation.groups]
             encoder = self.paced(self.adam()) if half.mapping else None
-            self.stays("discriminator", copy, strict=True)
             self.stays("model", Network(self.model, encoder), strict=True)
-            if sync.steps != done:  # then it would wait for sums of other steps
-                raise WireError(
-                    f"The request begins at step {done + 1}, so this site must have taken {done} "
-                    f"steps, but it has taken {sync.steps}."
-                )
-            copy.bounded = half.critic and options.spectral
+            for copy in copies:
+                if copy.sync.steps != done:  # then it would wait for sums of other steps
+                    raise WireError(
+                        f"The request begins at step {done + 1}, so this site must have taken "
+                        f"{done} steps, but it has taken {copy.sync.steps}."
+                    )
+                copy.bounded = half.critic and options.spectral
             for i, indices in enumerate(self.windows(done, count * per_step), start=1):
                 moves = encoder is not None and i % per_step == 0
                 with nullcontext() if moves else torch.no_grad():
                     z = self.features(indices)  # line 3
-                L_DI = discriminator_loss(half, copy.DI, z, options.penalty, draws)
-                g = flat_gradient(L_DI, copy.DI)  # line 4
-                numbers: dict[str, Any] = {"discriminator-loss": L_DI.detach()}
+                L_DI = [discriminator_loss(half, c.DI, z, options.penalty, draws) for c in copies]
+                g = [flat_gradient(L, c.DI) for L, c in zip(L_DI, copies, strict=True)]  # line 4
+                numbers: dict[str, Any] = {"discriminator-loss": mean([L.detach() for L in L_DI])}
                 if not half.critic:
                     with torch.no_grad():
-                        numbers["discriminator-accuracy"] = accuracy(copy.DI(z), self.side)
+                        right = [accuracy(c.DI(z), self.side) for c in copies]
+                    numbers["discriminator-accuracy"] = mean(right)
                 if per_step > 1:  # a critic is ahead of the encoder: it moves before
-                    copy.apply(g, len(indices))
+                    apply(copies, g, len(indices))
                 if encoder is not None and moves:  # lines 6 and 7
-                    loss = mapping_loss(half, copy.DI, z)
+                    loss = self.against([mapping_loss(half, c.DI, z) for c in copies])
                     numbers["loss"] = loss.detach()
                     loss = loss + self.beside(z, indices)
                     encoder.zero_grad()
                     loss.backward()
                     encoder.step()
                 if per_step == 1:
-                    copy.apply(g, len(indices))  # lines 5 and 8 to 11
+                    apply(copies, g, len(indices))  # lines 5 and 8 to 11
                 totals = {n: totals.get(n, 0.0) + value for n, value in numbers.items()}
-            sync.settle()
+            for copy in copies:
+                copy.sync.settle()
         each = {"loss": count}  # all others are of the discriminator's steps
         numbers = {n: float(t) / each.get(n, count * per_step) for n, t in totals.items()}
         numbers |= {"steps": count}
-        clipped = sync.clipped
-        return numbers if clipped is None else numbers | {"clipped": clipped}
+        clipped = [share for copy in copies if (share := copy.sync.clipped) is not None]
+        return numbers | {"clipped": mean(clipped)} if clipped else numbers
+
+    def copy(self, stream: Stream, group: str) -> Copy:
+        """Make this site's copy of a group's discriminator, from the last round if it has one."""
+        seed = seed_for(self.task.seed, group) if "/" in group else self.task.seed
+        sync, d = self.lazy(stream, group), self.model.head.in_features
+        copy = Copy.make(d, self.options.discriminator, seed, sync, self.device)
+        self.stays(group, copy, strict=True)
+        return copy
+
+    def against(self, losses: Sequence[Tensor]) -> Tensor:
+        """Make one loss of the encoder's losses against each discriminator; in DILS there is one.
+
+        Raises:
+            WireError: there are several.
+        """
+        if len(losses) > 1:
+            raise WireError(f"The request has {len(losses)} discriminators, but DILS has one.")
+        return losses[0]
 
     @property
     def steps_of_discriminator(self) -> int:
@@ -181,3 +202,16 @@ class Target(Pair):
         """Return nothing, unless the target shares its model."""
         shares = self.options.share and self.request.hop == "adapt"
         return super().outgoing() if shares else {}
+
+
+def apply(copies: Sequence[Copy], gradients: Sequence[Tensor], examples: int) -> None:
+    """Take one step of each copy; a site of several waits once for all their sums."""
+    for copy, g in zip(copies, gradients, strict=True):
+        copy.sync.put(g, examples)
+    for copy in copies:
+        copy.move()
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """The mean of numbers or of scalar tensors."""
+    return sum(values) / len(values)

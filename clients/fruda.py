@@ -3,13 +3,14 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3 and appendix D.1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedda import models
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
+from fedda.algorithms.fruda import soft_maximum
 from fedda.data import Labelled
 from fedda.errors import WireError
 from fedda.exchange import Stream
@@ -134,6 +135,12 @@ class Collaborator(Measuring):
 
 class Target(Measuring, dils.Target):
     """Measures every candidate by the candidate's own model, and adapts from the chosen one's."""
+
+    def against(self, losses: Sequence[Tensor]) -> Tensor:
+        """Make one loss of those against each candidate; of one candidate it is that one's."""
+        if len(losses) == 1:
+            return losses[0]
+        return soft_maximum(torch.stack(list(losses)), self.options.gamma)
 
     def recall(self) -> None:
         """Load the model as in DILS; where candidates are measured, their models come instead."""

@@ -3,7 +3,7 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flwr.app import Message
 
@@ -23,21 +23,32 @@ class DILS(FedDA):
 
     def requests(self) -> list[Message]:
         """Send the collaborator the model to pretrain; later, invite both to sum gradients."""
-        pair = self.pair()
-        asked = pair if self.adapts else pair[:1]
+        asked = self.members() if self.adapts else self.pair()[:1]
         for node in asked:
             if not self.is_online(node):
                 raise QuorumError(f"{node.name} ({node.role}) is not connected.")
         if not self.adapts:
-            return [self.request(pair[0], {"model": self.model})]
+            return [self.request(asked[0], {"model": self.model})]
         before = self.stage.rounds_before(self.round)
-        steps = self.steps_per_round(pair) * self.options.epochs
+        steps = self.steps_per_round(asked) * self.options.epochs
         p = self.setup.summing.p
         of_discriminator = steps * self.options.steps_of_discriminator(p)
         sums = syncs(before * of_discriminator, of_discriminator, p)
-        self.convene({"discriminator": pair}, sums)
-        first = {"model": self.model} if not before else {}
-        return [self.request(node, first, {"steps": steps}) for node in pair]
+        self.convene(self.groups(), sums)
+        first = {n.name: {} if before else {"model": self.starting(n)} for n in asked}
+        return [self.request(node, first[node.name], {"steps": steps}) for node in asked]
+
+    def members(self) -> Sequence[Node]:
+        """Return all sites that adapt together: here the pair."""
+        return self.pair()
+
+    def groups(self) -> dict[str, Sequence[Node]]:
+        """Return the sites of each discriminator: here of the pair's."""
+        return {"discriminator": self.pair()}
+
+    def starting(self, node: Node) -> Packed:
+        """Return the model with which a site begins to adapt: here the collaborator's for both."""
+        return self.model
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Return the model as it was, or the one that the collaborator or the target sent.
@@ -60,15 +71,17 @@ class DILS(FedDA):
         Raises:
             QuorumError: a part of the pair gave no usable reply.
         """
-        by_part = {self.part_of(r.node): r for r in self.accept(replies, {"steps"})}
+        accepted = list(self.accept(replies, {"steps"}))
+        by_part = {self.part_of(r.node): r for r in accepted}
         needed = ("collaborator", "target") if self.adapts else ("collaborator",)
         if missing := [part for part in needed if part not in by_part]:
             raise QuorumError(f"The {' and the '.join(missing)} gave no usable reply.")
-        self.weights = {by_part["collaborator"].node.name: 1.0}
+        helpers = [r.node.name for r in accepted if self.part_of(r.node) == "collaborator"]
+        self.weights = dict.fromkeys(helpers, 1 / len(helpers))
         return by_part, {
             name: sum(given) / len(given)
             for name in NUMBERS
-            if (given := [float(r.numbers[name]) for r in by_part.values() if name in r.numbers])
+            if (given := [float(r.numbers[name]) for r in accepted if name in r.numbers])
         }
 
     def tested(self) -> dict[str, Packed]:
@@ -85,7 +98,7 @@ class DILS(FedDA):
 
     def needed(self) -> set[str]:
         """Return the names of both sites of the pair; other sources take no part."""
-        return {node.name for node in self.pair()}
+        return {node.name for node in self.members()}
 
     @property
     def adapts(self) -> bool:

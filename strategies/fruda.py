@@ -3,7 +3,7 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flwr.app import Message
@@ -82,8 +82,9 @@ class FRUDA(DILS):
         for node in able:
             if node not in online:
                 self.setup.notice("absent", node.name, "not connected; it is no candidate")
-        if not any(n.role == "source" for n in online) and self.options.select == "source":
-            raise QuorumError("fruda.select is source, but no source is connected.")
+        selector = self.options.select
+        if not any(n.role == "source" for n in online) and selector in ("source", "all"):
+            raise QuorumError(f"fruda.select is {selector}, but no source is connected.")
         if not online:
             raise QuorumError("No candidate for a collaborator is connected.")
         return online
@@ -131,14 +132,14 @@ class FRUDA(DILS):
         among = [self.candidate(n, by_name[n.name], mine) for n in self.asked if n.name in by_name]
         if options.select == "source":
             among = [c for c in among if c.labelled]
-        if not among:
+        if not among or (options.select == "all" and not any(c.labelled for c in among)):
             raise QuorumError("No candidate for a collaborator gave a usable reply.")
         draws = generator(self.task.seed, "collaborator", target.name)
         chosen = ocs.choose(options.select, among, draws)
         self.memory.numbers["selection"] = {
             "selector": options.select,
             "collaborator": chosen.name,
-            "candidates": [self.row(c, c is chosen) for c in among],
+            "candidates": [self.row(c, c is chosen or options.select == "all") for c in among],
         }
         self.setup.report("selected", self.memory.numbers["selection"])
         self.weights = {chosen.name: 1.0}
@@ -191,6 +192,25 @@ class FRUDA(DILS):
         (collaborator,) = (node for node in self.roster.nodes if node.name == name)
         return collaborator, self.roster.target
 
+    def members(self) -> Sequence[Node]:
+        """Return the sites that adapt together: the pair, or with `all` every candidate."""
+        rows = self.memory.numbers["selection"]["candidates"]
+        chosen = {row["name"] for row in rows if row["chosen"]}
+        helpers = [node for node in self.roster.nodes if node.name in chosen]
+        return [*helpers, self.roster.target]
+
+    def groups(self) -> dict[str, Sequence[Node]]:
+        """Return the sites of each discriminator; with `all` each candidate has one."""
+        if self.options.select != "all":
+            return super().groups()
+        *helpers, target = self.members()
+        return {f"discriminator/{node.name}": [node, target] for node in helpers}
+
+    def starting(self, node: Node) -> Packed:
+        """Return a candidate's own model; to the target the chosen collaborator's."""
+        target = node.name == self.roster.target.name
+        return self.model if target else self.as_sent(self.model_of(node))
+
     def adapted(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Return the collaborator's model as it was; after the last round the target's."""
         _, numbers = self.collected(replies)
@@ -214,7 +234,7 @@ class FRUDA(DILS):
         own, mine = by_name[collaborator.name], by_name[target.name]
         W1, error = self.distance(collaborator, own, mine, selecting=False)
         selection = self.memory.numbers["selection"]
-        (before,) = (row for row in selection["candidates"] if row["chosen"])
+        (before,) = (r for r in selection["candidates"] if r["name"] == collaborator.name)
         eps = ocs.carried(before["eps"], before["theta"], W1)
         quality = {k: _number(mine, k) for k in ("infomax-before", "infomax-after")}
         kept = "before" if mine.numbers.get("kept") else "after"

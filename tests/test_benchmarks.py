@@ -197,7 +197,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 def test_the_chain_in_small(here: Path, load: Any) -> None:
     found = printed("chain", here)["pens"]
-    rows = ("no adaptation", "source", "random", "pad", "ocs", "oracle")
+    rows = ("no adaptation", "source", "all", "random", "pad", "ocs", "oracle")
     assert all(0 < found[row][0] < 100 and found[row][1] == 0 for row in rows)
     assert found["best_of_chance"] == round((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, 3)
     assert 0 <= found["best"] <= 1 and -1 <= found["correlation"] <= 1 and 0 <= found["kept"] <= 1

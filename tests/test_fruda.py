@@ -1,6 +1,7 @@
 """FRUDA over sites in this process: a chain of targets, what crosses, and what goes wrong."""
 
 import io
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from clients.site.memory import resident
 from fedda import models, page, wire
 from fedda.adversarial.discriminators import Discriminator
+from fedda.algorithms import mdan
+from fedda.algorithms.fruda import soft_maximum
 from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, ExchangeError, QuorumError
 from fedda.halves import load_half
@@ -295,6 +298,107 @@ def test_every_selector_chooses_a_candidate(
         assert chosen["bound"] == min(r["bound"] for r in selection["candidates"])
 
 
+# ---- all candidates at once --------------------------------------------------------------------
+
+
+def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
+    several: list[Node], tmp_path: Path
+) -> None:
+    lr, lr_DI, gamma, betas = 0.003, 0.02, 3.0, (0.4, 0.9)
+    flat = {
+        "method": "fruda", "rounds": 2, "run.name": "m", "run.dir": str(tmp_path),
+        "model.name": "mlp", "model.sizes": "16", "train.batch-size": 16, "fruda.pretrain": 0,
+        "fruda.select": "all", "fruda.gamma": gamma, "fruda.epochs": 1, "fruda.lr": lr,
+        "fruda.measure.steps": 5, "fruda.keep": "adapted", "fruda.discriminator.lr": lr_DI,
+        "fruda.discriminator.sizes": "8", "fruda.discriminator.optimizer": "sgd",
+        "fruda.discriminator.momentum": 0.0, "fruda.beta1": betas[0], "fruda.beta2": betas[1],
+        "exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True,
+        "exchange.clip": 1e9, "track.tensorboard": False, "run.baseline": "",
+    }  # fmt: skip
+    config = RunConfig.parse(flat)
+    nodes = [n | {"threads": 1} for n in several]
+    results = simulate(config, nodes, Journal(), "process")
+    (training,) = results["trainings"]["fruda"]
+    assert all(r["chosen"] for r in training["selection"]["candidates"])
+    assert set(training["rounds"][-1]["weights"].values()) == {1 / 3}
+    (kept,) = (tmp_path / "m" / "sites" / "town").glob("*.2.method.safetensors")
+    found, names = load_file(kept), ("anna", "bert", "carl")
+
+    S = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0).eval()
+    T = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0).train()
+    moves_T = torch.optim.Adam(T.encoder.parameters(), lr=lr, betas=betas)
+    DI = {n: Discriminator(16, (8,), seed_for(0, f"discriminator/{n}")) for n in names}
+    data = {n["name"]: (load_target if n["name"] == "town" else load_source)(n["data"])
+            for n in several}  # fmt: skip
+    steps = int(found["discriminator/anna/sync/counts"][0])
+    read = {
+        name: windows.batches(windows.blocks(len(d), name, 2), 16, 1, seed_for(0, name), steps)
+        for name, d in data.items()
+    }
+    weights = []
+    for i in range(steps):
+        x = {name: data[name].x[read[name][i]].float() / 255 for name in data}
+        z_T, m = T.features(x["town"]), {}
+        for name in names:
+            v_S, v_T = DI[name](S.features(x[name]).detach()), DI[name](z_T)
+            m[name] = -torch.log(torch.sigmoid(v_T)).mean()
+            half_S = -torch.log(torch.sigmoid(v_S)).mean()
+            half_T = -torch.log(1 - torch.sigmoid(DI[name](z_T.detach()))).mean()
+            g = torch.autograd.grad((half_S + half_T) / 2, list(DI[name].parameters()))
+            m[name] = m[name], g
+        total = torch.stack([torch.exp(gamma * loss) for loss, _ in m.values()]).mean()
+        moves_T.zero_grad()
+        (torch.log(total) / gamma).backward()
+        moves_T.step()
+        for name, (loss, g) in m.items():
+            weights.append((torch.exp(gamma * loss) / total).item() / len(names))
+            with torch.no_grad():
+                for w, part in zip(DI[name].parameters(), g, strict=True):
+                    w -= lr_DI * part
+    assert max(weights) > 0.34 > min(weights)  # the maximum was of different losses
+    for name in names:
+        for key, value in DI[name].state_dict().items():
+            mine = found[f"discriminator/{name}/discriminator/{key}"]
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=5e-6)
+    # A bias before BatchNorm has no gradient but rounding, which Adam magnifies; in training mode
+    # it changes no feature.
+    adapted = models.build(config.model, (1, SIDE, SIDE), CLASSES, seed=0)
+    state = {k.removeprefix("model/module/"): v for k, v in found.items()}
+    adapted.load_state_dict({k: state[k] for k in adapted.state_dict()})
+    x = data["town"].x.float() / 255
+    with torch.no_grad():
+        mine, wanted, before = (n.train().features(x) for n in (adapted, T, S))
+    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+    assert (mine - before).abs().max() > 1e-2
+
+
+def test_the_soft_maximum_by_hand_and_its_weights_are_mdans() -> None:
+    """(1 + 3) / 2 = 2; of equal losses it is the loss, and of one candidate its own."""
+    m = torch.tensor([0.0, math.log(3)], dtype=torch.float64, requires_grad=True)
+    assert soft_maximum(m, 1.0).item() == pytest.approx(math.log(2))
+    assert float(soft_maximum(torch.tensor([0.7, 0.7, 0.7]), 10.0)) == pytest.approx(0.7)
+    (g,) = torch.autograd.grad(soft_maximum(m, 1.0), m)
+    assert g.tolist() == pytest.approx([1 / 4, 3 / 4])
+    assert g.tolist() == pytest.approx(mdan.weights(m.detach(), 1.0).tolist())
+
+
+def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
+    line: list[Node], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(line)
+    place = {"run.dir": str(tmp_path), "run.expect": 4, "fruda.select": "all"}
+    results, _ = run(line, CHAIN | SHORT | place, grid=grid)
+    asked = [
+        (q.content["task"]["target"], grid.nodes[q.metadata.dst_node_id]["name"])
+        for q in grid.requests
+        if q.metadata.message_type == "train" and q.content["step"]["hop"] == "adapt"
+    ]
+    among = ["home", "near", "far", "aside"]
+    for place_of, target in enumerate(among[1:], start=1):
+        assert {site for of, site in asked if of == target} == set(among[: place_of + 1])
+    assert {t["selection"]["collaborator"] for t in results["trainings"]["fruda"]} == {"home"}
+
+
 # ---- what crosses ------------------------------------------------------------------------------
 
 CRITIC = {"first", "second", "clipped", "seconds"}
@@ -562,10 +666,13 @@ def test_a_run_of_too_few_rounds_is_refused(line: list[Node], tmp_path: Path) ->
         train(line, tmp_path, **{"rounds": 6})
 
 
-def test_without_any_candidate_the_run_stops(several: list[Node], runs_in: Any) -> None:
+@pytest.mark.parametrize("selector", ["ocs", "all"])
+def test_without_any_candidate_the_run_stops(
+    several: list[Node], runs_in: Any, selector: str
+) -> None:
     odd = {name: claim(error=2.0) for name in ("anna", "bert", "carl")}
     with pytest.raises(QuorumError, match="No candidate for a collaborator gave a usable reply"):
-        runs_in(several, odd, **{"wait.tries": 1})
+        runs_in(several, odd, **{"wait.tries": 1, "fruda.select": selector})
 
 
 def test_the_settings_of_short_runs_are_those_of_a_chain() -> None:

@@ -126,10 +126,11 @@ def test_a_near_candidate_with_a_great_error_loses_against_a_far_one_with_a_smal
     assert ocs.choose("pad", [near, far, nearest], draws()) is nearest
 
 
-def test_the_labelled_source_is_taken_however_far_it_is() -> None:
+@pytest.mark.parametrize("selector", ["source", "all"])
+def test_the_labelled_source_is_taken_however_far_it_is(selector: ocs.Selector) -> None:
     labelled = candidate("far", 0.5, 40.0, labelled=True)
     every = [candidate("near", 0.0, 0.0), labelled, candidate("further", 0.5, 41.0, labelled=True)]
-    assert ocs.choose("source", every, draws()) is labelled
+    assert ocs.choose(selector, every, draws()) is labelled
 
 
 def test_random_takes_each_and_is_repeatable() -> None:

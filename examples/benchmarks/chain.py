@@ -16,6 +16,7 @@ Tables:
 Rows:
     no adaptation  the labelled domain's model at each target
     source         every target adapts from the labelled domain
+    all            from all candidates at once, the paper's Multi-Collaborator
     random         from a candidate drawn by chance
     pad            from the one at the smallest proxy A-distance
     ocs            from the one with the smallest bound (eq. 5)
@@ -64,7 +65,7 @@ from fedda.results.read import MODEL
 from fedda.settings import RunConfig, overrides
 
 TABLES = ("pens", "mnist", "mnist-same")
-SELECTORS = ("source", "random", "pad", "ocs", "oracle")
+SELECTORS = ("source", "all", "random", "pad", "ocs", "oracle")
 HOME, TURNED = 0, (30, 60, 90, 120, 150)  # degrees
 ADAPTING = 8  # rounds
 CHAIN: Flat = {

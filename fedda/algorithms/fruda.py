@@ -20,12 +20,26 @@ A source reports its own error, and nobody can verify it: a candidate that claim
 believed. With `keep=better` the target goes back to the collaborator's model if the adaptation made
 its own predictions worse by infomax, which needs no label. That also limits the harm of a bad
 choice, but does not prevent it.
+
+With the selector `all`, the baseline Multi-Collaborator of appendix D.2, every candidate takes part
+in the adaptation, with a discriminator of its own. That is MDAN without its classification errors,
+as candidates have no labels:
+
+    m         (K,)        the target's mapping losses, one per discriminator
+    loss      scalar      log(mean_k exp(gamma m_k)) / gamma, a soft maximum
+
+So the candidate that the target resembles least has the largest weight, softmax(gamma m)_k. Each
+candidate keeps its own encoder. The paper does not say from which model the target starts; here it
+is that of the source with the smallest bound.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Network
@@ -80,7 +94,13 @@ class Config(dils.Adaptation):
     select: Selector = Field(
         default="ocs",
         description="which candidate becomes the collaborator: ocs (smallest bound), source "
-        "(smallest bound among the sources), random, pad (smallest proxy A-distance)",
+        "(smallest bound among the sources), random, pad (smallest proxy A-distance); all: every "
+        "candidate takes part",
+    )
+    gamma: float = Field(
+        default=10.0,
+        gt=0,
+        description="with all: sharpness of the maximum over the candidates' losses",
     )
     keep: Literal["better", "adapted"] = Field(
         default="better",
@@ -119,7 +139,15 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
     return {**dils.layouts(options, model), "critic": critic}
 
 
+def soft_maximum(m: Tensor, gamma: float) -> Tensor:
+    """Appendix D.2: log(mean_k exp(gamma m_k)) / gamma, of losses m (K,) -> scalar."""
+    return (torch.logsumexp(gamma * m, dim=0) - math.log(len(m))) / gamma
+
+
 CRITICS = frozenset({"critic/*"})
+# One discriminator; with `all` one per candidate.
+SHARED = frozenset({"discriminator", "discriminator/*"})
+ADAPT = Part(dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), SHARED)
 # Means of the critic's values over two halves of a site's images: a candidate's own, and at the
 # target one pair per candidate. With `pad`, shares of images that the discriminator takes wrongly.
 OWN = frozenset({"first", "second", "clipped", "seconds"})
@@ -158,12 +186,8 @@ METHOD = Method(
             "adapt",
             {
                 "adapt": {
-                    "collaborator": Part(
-                        dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), dils.ADAPT.gradients
-                    ),
-                    "target": Part(
-                        dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), dils.ADAPT.gradients
-                    ),
+                    "collaborator": ADAPT,
+                    "target": ADAPT,
                 },
                 # In the last round alone: the target's model goes to the server for later targets.
                 "measure": {

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedda.maths.spectral import spectral_norm
 
-Selector = Literal["ocs", "source", "random", "pad"]
+Selector = Literal["ocs", "source", "random", "pad", "all"]
 
 THETA_CE = math.sqrt(2)  # the largest |p - e_y|
 
@@ -140,13 +140,15 @@ def choose(
 
     Args:
         selector: `ocs` takes the smallest bound, `source` the same among those with labels,
-            `random` any with the same chance, `pad` the smallest distance.
-        candidates: those to choose from; for `source` one or more has labels.
+            `random` any with the same chance, `pad` the smallest distance. With `all`, where
+            every candidate takes part, it is the one to start from, and chosen as by `source`.
+        candidates: those to choose from; for `source` and `all` one or more has labels.
         draws: of `random`.
     """
     if selector == "random":
         return candidates[int(torch.randint(len(candidates), (1,), generator=draws))]
     if selector == "pad":
         return min(candidates, key=lambda c: c.distance)
-    among = [c for c in candidates if c.labelled] if selector == "source" else candidates
+    labelled = selector in ("source", "all")
+    among = [c for c in candidates if c.labelled] if labelled else candidates
     return min(among, key=lambda c: c.bound)

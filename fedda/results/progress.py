@@ -153,11 +153,11 @@ class Display(OnTerminal):
         self._update(key)
 
     def _selected(self, event: Event) -> None:
-        of = len(event["candidates"])
-        self._say(
-            f"  {event.get('target', 'the target')} adapts from "
-            f"{event['collaborator']}, of {of} candidate{'s' * (of != 1)}"
-        )
+        of, start = len(event["candidates"]), event["collaborator"]
+        one = f"{start}, of {of} candidate{'s' * (of != 1)}"
+        every = f"all {of} candidates, starting from the model of {start}"
+        taken = every if event["selector"] == "all" and of > 1 else one
+        self._say(f"  {event.get('target', 'the target')} adapts from {taken}")
 
     def _round(self, event: Event) -> None:
         key, number = self._key(event), event["round"]
