@@ -44,6 +44,11 @@ CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "
 CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
 CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
 CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
+CANDIDATES = ("--data", "HERE/data/digits", "--images", "100", "--seeds", "0", "--repeats", "1")
+CANDIDATES += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "--jobs", "2")
+CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
+CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
+CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
 FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
 FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
 FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
@@ -69,6 +74,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "adversarial": ROTATIONS,
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "cache": ("--images", "60", "--size", "32"),
+    "candidates": CANDIDATES,
     "central": CENTRAL,
     "chain": CHAIN,
     "choose": CHOOSE,
@@ -119,6 +125,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
     "adversarial": {"mnist-rotations", "digits", "lazy"},
     "breakdown": {"flower_s"},
+    "candidates": {"time", "lies"},
     "chain": {"mnist", "mnist-same"},
     "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
@@ -208,6 +215,15 @@ def test_the_chain_in_small(here: Path, load: Any) -> None:
     for target, training in chain.chain(pens / "runs", "oracle", 0).items():
         chosen = known[target][training["selection"]["collaborator"]]
         assert chosen == max(known[target].values())
+
+
+@pytest.mark.slow
+def test_candidates_that_lie_in_small(here: Path) -> None:
+    found = printed("candidates", here)
+    assert set(found["wall_s"]) == {"1", "5", "20"}
+    assert 0 < found["target_cpu_s"]["1"] < found["target_cpu_s"]["20"] < found["wall_s"]["20"]
+    assert found["chosen"]["eps"] == found["chosen"]["distance"] == ["150"]
+    assert found["accuracy"]["honest"] and found["accuracy"]["leaves"] is None
 
 
 @pytest.mark.slow
