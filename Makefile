@@ -16,7 +16,7 @@ TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvisio
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint proto clean
+.PHONY: help demo test lint docs proto clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,12 +33,15 @@ lint: $(VENV)/.installed-dev ## check style, format and types
 	$(BIN)/ruff format --check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
 
+docs: $(VENV)/.installed-dev ## build the documentation as a site in site/, offline
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 # Generates the modules of exchange.proto again; needed only after a change of that file.
 proto: $(VENV)/.installed-dev
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. fedda/exchange/exchange.proto
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,16 +1,29 @@
-"""The README has no placeholders, and every file that it names exists."""
+"""README and the documentation: nothing is missing, and what they tell to type exists."""
 
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 
-from fedda import plugins
+from fedda import cli, plugins
 from fedda.cli import wire_table
+from fedda.settings import overrides
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"]
-PAGES += ["examples/benchmarks/results/README.md"]
+DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "deploy/README.md"]
+PAGES += ["examples/benchmarks/results/README.md", *DOCS]
+WITH_COMMANDS = ["README.md", "deploy/README.md", "CONTRIBUTING.md", *DOCS]
+MADE = {f"{name}.md" for name in plugins.own_methods()}  # pages of methods, made from the code
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -23,20 +36,126 @@ def test_linked_files_exist(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
     gone = [link for link in links if not (path.parent / link).exists()]
-    assert not gone
+    made = MADE if path.is_relative_to(ROOT / "docs" / "methods") else set()
+    assert not set(gone) - made
 
 
-def test_files_named_in_the_readme_exist() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1500
+
+
+def test_every_method_is_in_the_readme_and_in_the_navigation() -> None:
+    readme, index = (ROOT / "README.md").read_text(), (ROOT / "docs/methods/index.md").read_text()
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for name in plugins.own_methods():
+        assert f"`{name}`" in readme
+        assert f"({name}.md)" in index and f"- methods/{name}.md" in navigation
+
+
+def test_named_files_exist() -> None:
+    text = (ROOT / "docs" / "code.md").read_text()
     named = re.findall(r"\b((?:fedda|clients|strategies|server|examples|tests)/[\w/]+\.py)", text)
     assert len(named) > 8
     assert not [name for name in named if not (ROOT / name).is_file()]
 
 
-def test_the_wire_table_of_the_readme_matches_the_contracts() -> None:
+# ---- commands ----------------------------------------------------------------------------------
+
+
+def typed(text: str) -> Iterator[list[str]]:
+    """Yield the words of every `fedda` and `fedda-client` command in code; `...` ends one."""
+    fenced = False
+    for line in text.replace("\\\n", " ").splitlines():
+        fenced ^= line.startswith("```")
+        found = re.match(r"(?:\$ )?((?:fedda|fedda-client) .*)$", line.strip())
+        if found and (fenced or line.startswith("    ")):
+            words = shlex.split(found[1], comments=True)
+            yield words[: words.index("...")] if "..." in words else words
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the command that words name, and the words after its name."""
+    command: Any = typer.main.get_command(cli.app)
+    rest = ["client", *words[1:]] if words[0] == "fedda-client" else words[1:]
+    while hasattr(command, "commands") and rest and rest[0][0] != "-":
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_and_options_exist(page: str) -> None:
+    for words in typed((ROOT / page).read_text()):
+        command, rest = command_of(words)
+        known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+        used = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+        assert set(used) <= known | {"--help"}, words
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_settings_exist(page: str) -> None:
+    for words in typed((ROOT / page).read_text()):
+        if words[:2] == ["fedda", "run"] and words[2] in plugins.methods():
+            changes = [b for a, b in pairwise(words) if a == "-c"]
+            overrides(words[2], changes)
+
+
+def test_the_pages_have_commands() -> None:
+    found = [words for page in WITH_COMMANDS for words in typed((ROOT / page).read_text())]
+    assert len(found) > 50 and {words[0] for words in found} == {"fedda", "fedda-client"}
+
+
+# ---- the site ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(plugins.own_methods()))
+def test_a_methods_page_has_its_settings_and_what_crosses(hooks: Any, name: str) -> None:
+    text = hooks.method(name)
+    assert text.startswith(f"# {plugins.method(name).title}\n")
+    for crossing in wire_table.of_method(name):
+        assert f"| {crossing.part} | {crossing.when} | {crossing.enters} |" in text
+    for field in plugins.method(name).config.model_fields:
+        assert f"`{name}.{field.replace('_', '-')}" in text
+
+
+def test_links_out_of_the_documentation_lead_to_its_pages_or_nowhere(hooks: Any) -> None:
+    text = "[a](../deploy/README.md#b) [c](../pyproject.toml) [d](choosing.md) [e](https://x.org)"
+    wanted = "[a](containers.md#b) c [d](choosing.md) [e](https://x.org)"
+    assert hooks.linked(text, "own-data.md") == wanted
+    text = "[a](../../examples/benchmarks/results/robust.md)"
+    assert hooks.linked(text, "trust/limits.md") == "[a](../results/measured/robust.md)"
+
+
+@pytest.mark.slow
+def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
+    """Strictly: a link to nothing fails. No page loads anything from another server."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()
+        )
+        assert not loaded, page
+
+
+# ---- what crosses ------------------------------------------------------------------------------
+
+
+def test_the_wire_table_of_the_documentation_matches_the_contracts() -> None:
     """Renew it with `fedda methods --wire`."""
     table = wire_table.table()
-    assert table in (ROOT / "README.md").read_text()
+    assert table in (ROOT / "docs" / "trust" / "wire.md").read_text()
     assert all(
         any(method in line.split("|")[1] for line in table.splitlines())
         for method in plugins.methods()

@@ -169,7 +169,7 @@ def has(values: Any, secrets: list[np.ndarray]) -> bool:
 def test_lengths_of_the_atoms_moves_reveal_coordinates(
     domains: list[Node], optimizer: str, revealed: bool
 ) -> None:
-    """The README warns of this: no reply contains them, but the server can compute them."""
+    """The documentation warns of this: no reply contains them, but the server can compute them."""
     bench = Bench(domains, "feddadil", **{"feddadil.optimizer": optimizer})
     bench.round()
     for node in domains:

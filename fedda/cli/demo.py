@@ -15,7 +15,7 @@ from fedda.settings import RunConfig
 
 TARGET = "fonts"
 
-# Chosen on development seeds 100 to 103, never on the seeds reported; the README says how.
+# Chosen on development seeds 100 to 103, never on those reported (docs/getting-started.md).
 SETTINGS: dict[str, Any] = {
     "method": "kd3a",
     "rounds": 8,

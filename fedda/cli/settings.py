@@ -50,7 +50,7 @@ def settings(
             return _presets(method)
         chosen = plugins.method(method)
         table = Table("setting", "default", "meaning")
-        for key, default, about in [*_rows(RunConfig), *_rows(chosen.config)]:
+        for key, default, about in [*rows(RunConfig), *rows(chosen.config)]:
             table.add_row(key, escape(str(default)), escape(about))
         Console().print(table)
         if plugins.origin(method) != plugins.OWN:
@@ -91,14 +91,15 @@ def _presets(method: str) -> None:
     )
 
 
-def _rows(section: type[BaseModel], prefix: str = "") -> list[tuple[str, object, str]]:
-    rows = []
+def rows(section: type[BaseModel], prefix: str = "") -> list[tuple[str, object, str]]:
+    """Every setting of a section -> dotted key, default, meaning."""
+    found: list[tuple[str, object, str]] = []
     for name, field in section.model_fields.items():
         key = f"{prefix}{name.replace('_', '-')}"
         if isinstance(field.default, BaseModel):
-            rows += _rows(type(field.default), f"{key}.")
+            found += rows(type(field.default), f"{key}.")
         elif not field.exclude:
             choices = [str(c) for c in get_args(field.annotation)]
             among = f" ({', '.join(choices)})" if choices else ""
-            rows.append((key, field.default, f"{field.description or ''}{among}"))
-    return rows
+            found.append((key, field.default, f"{field.description or ''}{among}"))
+    return found
