@@ -153,6 +153,7 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
         "demo",
         "test",
         "lint",
+        "docs",
         "clean",
     ]
     done = subprocess.run(

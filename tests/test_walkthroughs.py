@@ -1,0 +1,166 @@
+"""The walk-throughs of the documentation, run command by command from the pages' own text."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from fedda.data import digits
+from fedda.ops.spawn import free_port
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+QUICK_TOML = {"rounds": "1", "input.size": "16", "model.name": "'mlp'", "model.sizes": "'16'"}
+QUICK = " ".join(f"-c {key}={value}" for key, value in QUICK_TOML.items())
+
+
+class Terminals:
+    """Terminals in which commands are run, as a reader of a page would."""
+
+    def __init__(self, home: Path) -> None:
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        self.env = os.environ | {"PATH": path, "FLWR_HOME": str(home)}
+        self.running: list[subprocess.Popen[str]] = []
+
+    def run(self, command: str, folder: Path, seconds: float = 240.0) -> str:
+        """Run a command to its end -> what it printed."""
+        done = subprocess.run(
+            shlex.split(command, comments=True), cwd=folder, env=self.env, timeout=seconds,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def leave(self, command: str, folder: Path) -> None:
+        """Start a command that stays; its output goes to a file beside it."""
+        words = shlex.split(command, comments=True)
+        with (folder / f"{len(self.running)}.log").open("w") as log:
+            self.running.append(
+                subprocess.Popen(words, cwd=folder, env=self.env, stdout=log, stderr=log, text=True)
+            )
+
+    def close(self) -> None:
+        """End what still runs, the sites first."""
+        for process in reversed(self.running):
+            process.terminate()
+        for process in reversed(self.running):
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[Terminals]:
+    made = Terminals(tmp_path / "flwr")
+    yield made
+    made.close()
+
+
+def commands(page: str, changes: Mapping[str, str]) -> list[str]:
+    """The lines of a page's code, with some words changed, each of which it must have."""
+    text, found, fenced = (ROOT / "docs" / page).read_text(), [], False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if (fenced and not line.startswith("```")) or line.startswith("    "):
+            found.append(line.strip())
+    for old, new in changes.items():
+        assert any(old in line for line in found), old
+        found = [line.replace(old, new) for line in found]
+    return found
+
+
+def starting(lines: Sequence[str], *words: str) -> list[str]:
+    """The lines that start with one of these words, of which there must be some."""
+    found = [line for line in lines if line.startswith(words)]
+    assert found, words
+    return found
+
+
+def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
+    """The server, a source and the target in folders of their own; both sites' data are ./scans."""
+    port, exchange = free_port(), free_port()
+    changes = {
+        "hub.example.org": "127.0.0.1",
+        "0.0.0.0": "127.0.0.1",
+        "--port 8443": f"--port {port} --exchange-port {exchange} --admin-port {free_port()}",
+        ":8443": f":{port}",
+    }
+    lines = commands("three-machines.md", changes)
+    server, sites = tmp_path / "server", [tmp_path / "clinic-a", tmp_path / "clinic-b"]
+    digits.build(tmp_path / "digits", seed=0, train=120, test=40)
+    for folder, domain in zip([server, *sites], ("", "handwritten", "fonts"), strict=True):
+        folder.mkdir()
+        if domain:
+            (tmp_path / "digits" / domain).rename(folder / "scans")
+    for line in starting(lines, "fedda keys init", "fedda keys add"):
+        if "--public" not in line:
+            terminals.run(line, server)
+    (serve,) = starting(lines, "fedda superlink")
+    terminals.leave(serve, server)
+    check, join = starting(lines, "fedda data check", "fedda-client")
+    for folder, role in zip(sites, ("source", "target"), strict=True):
+        (folder / "ca.crt").write_bytes((server / "hub" / "ca.crt").read_bytes())
+        key = server / "hub" / "nodes" / folder.name
+        (folder / folder.name).write_bytes(key.read_bytes())
+        (folder / folder.name).chmod(0o600)
+        of_role = {"--role source": f"--role {role}", "--key clinic-a": f"--key {folder.name}"}
+        here = [check, join]
+        for old, new in of_role.items():
+            here = [line.replace(old, new) for line in here]
+        assert "120" in terminals.run(here[0], folder)
+        terminals.leave(here[1], folder)
+    (run,) = starting(lines, "fedda run kd3a --server")
+    terminals.run(f"{run} {QUICK} -c input.channels=1", server)
+    made = server / "runs" / "kd3a"
+    found = json.loads((made / "results.json").read_text())
+    assert {site["name"] for site in found["sites"]} == {"clinic-a", "clinic-b"}
+    for line in starting(lines, "fedda predict", "fedda export"):
+        line = line.replace("./new-scans", str(sites[1] / "scans" / "data.npz"))
+        terminals.run(line, made)
+    assert len((made / "predictions.csv").read_text().splitlines()) > 40
+    assert {path.suffix for path in made.iterdir()} >= {".onnx", ".html", ".png"}
+
+
+def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
+    """Flower's server, fedda's clients, then a run by `fedda run` and one by `flwr run`."""
+    changes = {"9191": str(free_port()), "fedda data digits ./digits": "", "APP": str(ROOT)}
+    lines = commands("flower.md", changes)
+    digits.build(tmp_path / "digits", seed=0, train=120, test=40)
+    (serve,) = starting(lines, "flower-superlink")
+    terminals.leave(serve, tmp_path)
+    for line in starting(lines, "fedda-client"):
+        terminals.leave(line, tmp_path)
+    (run,) = starting(lines, "fedda run")
+    terminals.run(f"{run} {QUICK}", tmp_path)
+    assert (tmp_path / "runs" / "kd3a" / "report.html").is_file()
+
+    config = (ROOT / "docs" / "flower.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "flwr").mkdir(exist_ok=True)
+    home = tmp_path / "flwr" / "config.toml"
+    home.write_text(config.replace("9191", changes["9191"]))
+    (submit,) = starting(lines, "flwr run")
+    quick = " ".join(f"{key}={value}" for key, value in QUICK_TOML.items())
+    terminals.run(submit.replace("input.size=16", quick), tmp_path)
+    made = tmp_path / "runs" / "by-flwr"
+    wait_for(made / "results.json", 120)
+    (report,) = starting(lines, "fedda report")
+    terminals.run(report, tmp_path)
+    assert (made / "report.html").is_file()
+
+
+def wait_for(path: Path, seconds: float) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + seconds
+    while not path.is_file():
+        assert time.monotonic() < end, f"no {path}"
+        time.sleep(0.2)
