@@ -24,6 +24,8 @@ runs only code that is installed on its own machine: a server can send a name, b
 
 import pkgutil
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -89,6 +91,9 @@ class Broken:
 
     def __str__(self) -> str:
         return f"The {KINDS[self.group]} {self.name} of {self.origin} is left out: {self.why}"
+
+
+_LENT: dict[Group, dict[str, Installed]] = {group: {} for group in get_args(Group)}
 
 
 def methods() -> list[str]:
@@ -179,8 +184,25 @@ def about(name: str) -> str:
 
 
 def installed(group: Group) -> dict[str, Installed]:
-    """Everything of a group that other packages add, by name."""
-    return _scan(group)[0]
+    """Everything of a group that other packages add, by name, and what `lending` adds."""
+    return _scan(group)[0] | _LENT[group]
+
+
+@contextmanager
+def lending(group: Group, name: str, value: Any) -> Iterator[None]:
+    """Add something for a `with` block, in this process alone.
+
+    Raises:
+        ConfigError: the name is in use, or cannot be a name.
+    """
+    _check_name(group, name)
+    if name in installed(group):
+        raise ConfigError(f"There is a {KINDS[group]} '{name}' already; give it another name.")
+    _LENT[group][name] = Installed(name, "this program", value, _first_line(value))
+    try:
+        yield
+    finally:
+        del _LENT[group][name]
 
 
 def broken() -> list[Broken]:

@@ -278,6 +278,18 @@ def _identify() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
+@contextmanager
+def identity() -> Iterator[None]:
+    """Put back, after the `with` block, the task ids that Flower had in this process before."""
+    names = ("_task_id", "_run_id", "_node_id")  # the public ones raise an error while unset
+    before = {name: getattr(TaskIdentity, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(TaskIdentity, name, value)
+
+
 def _slots() -> int:
     """How many sites Ray lets work at the same time: one per CPU."""
     import ray

@@ -19,7 +19,7 @@ from fedda.choose.decision import Candidate, Trained, decide
 from fedda.choose.search import Outcome, Search, ranked
 from fedda.choose.verdict import Choice, paragraph, sureness
 from fedda.cli import app
-from fedda.compare import Cell, Plan, Variant
+from fedda.comparison import Cell, Plan, Variant
 from fedda.config import Flat, ModelConfig
 from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, RunError

@@ -17,7 +17,7 @@ from clients.node import resident
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
-from fedda.compare import options
+from fedda.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.ops import bundle, engines, lock, submit
 from fedda.results import progress

@@ -26,13 +26,13 @@ from typer.testing import CliRunner
 from fedda import plugins
 from fedda.cli import app
 from fedda.cli import compare as command
-from fedda.compare import Cell, Plan, Score, Variant, parse, workers
-from fedda.compare.about import header
-from fedda.compare.figure import draw
-from fedda.compare.headway import Display
-from fedda.compare.statistics import MEAN, by_target, difference, spread
-from fedda.compare.tables import COLUMNS, as_csv, as_markdown, markdown
-from fedda.compare.variants import oracle
+from fedda.comparison import Cell, Plan, Score, Variant, parse, workers
+from fedda.comparison.about import header
+from fedda.comparison.figure import draw
+from fedda.comparison.headway import Display
+from fedda.comparison.statistics import MEAN, by_target, difference, spread
+from fedda.comparison.tables import COLUMNS, as_csv, as_markdown, markdown
+from fedda.comparison.variants import oracle
 from fedda.config import Flat
 from fedda.data import domains
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
@@ -913,7 +913,7 @@ def test_whatever_ends_the_command_leaves_no_process(
 
 SCRIPT = """
 from pathlib import Path
-from fedda.compare import Plan, parse
+from fedda.comparison import Plan, parse
 
 plan = Plan(Path({root!r}), Path({out!r}), parse(["fedavg"]), ["town"], [0, 1], {settings!r})
 plan.run(2, lambda *event: None)

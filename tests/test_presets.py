@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from fedda import models, plugins
 from fedda.cli import app
 from fedda.cli import run as run_command
-from fedda.compare import Plan, Variant
-from fedda.compare.options import shared_of
+from fedda.comparison import Plan, Variant
+from fedda.comparison.options import shared_of
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
 from fedda.models.ready import LAST

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedda.compare import Cell, Plan, Score, Variant
-from fedda.compare.about import header
-from fedda.compare.plan import BENCHMARK
-from fedda.compare.statistics import by_target, difference, spread
-from fedda.compare.tables import as_csv, as_markdown, columns, difference_text, markdown
+from fedda.comparison import Cell, Plan, Score, Variant
+from fedda.comparison.about import header
+from fedda.comparison.plan import BENCHMARK
+from fedda.comparison.statistics import by_target, difference, spread
+from fedda.comparison.tables import as_csv, as_markdown, columns, difference_text, markdown
 from fedda.config import Flat
 from fedda.errors import DataError, FeddaError, RunError
 

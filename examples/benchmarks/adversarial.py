@@ -46,10 +46,10 @@ from adversaries import (
 )
 
 from fedda import plugins
-from fedda.compare import Cell, Plan, Score, Variant
-from fedda.compare.about import header
-from fedda.compare.statistics import by_target
-from fedda.compare.tables import (
+from fedda.comparison import Cell, Plan, Score, Variant
+from fedda.comparison.about import header
+from fedda.comparison.statistics import by_target
+from fedda.comparison.tables import (
     as_csv,
     as_markdown,
     columns,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedda.compare import Variant
+from fedda.comparison import Variant
 from fedda.config import Flat
 
 TRIED = """Settings were chosen by accuracy after the last round with development seed 100: those of

@@ -46,7 +46,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedda import records
-from fedda.compare.tables import markdown
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.errors import QuorumError
 from fedda.halves import load

@@ -56,7 +56,7 @@ from adversaries import LONG, OWN, SETTINGS
 from scipy.stats import spearmanr
 
 from fedda import data, models
-from fedda.compare.tables import markdown
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.data import digits, rotate
 from fedda.halves import load

@@ -47,8 +47,8 @@ from fedda.choose.candidates import REFERENCE, USUAL, candidates, methods_of
 from fedda.choose.decision import KINDS, Candidate, Decision, decide
 from fedda.choose.search import Search, truths
 from fedda.choose.verdict import sureness
-from fedda.compare import Plan, Variant
-from fedda.compare.tables import markdown
+from fedda.comparison import Plan, Variant
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.errors import ConfigError, RunError
 from fedda.results.read import counted

@@ -39,8 +39,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedda.algorithms import feddadil
-from fedda.compare.statistics import Values
-from fedda.compare.tables import columns, markdown
+from fedda.comparison.statistics import Values
+from fedda.comparison.tables import columns, markdown
 from fedda.config import Flat
 from fedda.errors import ConfigError
 from fedda.settings import overrides

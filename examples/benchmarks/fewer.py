@@ -32,7 +32,7 @@ from adversaries import SETTINGS
 from chain import CHAIN
 
 from fedda.cli import select
-from fedda.compare.tables import markdown
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.halves import load
 from fedda.settings import RunConfig, overrides

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 import live
 
-from fedda.compare.tables import markdown
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, free_port

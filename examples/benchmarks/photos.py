@@ -48,11 +48,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedda import data, models, plugins
-from fedda.compare import Plan, Variant
-from fedda.compare.about import header
-from fedda.compare.plan import BENCHMARK, CELLS
-from fedda.compare.statistics import by_target
-from fedda.compare.tables import as_markdown, markdown
+from fedda.comparison import Plan, Variant
+from fedda.comparison.about import header
+from fedda.comparison.plan import BENCHMARK, CELLS
+from fedda.comparison.statistics import by_target
+from fedda.comparison.tables import as_markdown, markdown
 from fedda.config import Flat
 from fedda.data.benchmarks import Options, import_benchmark
 from fedda.errors import ConfigError

@@ -37,7 +37,7 @@ import torch
 from flwr.app import Message
 
 from fedda import records, wire
-from fedda.compare.tables import markdown
+from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError

@@ -31,9 +31,9 @@ from typing import Any
 import accuracy
 from scipy.stats import spearmanr
 
-from fedda.compare import Plan
-from fedda.compare.options import shared_of
-from fedda.compare.variants import parse
+from fedda.comparison import Plan
+from fedda.comparison.options import shared_of
+from fedda.comparison.variants import parse
 from fedda.data import domains
 from fedda.errors import RunError
 from fedda.plugins import method as method_of

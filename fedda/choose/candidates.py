@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedda import models, plugins
-from fedda.compare import Cell, Plan, Variant
+from fedda.comparison import Cell, Plan, Variant
 from fedda.config import Flat, Scalar
 from fedda.data import Reading, describe
 from fedda.errors import ConfigError, FeddaError

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedda import plugins
-from fedda.compare.variants import Variant
+from fedda.comparison.variants import Variant
 from fedda.maths import choice
 from fedda.results import transfer
 from fedda.results.worth import VALIDATORS

@@ -1,8 +1,8 @@
 """Successive halving: each rung trains half of the last one's candidates with more rounds.
 
-Every rung is a `fedda.compare.Plan` in a folder of its own, so what has been trained is not trained
-again, and a training that was interrupted goes on. A rung's trainings begin anew: schedules of
-learning rates and phases depend on the number of rounds.
+Every rung is a `fedda.comparison.Plan` in a folder of its own, so what has been trained is not
+trained again, and a training that was interrupted goes on. A rung's trainings begin anew:
+schedules of learning rates and phases depend on the number of rounds.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fedda.compare import Cell, Plan, Variant
+from fedda.comparison import Cell, Plan, Variant
 from fedda.data import domains
 from fedda.errors import RunError
 
@@ -26,7 +26,7 @@ MINUTE = 60.0
 
 
 class Watch(Protocol):
-    """Shows the trainings of a batch while it is entered; `fedda.compare.headway.Display` does."""
+    """Shows the trainings of a batch while it is entered, as `fedda.comparison.headway` does."""
 
     def __call__(self, plan: Plan, cells: Sequence[Cell], /) -> Any: ...
 

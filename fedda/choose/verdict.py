@@ -13,8 +13,8 @@ from typing import Any
 
 import fedda
 from fedda import plugins
-from fedda.compare import Cell, Variant
-from fedda.compare.tables import markdown
+from fedda.comparison import Cell, Variant
+from fedda.comparison.tables import markdown
 from fedda.results.read import counted, printable
 from fedda.results.worth import VALIDATORS, WHAT
 

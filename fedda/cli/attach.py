@@ -7,9 +7,10 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.launch import INTERRUPTED, concluding, on_terminate, settings_of
-from fedda.cli.watching import JOURNAL, all_going_on, going_on, resume_hint, watch
+from fedda.cli.watching import all_going_on, going_on, resume_hint, watch
 from fedda.cli.watching import stop as end
 from fedda.errors import RunError
+from fedda.results.read import JOURNAL
 
 Run = Annotated[
     Path | None,

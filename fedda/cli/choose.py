@@ -13,7 +13,7 @@ from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
-    from fedda.compare import Cell, Plan
+    from fedda.comparison import Cell, Plan
 
 STEM = "choice"  # of the files that are written
 
@@ -109,7 +109,7 @@ def choose(
     on_terminate()
     from fedda.choose import candidates, search, verdict
     from fedda.choose.decision import decide
-    from fedda.compare import Variant, options
+    from fedda.comparison import Variant, options
     from fedda.errors import RunError
     from fedda.results.read import counted
 
@@ -162,7 +162,7 @@ def _present(choice: Any, out: Path) -> None:
 
 def _display(plan: "Plan", cells: Sequence["Cell"], jobs: int) -> Any:
     """The progress of some trainings, which says nothing that labels of the target tell."""
-    from fedda.compare.headway import Display
+    from fedda.comparison.headway import Display
 
     done = [cell for cell in cells if plan.results(cell) is not None]
     rounds = {cell: plan.config(cell).rounds for cell in cells}

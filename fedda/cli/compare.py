@@ -11,9 +11,7 @@ from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
-    from fedda.compare import Cell, Plan
-
-STEM = "comparison"  # of the files that are written
+    from fedda.comparison import Cell, Plan
 
 
 def compare(
@@ -131,7 +129,7 @@ def compare(
     130 that it was interrupted.
     """
     on_terminate()
-    from fedda.compare import options
+    from fedda.comparison import options
 
     with clear_exit():
         apart(out, "--out", data, "--data")
@@ -146,26 +144,10 @@ def compare(
 
 def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
     """Run the missing trainings, write and print the results, and set the exit code."""
-    from fedda.compare.headway import Display
+    from fedda.library.comparing import train
 
-    plan.check()
-    cells = plan.cells()
-    done = [cell for cell in cells if plan.results(cell) is not None]
-    for name in plan.untested():
-        typer.echo(
-            f"note: {name} brings no labelled tests, so it gets no accuracy, only estimates",
-            err=True,
-        )
-
-    def accuracy(cell: "Cell") -> float | None:
-        (training,) = (plan.results(cell) or {})["trainings"][cell.variant.method]
-        return training["final_accuracy"]
-
-    rounds = {cell: plan.config(cell).rounds for cell in cells}
-    jobs = max(min(jobs, len(cells) - len(done)), 1)
     try:
-        with Display(rounds, done, jobs, accuracy) as display:
-            failed = plan.run(jobs, display)
+        failed = train(plan, jobs, say=lambda text: typer.echo(f"note: {text}", err=True))
     except KeyboardInterrupt:
         _present(plan, baseline, command)
         typer.echo(f"\nstopped; the same command goes on, from {plan.out}", err=True)
@@ -178,38 +160,25 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
 
 def _present(plan: "Plan", baseline: str, command: str) -> None:
     """Write tables and picture of the finished trainings, and print the tables."""
-    from fedda.compare.about import header
-    from fedda.compare.figure import draw  # matplotlib takes a second to import
-    from fedda.compare.tables import as_csv, as_markdown
+    from fedda.library.comparing import write
 
-    scores = plan.scores()
-    if not scores:
-        return
-    tables = as_markdown(scores, baseline, plan.targets)
-    heading = f"Comparison on {plan.data.resolve().name}"
-    written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.csv"]
-    written[0].write_text(header(plan, heading, command) + tables)
-    written[1].write_text(as_csv(scores))
-    picture = plan.out / f"{STEM}.png"
-    if draw(scores, baseline, picture, plan.targets):
-        written.append(picture)
-    typer.echo(f"\n{tables}")
-    typer.echo(f"written: {', '.join(map(str, written))}")
+    tables, written = write(plan, baseline, command)
+    if written:
+        typer.echo(f"\n{tables}")
+        typer.echo(f"written: {', '.join(map(str, written))}")
 
 
 def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
     """Print which trainings failed; those with the same error share a line."""
-    from fedda.compare.headway import title
-    from fedda.compare.workers import ERROR
+    from fedda.comparison.headway import title
+    from fedda.library.comparing import traces
 
     alike: dict[str, list[Cell]] = {}
     for cell, error in failed.items():
         alike.setdefault(error, []).append(cell)
     for error, cells in alike.items():
         typer.echo(f"error: {'; '.join(map(title, cells))}: {error}", err=True)
-        traces = [plan.folder(c) / ERROR for c in cells]
-        existing = [str(t) for t in traces if t.is_file()]
-        if existing:
+        if existing := traces(plan, cells):
             typer.echo(f"  its traceback: {existing[0]}", err=True)
 
 

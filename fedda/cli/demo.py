@@ -59,11 +59,12 @@ def demo(
     """
     from fedda.cli.launch import INTERRUPTED, on_terminate
     from fedda.cli.report import present
-    from fedda.cli.watching import JOURNAL, watch
+    from fedda.cli.watching import watch
     from fedda.data.digits import DOMAINS, build
     from fedda.ops.bundle import stage
     from fedda.ops.federation import Deployment
     from fedda.results.progress import Display
+    from fedda.results.read import JOURNAL
 
     on_terminate()
     folder = directory.absolute() / "demo"

@@ -5,7 +5,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import typer
 
 from fedda.cli.watching import (
-    JOURNAL,
     DiedError,
     OnServer,
     StoppedError,
@@ -23,29 +21,13 @@ from fedda.cli.watching import (
     watch,
 )
 from fedda.errors import ConfigError, FeddaError, RunError
-from fedda.halves import load
+from fedda.library.beginning import Launch, started
 from fedda.ops import keys
 from fedda.ops.lock import GoingOnError, alone, holder
+from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 
 INTERRUPTED = 130
-LAUNCH = "launch.json"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a run was started; written to its folder, so that it can be resumed in the same way."""
-
-    simulate: str = ""
-    target: str = ""
-    engine: str = "process"
-    poison: str = ""
-    threads: int = 1
-    server: str = ""
-    superlink: str = ""
-    ca: str = ""
-    split: str = ""
-    gray_bits: str = "auto"
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
@@ -57,7 +39,9 @@ def perform(config: RunConfig, launch: Launch) -> None:
         typer.echo(f"process {process.pid} still executes the run in {folder}; waiting for its end")
     with concluding(folder), Display(config) as display:
         if launch.simulate:
-            _simulate(config, launch, folder, display)
+            from fedda.library.simulated import execute
+
+            execute(config, launch, display)
         else:
             _on_server(config, launch, folder, display)
 
@@ -87,25 +71,9 @@ def concluding(folder: Path) -> Iterator[None]:
 def settings_of(folder: Path) -> RunConfig | None:
     """The settings of a run that `fedda run` began; None if it was begun otherwise."""
     try:
-        return RunConfig.parse(begun(folder)[0])
+        return RunConfig.parse(started(folder)[0])
     except FeddaError:
         return None
-
-
-def begun(folder: Path) -> tuple[dict[str, Any], Launch]:
-    """Read the settings with which a run was started, and how.
-
-    Raises:
-        RunError: the folder does not say it.
-    """
-    try:
-        started = json.loads((folder / LAUNCH).read_text())
-        flat = started.pop("settings")
-        launch = Launch(**started)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
-    place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
-    return flat | place, launch
 
 
 def apart(place: Path, option: str, root: Path, source: str) -> None:
@@ -119,20 +87,6 @@ def apart(place: Path, option: str, root: Path, source: str) -> None:
             f"{option} {place} lies in {source} {root}, where every folder is taken for a domain; "
             f"give {option} a folder elsewhere."
         )
-
-
-def _simulate(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
-    from fedda.compare.options import poison_of
-
-    local, journals = load("server", "simulation"), load("server", "journal")
-    poison = poison_of(launch.poison)
-    said = {"split": launch.split, "gray-bits": launch.gray_bits}
-    found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
-    sites = [site | said for site in found]
-    local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
-    journal = journals.Journal(folder / JOURNAL, display)
-    with journal.ending():
-        local.simulate(config, sites, journal, launch.engine)
 
 
 def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:

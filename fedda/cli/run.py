@@ -1,21 +1,18 @@
 """`fedda run`: start a run on a server, or simulate one on this machine."""
 
-import json
-from dataclasses import asdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from fedda import plugins
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption
-from fedda.cli.launch import LAUNCH, Launch, apart, begun, on_terminate, perform
-from fedda.errors import ConfigError, RunError
+from fedda.cli.launch import apart, on_terminate, perform
+from fedda.errors import ConfigError
+from fedda.library.beginning import Launch, beginning, new_settings, started
 from fedda.ops.engines import check_engine
-from fedda.ops.lock import alone, holder, still_going_on
-from fedda.results import read
-from fedda.settings import RunConfig, overrides, presets
+from fedda.settings import RunConfig, overrides
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL, REMOTE = ("engine", "poison", "threads", "split", "gray_bits"), ("server", "superlink", "ca")
@@ -149,7 +146,7 @@ def run(
     with clear_exit():
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
-            flat, launch = begun(resume)
+            flat, launch = started(resume)
             flat |= {"run.resume": True} | _changes(str(flat["method"]), change or [])
         else:
             if simulate is not None:
@@ -160,7 +157,8 @@ def run(
                 "run.start-from": str(start_from.absolute()) if start_from else "",
                 "run.target": target if simulate is None else "",
             }
-            flat = _flat(method, change or [], preset or [], given, baseline)
+            changes = _changes(method, change or [])
+            flat = new_settings(method, preset or [], given, baseline, changes)
             flat["run.dir"] = str(directory.absolute())
             flat["run.name"] = name or _free_name(directory, method)
             check_engine(engine)
@@ -177,48 +175,8 @@ def run(
                 gray_bits,
             )
         config = RunConfig.parse(flat)
-        folder = Path(config.run.dir) / config.run.name
-        if resume is None:
-            started = asdict(launch) | {"settings": config.flat()}
-            if read.begun(folder):
-                raise (
-                    still_going_on(folder)
-                    if holder(folder)
-                    else RunError(
-                        f"{folder} holds a run already; choose another --name, or go on with it by "
-                        f"fedda run --resume {folder}"
-                    )
-                )
-            with alone(folder):  # another run may wait for its sites there
-                (folder / LAUNCH).write_text(json.dumps(started, indent=1))
-        perform(config, launch)
-
-
-def _flat(
-    method: str,
-    change: list[str],
-    chosen: list[str],
-    given: dict[str, Any],
-    baseline: str,
-) -> dict[str, Any]:
-    """The settings of a new run.
-
-    Args:
-        method: its name.
-        change: the pairs given by -c; they win over all else.
-        chosen: presets.
-        given: settings that have an option of their own; empty if the option was not given.
-        baseline: a method, `none`, or empty if the option was not given.
-    """
-    if not method:
-        raise ConfigError(f"Say which method: {', '.join(plugins.methods())}.")
-    flat: dict[str, Any] = {"method": method, **presets.settings(method, chosen)}
-    flat |= {key: value for key, value in given.items() if value}
-    changes = _changes(method, change)
-    # With a model to start from, a baseline would only train that model further.
-    beside = baseline or ("none" if (flat | changes).get("run.start-from") else "fedavg")
-    flat["run.baseline"] = "" if beside in ("none", method) else beside
-    return flat | changes
+        with nullcontext() if resume else beginning(config, launch):
+            perform(config, launch)
 
 
 def _changes(method: str, pairs: list[str]) -> dict[str, Any]:

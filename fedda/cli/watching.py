@@ -19,9 +19,9 @@ from fedda.errors import RunError
 from fedda.files import replacing
 from fedda.halves import load
 from fedda.ops.lock import Holder, holder
-from fedda.results.read import RESULTS, begun
+from fedda.results.read import JOURNAL, RESULTS, begun
 
-JOURNAL, SUBMITTED = "journal.jsonl", "submitted.json"
+SUBMITTED = "submitted.json"
 STOPPED = "stopped"
 TRIES = 10  # failed requests in a row, one per second, after which a run is given up
 LEAVE = 10.0  # seconds to wait until a process leaves a run, before it is asked in another way

@@ -76,7 +76,7 @@ def _rows(
             for rows in (rows for some in npz.examples(x, batch) for rows in some.split(batch)):
                 yield (
                     [f"{prefix}{start + i}" for i in range(len(rows))],
-                    _fitted(Unlabelled(rows), shape, resize),
+                    fitted(Unlabelled(rows), shape, resize),
                 )
                 start += len(rows)
 
@@ -96,7 +96,7 @@ def _images(folder: Path, shape: tuple[int, ...], batch: int, form: Form) -> Ite
         chunk = files[start : start + batch]
         x = read_images(chunk, form, None)
         names = [file.relative_to(folder).as_posix() for file in chunk]
-        yield names, _fitted(Unlabelled(x), shape)
+        yield names, fitted(Unlabelled(x), shape)
 
 
 def _others(
@@ -109,7 +109,7 @@ def _others(
     for rows in examples.x.split(batch):
         names = [str(start + i) for i in range(len(rows))]
         start += len(rows)
-        yield names, _fitted(Unlabelled(rows), shape)
+        yield names, fitted(Unlabelled(rows), shape)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -133,7 +133,7 @@ def _words(shape: tuple[int, ...]) -> str:
     return "images" if len(shape) == 3 else f"vectors of {shape[0]} numbers"
 
 
-def _fitted(examples: Unlabelled, shape: tuple[int, ...], resize: Resize = "stretch") -> Unlabelled:
+def fitted(examples: Unlabelled, shape: tuple[int, ...], resize: Resize = "stretch") -> Unlabelled:
     if examples.kind == "image" and shape[1] == shape[2]:
         examples = conform(examples, shape[0], shape[1], resize)
     if examples.shape != shape:

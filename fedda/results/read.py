@@ -14,7 +14,7 @@ from typing import Any
 
 from fedda.errors import ModelError, RunError
 
-RESULTS, MODEL = "results.json", "model.safetensors"
+RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 
 Results = dict[str, Any]

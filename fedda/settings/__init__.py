@@ -1,6 +1,6 @@
 """Put a run's settings together: those of the operator, those sent to sites, and presets."""
 
-from .run_config import RunConfig, defaults, lasting, overrides
+from .run_config import RunConfig, as_keyword, defaults, lasting, named, overrides
 from .task import Task
 
-__all__ = ["RunConfig", "Task", "defaults", "lasting", "overrides"]
+__all__ = ["RunConfig", "Task", "as_keyword", "defaults", "lasting", "named", "overrides"]

@@ -291,11 +291,49 @@ def overrides(method: str, pairs: list[str]) -> Flat:
             raise ConfigError(f"'{pair}' is not a setting; write it as key=value.")
         full = next((k for k in (key, f"{method}.{key}") if k in known), None)
         if full is None:
-            near = _near(key, [k.removeprefix(f"{method}.") for k in known])
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
-            raise ConfigError(f"There is no setting '{key}'{hint}")
+            raise _unknown(key, method, known)
         given[full] = _read(full, text, known[full])
     return given
+
+
+def named(method: str, values: Mapping[str, Any]) -> Flat:
+    """Settings by their names in a program -> dotted keys.
+
+    Args:
+        method: its own settings need no `METHOD.` before them.
+        values: by dotted name, or with `_` in place of every `.` and `-`: no two settings are then
+            called the same. A list or tuple becomes a text with commas.
+
+    Raises:
+        ConfigError: there is no such setting (the nearest are named), or it is given twice.
+    """
+    known, given = defaults(), {}
+    plain = {as_keyword(key): key for key in known}
+    for name, value in values.items():
+        keys = (name, f"{method}.{name}")
+        keyword = (plain.get(as_keyword(key)) for key in keys if "." not in name)
+        full = next((k for k in (*keys, *keyword) if k in known), None)
+        if full is None:
+            raise _unknown(name, method, known)
+        if full in given:
+            raise ConfigError(f"'{full}' is given twice, also as '{name}'; give it once.")
+        if isinstance(value, list | tuple):
+            value = ",".join(map(str, value))
+        if not isinstance(value, Scalar):  # such as numpy's numbers
+            value = value.item() if hasattr(value, "item") else str(value)
+        given[full] = value
+    return given
+
+
+def as_keyword(key: str) -> str:
+    """A setting's name as an argument of a Python function: `train.lr-end` is `train_lr_end`."""
+    return key.replace(".", "_").replace("-", "_")
+
+
+def _unknown(key: str, method: str, known: Mapping[str, Scalar]) -> ConfigError:
+    near = _near(key, [k.removeprefix(f"{method}.") for k in known])
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
+    return ConfigError(f"There is no setting '{key}'{hint}")
 
 
 def _near(key: str, known: Sequence[str]) -> list[str]:

@@ -1,0 +1,110 @@
+"""A run's settings, where its results go, and the note of how it was started."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedda import plugins
+from fedda.config import Flat
+from fedda.errors import ConfigError, RunError
+from fedda.ops.lock import alone, holder, still_going_on
+from fedda.results import read
+from fedda.settings import RunConfig, presets
+
+LAUNCH = "launch.json"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a run was started; written to its folder, so that it can be resumed in the same way."""
+
+    simulate: str = ""
+    target: str = ""
+    engine: str = "process"
+    poison: str = ""
+    threads: int = 1
+    server: str = ""
+    superlink: str = ""
+    ca: str = ""
+    split: str = ""
+    gray_bits: str = "auto"
+
+
+def new_settings(
+    method: str,
+    chosen: Sequence[str],
+    given: Flat,
+    baseline: str,
+    changes: Flat,
+) -> Flat:
+    """The settings of a new run.
+
+    Args:
+        method: its name.
+        chosen: presets.
+        given: settings that have an argument or option of their own; empty if it was not given.
+        baseline: a method, `none`, or empty if it was not given.
+        changes: all other settings; they win over all else.
+    """
+    if not method:
+        raise ConfigError(f"Say which method: {', '.join(plugins.methods())}.")
+    flat: Flat = {"method": method, **presets.settings(method, chosen)}
+    flat |= {key: value for key, value in given.items() if value}
+    # With a model to start from, a baseline would only train that model further.
+    beside = baseline or ("none" if (flat | changes).get("run.start-from") else "fedavg")
+    flat["run.baseline"] = "" if beside in ("none", method) else beside
+    return flat | changes
+
+
+@contextmanager
+def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
+    """Note how a new run is started; if it does not begin in the `with` block, leave no folder.
+
+    A run has begun once it has a journal.
+
+    Raises:
+        RunError: the folder holds a run already, or cannot be written.
+    """
+    folder = Path(config.run.dir) / config.run.name
+    if read.begun(folder):
+        raise (
+            still_going_on(folder)
+            if holder(folder)
+            else RunError(
+                f"{folder} holds a run already; choose another --name, or go on with it by "
+                f"fedda run --resume {folder}"
+            )
+        )
+    fresh = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with alone(folder):  # another run may wait for its sites there
+            started = asdict(launch) | {"settings": config.flat()}
+            (folder / LAUNCH).write_text(json.dumps(started, indent=1))
+        yield folder
+    except BaseException:
+        if folder in fresh and not (folder / read.JOURNAL).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in fresh[1:]:
+                with suppress(OSError):  # something else lies in it by now
+                    parent.rmdir()
+        raise
+
+
+def started(folder: Path) -> tuple[dict[str, Any], Launch]:
+    """Read the settings with which a run was started, and how.
+
+    Raises:
+        RunError: the folder does not say it.
+    """
+    try:
+        noted = json.loads((folder / LAUNCH).read_text())
+        flat = noted.pop("settings")
+        launch = Launch(**noted)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
+    place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
+    return flat | place, launch

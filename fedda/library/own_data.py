@@ -1,0 +1,241 @@
+"""Arrays and datasets of a program, written as the .npz files that simulated sites read.
+
+So a run on them gives the numbers of a run on the same files, to the last bit.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedda.config import is_site_name
+from fedda.errors import DataError, RunError
+
+CONTENTS = "contents.json"  # beside the files: a digest of each
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples and their labels; y is None, or one integer or text per example.
+
+    x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d).
+    """
+
+    x: np.ndarray
+    y: np.ndarray | None
+    classes: tuple[str, ...] = ()
+
+
+def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
+    """The folder of a run's sites: the one that was given, or `place` with what a program has.
+
+    Args:
+        data: a folder, or the sites by name (`fedda.simulate` says which).
+        place: a folder to write to.
+        targets: sites of whose training data no label is written, even if there are some.
+
+    Raises:
+        DataError: a site's data cannot be used.
+        RunError: `place` holds other data.
+    """
+    if isinstance(data, str | Path):
+        return Path(data).absolute()
+    if not isinstance(data, Mapping) or not data:
+        raise DataError(
+            f"data is a {type(data).__name__}; give a folder of sites, or a dict with each site's "
+            "arrays or dataset by its name"
+        )
+    for name in data:
+        if not isinstance(name, str) or not is_site_name(name):
+            raise DataError(
+                f"{name!r} cannot be a site's name: give 1 to 64 printable characters without /"
+            )
+    links = {
+        n: Path(value).absolute() for n, value in data.items() if isinstance(value, str | Path)
+    }
+    parts = {name: _site(name, value) for name, value in data.items() if name not in links}
+    for name in parts.keys() & set(targets):
+        parts[name] = (replace(parts[name][0], y=None), parts[name][1])
+    known = _classes(train for train, _ in parts.values())
+    arrays = {name: _arrays(name, *site, known) for name, site in parts.items()}
+    contents = {name: _digest(found) for name, found in arrays.items()}
+    _claim(place, contents | {name: str(path) for name, path in links.items()})
+    for name, found in arrays.items():
+        np.savez(place / f"{name}.npz", allow_pickle=False, **found)
+    for name, path in links.items():
+        if not path.is_dir() and (path.suffix != ".npz" or not path.is_file()):
+            raise DataError(f"{name} is {path}: give an existing folder or an .npz file")
+        link = place / (f"{name}.npz" if path.suffix == ".npz" else name)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+    return place
+
+
+def images(x: Any, whose: str) -> np.ndarray:
+    """Arrays of images or vectors, of any library -> uint8 (N, H, W[, 3]) or float32 (N, d).
+
+    Colours come last, or first as in torch. Floats of images are from 0 to 1.
+
+    Raises:
+        DataError: they are neither.
+    """
+    first = isinstance(x, torch.Tensor)
+    array = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+    if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or 0 in array.shape:
+        raise DataError(
+            f"{whose} is {array.dtype} {array.shape}: give images as (N, H, W), (N, H, W, 3) or "
+            "(N, 3, H, W), or vectors as (N, d)"
+        )
+    if array.ndim == 2:
+        return array.astype(np.float32)
+    if array.ndim == 4:
+        front, back = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if not front and not back:
+            raise DataError(
+                f"{whose} has the shape {array.shape}: images have 1 or 3 colours, as "
+                "(N, H, W, 3) or (N, 3, H, W)"
+            )
+        if front and (first or not back):
+            array = array.transpose(0, 2, 3, 1)
+        array = array[..., 0] if array.shape[3] == 1 else array
+    return np.ascontiguousarray(_bytes(array, whose))
+
+
+def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    highest = 1 if array.dtype.kind in "fb" else 255
+    if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= highest):
+        raise DataError(
+            f"{whose} has values from {array.min():g} to {array.max():g}: give images as whole "
+            "numbers from 0 to 255 or as floats from 0 to 1, before any normalisation"
+        )
+    return np.rint(array * 255).astype(np.uint8) if highest == 1 else array.astype(np.uint8)
+
+
+def _site(name: str, given: Any) -> tuple[Split, Split | None]:
+    """The training and the test set of a site, in one of the forms that `simulate` takes."""
+    if isinstance(given, torch.utils.data.Dataset):
+        return _dataset(name, given), None
+    if isinstance(given, tuple | list) and len(given) == 2:
+        if all(isinstance(each, torch.utils.data.Dataset) for each in given):
+            return _dataset(name, given[0]), _dataset(name, given[1])
+        return _pair(name, *given), None
+    if isinstance(given, tuple | list) and len(given) == 3:
+        x, y, test = given
+        if test is None:
+            return _pair(name, x, y), None
+        if isinstance(test, tuple | list) and len(test) == 2 and test[1] is not None:
+            return _pair(name, x, y), _pair(f"the test of {name}", *test)
+    raise DataError(
+        f"{name} is a {type(given).__name__}: give (x, y), (x, y, (x_test, y_test)), a "
+        "torch.utils.data.Dataset, two of them (training, test), or a folder"
+    )
+
+
+def _pair(name: str, x: Any, y: Any) -> Split:
+    found = images(x, f"x of {name}")
+    if y is None:
+        return Split(found, None)
+    labels = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+    if labels.dtype.kind not in "iuU" or labels.shape != found.shape[:1]:
+        raise DataError(
+            f"y of {name} is {labels.dtype} {labels.shape} for {len(found)} examples: give one "
+            "whole number from 0, or one class name, per example"
+        )
+    return Split(found, labels)
+
+
+def _dataset(name: str, dataset: Any) -> Split:
+    """All items of a dataset: (x, label) or x alone."""
+    if not hasattr(dataset, "__len__") or not len(dataset):
+        raise DataError(f"the dataset of {name} is empty or has no length: give one with a length")
+    items = [dataset[i] for i in range(len(dataset))]
+    paired = isinstance(items[0], tuple | list)
+    inputs = [item[0] if paired else item for item in items]
+    shapes = {tuple(np.shape(each)) for each in inputs}
+    if len(shapes) > 1:
+        raise DataError(
+            f"the dataset of {name} has items of shapes {', '.join(map(str, sorted(shapes)[:3]))}: "
+            "one shape is needed; resize its images in its transform"
+        )
+    tensors = isinstance(inputs[0], torch.Tensor)
+    x = torch.stack(inputs) if tensors else np.stack([np.asarray(each) for each in inputs])
+    y = [item[1] for item in items] if paired else None
+    if y is not None and isinstance(y[0], torch.Tensor):
+        y = [label.item() for label in y]
+    found = _pair(name, x, y)
+    classes = getattr(dataset, "classes", ())
+    return replace(found, classes=tuple(map(str, classes)) if found.y is not None else ())
+
+
+def _classes(training: Iterable[Split]) -> tuple[str, ...]:
+    """The names of the classes that sources without names of their own share."""
+    numbers, names = 0, set[str]()
+    for split in training:
+        if split.y is None or split.classes:
+            continue
+        if split.y.dtype.kind == "U":
+            names |= set(map(str, split.y))
+        else:
+            numbers = max(numbers, int(split.y.max()) + 1)
+    if names and numbers:
+        raise DataError("some sites name their classes and others number them: do the same in all")
+    return tuple(sorted(names)) or tuple(map(str, range(numbers)))
+
+
+def _arrays(
+    name: str, train: Split, test: Split | None, known: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """The arrays of one site's file."""
+    splits = {"": train} if test is None else {"_train": train, "_test": test}
+    own = next((s.classes for s in splits.values() if s.classes), ())
+    words = {
+        str(y) for s in splits.values() if s.y is not None and s.y.dtype.kind == "U" for y in s.y
+    }
+    classes = own or (tuple(known) if words <= set(known) else tuple(sorted(words)))
+    found: dict[str, np.ndarray] = {}
+    for key, split in splits.items():
+        found[f"x{key}"] = split.x
+        if split.y is None:
+            continue
+        y = split.y
+        if y.dtype.kind == "U":
+            y = np.array([classes.index(str(label)) for label in y])
+        if y.min() < 0 or (classes and y.max() >= len(classes)):
+            raise DataError(
+                f"{name} has labels from {y.min()} to {y.max()}, but the sources' classes are "
+                f"numbered from 0 to {len(classes) - 1}: number them alike at all sites"
+            )
+        found[f"y{key}"] = y.astype(np.int64)
+    if classes and any(key.startswith("y") for key in found):
+        found["classes"] = np.array(classes)
+    return found
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for key, array in sorted(arrays.items()):
+        total.update(f"{key} {array.dtype} {array.shape}".encode())
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+def _claim(place: Path, contents: Mapping[str, str]) -> None:
+    """Make the folder of the files, or check that it holds the same data."""
+    note = place / CONTENTS
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if note.is_file() and json.loads(note.read_text()) != contents:
+            raise RunError(
+                f"{place} holds other data than these sites'; give another folder as dir, or the "
+                "data that it was begun with."
+            )
+        note.write_text(json.dumps(contents))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{place} cannot be used ({error}); give another folder as dir.") from None

@@ -1,0 +1,84 @@
+"""A network that a program brings itself, for runs in its own process.
+
+A site runs only code that is installed on its machine, so such a network cannot be trained over a
+network of machines: for that, put the function into a package with an entry point `fedda.models`
+(`fedda.plugins`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedda import plugins
+from fedda.config import Flat, ModelConfig
+from fedda.errors import ConfigError, ModelError
+from fedda.models import evaluating
+
+Network = Callable[[tuple[int, ...]], nn.Module]
+
+
+def settings_of(network: Network | None) -> Flat:
+    """The setting that chooses a network of one's own; empty without one.
+
+    Raises:
+        ConfigError: it is a module and not a function that makes one.
+    """
+    if network is None:
+        return {}
+    if isinstance(network, nn.Module) or not callable(network):
+        raise ConfigError(
+            f"network is a {type(network).__name__}, but every site needs a network of its own; "
+            "give a function that takes the shape of one input and makes the network."
+        )
+    plain = re.sub(r"[^\w.-]", "-", getattr(network, "__name__", type(network).__name__))
+    return {"model.name": f"own:{plain[:90]}"}
+
+
+@contextmanager
+def lent(network: Network | None) -> Iterator[None]:
+    """Let the settings of a `with` block name the network, in this process alone."""
+    name = settings_of(network).get("model.name")
+    with plugins.lending("models", str(name), _Made(network)) if network else nullcontext():
+        yield
+
+
+class _Made:
+    """Makes encoders by a program's function, as a network of another package would."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._checked = False
+
+    def __call__(self, config: ModelConfig, shape: tuple[int, ...]) -> tuple[Any, int]:
+        """Make an encoder for inputs of a shape -> the encoder, its number of features."""
+        encoder = self._network(shape)
+        if not isinstance(encoder, nn.Module):
+            raise ModelError(
+                f"network({shape}) gave a {type(encoder).__name__}; give a function that makes a "
+                "torch.nn.Module."
+            )
+        if not self._checked:
+            self._check_another(encoder, shape)
+        with evaluating(encoder), torch.no_grad():
+            features = encoder(torch.zeros(2, *shape))
+        if features.ndim != 2 or len(features) != 2:
+            raise ModelError(
+                f"network({shape}) gives an array of shape {tuple(features.shape)} for two inputs; "
+                "it must give one row of features per input, as after nn.Flatten. fedda adds the "
+                "layer that classifies them."
+            )
+        return encoder, features.shape[1]
+
+    def _check_another(self, encoder: nn.Module, shape: tuple[int, ...]) -> None:
+        """Refuse a function that gives one module again and again."""
+        with torch.random.fork_rng(devices=[]):  # another one's random values change none here
+            if self._network(shape) is encoder:
+                raise ModelError(
+                    "network gave the same module twice, but every site needs one of its own; let "
+                    "the function make a new one each time."
+                )
+        self._checked = True

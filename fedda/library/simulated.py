@@ -1,0 +1,239 @@
+"""One run over sites of this machine: for the command line, and as a function of the library."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedda.comparison.options import poison_of
+from fedda.errors import ConfigError
+from fedda.halves import load
+from fedda.ops.engines import check_engine
+from fedda.results.progress import Display
+from fedda.results.read import JOURNAL
+from fedda.settings import RunConfig, named
+
+from . import own_data, own_model
+from .beginning import Launch, beginning, new_settings
+from .outcome import Run
+from .unchanged import unchanged
+
+Sites = str | Path | Mapping[str, Any]
+
+DATA = "data"  # in a run's folder: the files of sites that a program brought as arrays
+INSTEAD = {
+    "method": "method",
+    "run.dir": "dir",
+    "run.name": "dir",
+    "run.resume": "resume",
+    "run.seeds": "seeds",
+    "run.baseline": "baseline",
+    "run.start-from": "start_from",
+    "run.target": "target",
+    "model.name": "network",
+}
+
+
+def execute(
+    config: RunConfig, launch: Launch, *listeners: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Run over the folders that a launch names -> the content of results.json.
+
+    Args:
+        config: the run.
+        launch: where its data are, and how it is computed.
+        listeners: called with every event, such as a display of the progress.
+
+    Raises:
+        FeddaError: data, settings or sites do not fit together, or the run failed.
+    """
+    local, journals = load("server", "simulation"), load("server", "journal")
+    poison = poison_of(launch.poison)
+    said = {"split": launch.split, "gray-bits": launch.gray_bits}
+    found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
+    sites = [site | said for site in found]
+    local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
+    journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
+    with journal.ending():
+        return local.simulate(config, sites, journal, launch.engine)
+
+
+def simulate(
+    data: Sites,
+    target: str | Sequence[str],
+    method: str = "kd3a",
+    seeds: int | Sequence[int] = (0,),
+    preset: str | Sequence[str] | None = None,
+    dir: str | Path | None = None,
+    *,
+    network: own_model.Network | None = None,
+    baseline: str = "",
+    start_from: str | Path | None = None,
+    poison: Mapping[str, float] | None = None,
+    engine: Literal["process", "ray"] = "process",
+    threads: int = 1,
+    split: str = "",
+    gray_bits: int | str = "auto",
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a method over sites of this machine, without a server.
+
+        import fedda
+
+        run = fedda.simulate("digits", target="fonts", rounds=10, input_size=16, input_channels=1)
+        run.results.accuracy  # of the target's tests, after the last round
+        run.model.predict(images)  # a class name per image
+
+    It gives the numbers of `fedda run --simulate` with the same data, settings and seeds, to the
+    last bit, and leaves no setting of this process changed: environment, logging, random
+    generators and torch's threads are as before.
+
+    Args:
+        data: A folder with a folder or .npz file per site; or a dict with the sites by name. Such a
+            site is (x, y), or (x, y, (x_test, y_test)), or a `torch.utils.data.Dataset` of
+            (x, label), or two of them (training, test), or a folder. x are images as
+            (N, H, W), (N, H, W, 3) or (N, 3, H, W), of whole numbers up to 255 or floats up to 1,
+            or vectors (N, d), as numpy arrays or torch tensors; y are whole numbers from 0, or
+            class names, or None at a target.
+        target: The site that has no labels, or several; the others are sources. A target's test
+            gives the accuracies; without one there are only estimates.
+        method: `fedda methods` lists them.
+        seeds: One training per seed; a number n means 0 to n - 1.
+        preset: Named settings, or several of which the last one wins; `settings` win over all.
+        dir: The folder of this run's results; by default a temporary one that is removed when
+            the run is no longer used.
+        network: A function that takes the shape of one input, (channels, H, W) or (d,), and makes
+            a `torch.nn.Module` that turns a batch of them, as floats from 0 to 1, into rows of
+            features; fedda adds the layer that classifies. It makes a new module at every call.
+            It runs in this process only: for a run over a network of machines, it must be
+            installed at every site as a package with an entry point `fedda.models`.
+        baseline: A method to train on the same seeds for comparison, or `none`; by default
+            `fedavg`, or none with `start_from`.
+        start_from: A finished run's folder, or a model file, whose model to start from.
+        poison: Percent of labels to flip, by source.
+        engine: `process`: one site after the other; `ray`: Flower's simulation.
+        threads: CPU threads of a site; with another number the last bits may differ.
+        split: The part of the data to train on, if not `train`.
+        gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
+        resume: Go on with the interrupted run in `dir`, with the same arguments.
+        quiet: Show no progress.
+        settings: All other settings of a run, by the names that `fedda settings` lists, with `_`
+            in place of `.` and `-`: `train_lr=.01`, `rounds=5`. No two settings are called the
+            same then. A method's own need not begin with its name: `gate_low=.8`. A dict with the
+            command line's names is given as `**{"train.lr": .01}`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: A setting is unknown, or settings contradict each other.
+        DataError: A site's data cannot be used.
+        RosterError: The sites do not fit together.
+        RunError: `dir` holds a run already, or the run failed.
+    """
+    if network is not None and engine == "ray":
+        raise ConfigError(
+            "network is a function of this process, and engine='ray' starts other ones; leave one "
+            "of them out, or install the network as a package with an entry point fedda.models."
+        )
+    if resume and dir is None:
+        raise ConfigError("resume needs the folder of an interrupted run; give it as dir.")
+    check_engine(engine)
+    flat = _settings(method, seeds, preset, network, baseline, start_from, settings)
+    with ExitStack() as stack:
+        stack.enter_context(unchanged())
+        stack.enter_context(own_model.lent(network))
+        folder, scratch = place_of(dir)
+        stack.enter_context(removing(scratch))
+        flat |= {"run.dir": str(folder.parent), "run.name": folder.name, "run.resume": resume}
+        config = RunConfig.parse(flat)
+        targets = [target] if isinstance(target, str) else list(target)
+        launch = Launch(
+            target=",".join(targets),
+            engine=engine,
+            poison=",".join(f"{name}={percent}" for name, percent in (poison or {}).items()),
+            threads=threads,
+            split=split,
+            gray_bits=str(gray_bits),
+        )
+        with nullcontext() if resume else beginning(config, launch):
+            root = own_data.folder_of(data, folder / DATA, targets)
+            launch = replace(launch, simulate=str(root))
+            with nullcontext() if quiet else Display(config) as display:
+                execute(config, launch, *([display] if display else []))
+    run = Run(folder, network)
+    if scratch:
+        weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
+    return run
+
+
+def place_of(dir: str | Path | None) -> tuple[Path, Path | None]:
+    """The folder of a run's results, and the temporary folder that it is in, if it is."""
+    if dir is not None:
+        return Path(dir).absolute(), None
+    scratch = Path(tempfile.mkdtemp(prefix="fedda-"))
+    return scratch / "run", scratch
+
+
+@contextmanager
+def removing(scratch: Path | None):
+    """Remove a temporary folder if the `with` block fails."""
+    try:
+        yield
+    except BaseException:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def several(given: str | Sequence[str] | None) -> list[str]:
+    """A text, several texts or nothing, as a list."""
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def chosen_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds that a program names.
+
+    Raises:
+        ConfigError: there is none, or one is no whole number from 0.
+    """
+    found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not found or not all(isinstance(s, int) and s >= 0 for s in found):
+        raise ConfigError(f"seeds is {seeds!r}; give whole numbers from 0, such as (0, 1, 2).")
+    return found
+
+
+def refuse_arguments(flat: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Refuse settings that have an argument of their own.
+
+    Raises:
+        ConfigError: naming the first one and the argument.
+    """
+    for key in filter(instead.get, flat):
+        raise ConfigError(f"{key} is not taken as a setting here; give {instead[key]}.")
+
+
+def _settings(
+    method: str,
+    seeds: int | Sequence[int],
+    preset: str | Sequence[str] | None,
+    network: own_model.Network | None,
+    baseline: str,
+    start_from: str | Path | None,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    own = named(method, settings)
+    instead = INSTEAD if network else {k: v for k, v in INSTEAD.items() if v != "network"}
+    refuse_arguments(own, instead)
+    given = {
+        "run.seeds": ",".join(map(str, chosen_seeds(seeds))),
+        "run.start-from": str(Path(start_from).absolute()) if start_from else "",
+    }
+    changes = own | own_model.settings_of(network)
+    return new_settings(method, several(preset), given, baseline, changes)

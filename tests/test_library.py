@@ -1,0 +1,551 @@
+"""The library: the numbers of the command line, data and networks of a program, no trace left."""
+
+import gc
+import json
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedda
+from fedda import plugins
+from fedda.cli import app
+from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RosterError, RunError
+from fedda.library import simulated
+from fedda.library.outcome import Results
+from fedda.library.own_data import folder_of, images
+from fedda.settings import as_keyword, defaults, named
+from tests.test_run import timeless
+
+ROOT = Path(__file__).parents[1]
+FEW: dict[str, Any] = {
+    "rounds": 2,
+    "input_size": 8,
+    "model_name": "mlp",
+    "model_sizes": "16",
+    "train_batch_size": 10,
+    "quiet": True,
+}
+WORDS = ["-c", "rounds=2", "-c", "input.size=8", "-c", "model.name=mlp", "-c", "model.sizes=16"]
+WORDS += ["-c", "train.batch-size=10"]
+
+
+def site(seed: int, n: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 8 x 8 whose brightness is their class -> bytes (n, 8, 8), labels (n,)."""
+    draws = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    x = (80 * y)[:, None, None] + draws.integers(0, 60, (n, 8, 8))
+    return x.astype(np.uint8), y
+
+
+def sites() -> dict[str, Any]:
+    """Two sources, and a target without labels but with a labelled test."""
+    return {"a": site(1), "b": site(2), "t": (site(3)[0], None, site(4, 12))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The same sites as .npz files."""
+    root = tmp_path / "given"
+    root.mkdir()
+    x, (x_test, y_test) = site(3)[0], site(4, 12)
+    for name, seed in (("a", 1), ("b", 2)):
+        x_, y_ = site(seed)
+        np.savez(root / f"{name}.npz", x=x_, y=y_)
+    np.savez(root / "t.npz", x_train=x, x_test=x_test, y_test=y_test)
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished() -> fedda.Run:
+    """A run over arrays."""
+    return fedda.simulate(sites(), target="t", seeds=2, **FEW)
+
+
+def same(one: Results, other: Any) -> None:
+    assert timeless(one.raw) == timeless(other)
+
+
+# ---- the numbers of the command line -----------------------------------------------------------
+
+
+def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
+    folder: Path, tmp_path: Path, signal_handlers: None
+) -> None:
+    """In one process, twice in a row, on the folder and on the same arrays."""
+    from typer.testing import CliRunner
+
+    words = ["run", "kd3a", "--simulate", folder, "--target", "t", "--dir", tmp_path / "runs"]
+    done = CliRunner().invoke(app, [*map(str, words), *WORDS])
+    assert done.exit_code == 0, done.output
+    theirs = json.loads((tmp_path / "runs" / "kd3a" / "results.json").read_text())
+    model = (tmp_path / "runs" / "kd3a" / "model.safetensors").read_bytes()
+    for data in (folder, sites()):
+        torch.manual_seed(99)  # what a program drew before must not matter
+        ours = fedda.simulate(data, target="t", dir=tmp_path / type(data).__name__ / "kd3a", **FEW)
+        same(ours.results, theirs)
+        assert (ours.folder / "model.safetensors").read_bytes() == model
+
+
+@pytest.mark.slow
+def test_a_run_gives_the_numbers_of_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
+    words = ["run", "kd3a", "--simulate", folder, "--target", "t", "--dir", tmp_path / "runs"]
+    command = [sys.executable, "-m", "fedda.cli", *map(str, words), *WORDS]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    ours = fedda.simulate(folder, target="t", dir=tmp_path / "ours" / "kd3a", **FEW)
+    same(ours.results, json.loads((tmp_path / "runs" / "kd3a" / "results.json").read_text()))
+
+
+class Impatient:
+    """A display that interrupts the run after a round, as Ctrl-C does."""
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def __enter__(self) -> "Impatient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "round":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(simulated, "Display", Impatient)
+        fedda.simulate(sites(), target="t", seeds=2, dir=place, **{**FEW, "quiet": False})
+    with pytest.raises(RunError, match="holds no results"):
+        fedda.load(place)
+    run = fedda.simulate(sites(), target="t", seeds=2, dir=place, resume=True, **FEW)
+    ours, theirs = ([t.accuracies for t in r.results.trainings] for r in (run, finished))
+    assert ours == theirs
+    same(fedda.load(place).results, run.results.raw)
+    with pytest.raises(RunError, match="holds a run already"):
+        fedda.simulate(sites(), target="t", dir=place, **FEW)
+
+
+def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedda.Run) -> None:
+    found = fedda.compare(sites(), ["kd3a"], target="t", seeds=2, dir=tmp_path / "c", **FEW)
+    ours = {(s.variant, s.seed): s.last for s in found.scores}
+    theirs = {(t.method, t.seed): t.accuracy for t in finished.results.trainings}
+    assert ours == {("KD3A" if m == "kd3a" else "FedAvg", s): a for (m, s), a in theirs.items()}
+    assert found.failures == {}
+    assert set(found.accuracies) == {"FedAvg", "KD3A"}
+    mean = sum(t.accuracy or 0 for t in finished.results.of("kd3a")) / 2
+    assert found.accuracies["KD3A"]["t"] == pytest.approx(mean)
+    assert found.run("KD3A", "t", 1).results.trainings[0].accuracy == ours["KD3A", 1]
+    with pytest.raises(ConfigError, match="its variants are FedAvg, KD3A"):
+        found.run("kd3a", "t", 0)
+    more = fedda.compare(sites(), ["kd3a"], target="t", seeds=3, dir=tmp_path / "c", **FEW)
+    assert len(more.scores) == 6 and all(score in more.scores for score in found.scores)
+    with pytest.raises(RunError, match="other data"):
+        fedda.compare({**sites(), "a": site(9)}, ["kd3a"], "t", dir=tmp_path / "c", **FEW)
+
+
+# ---- nothing left behind -----------------------------------------------------------------------
+
+
+def state() -> dict[str, Any]:
+    """What a program can see of this process's settings."""
+    loggers = {
+        name: (each.level, each.propagate, tuple(each.handlers))
+        for name in ("", "flwr", "fedda", "fedda.site")
+        for each in [logging.getLogger(name)]
+    }
+    return {
+        "environment": dict(os.environ),
+        "loggers": loggers,
+        "threads": torch.get_num_threads(),
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": str(np.random.get_state()),
+        "python": random.getstate(),
+        "models": dict(plugins.installed("models")),
+        "folder": os.getcwd(),
+    }
+
+
+def test_a_run_leaves_the_process_as_it_was() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fedda.simulate(sites(), target="t", **FEW)  # imports what it needs
+        begun = state()
+        fedda.simulate(sites(), target="t", network=small, **own())
+        fedda.compare(sites(), ["fedavg"], target="t", seeds=1, **FEW)
+        with pytest.raises(FeddaError):
+            fedda.simulate(sites(), target="nobody", **FEW)
+        assert state() == begun
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_temporary_folder_goes_with_its_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = fedda.simulate(sites(), target="t", baseline="none", **FEW)
+    model = run.model
+    assert list(tmp_path.iterdir()) == [run.folder.parent]
+    del run
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+    assert len(model.predict(site(5)[0])) == 30
+    with pytest.raises(FeddaError):
+        fedda.simulate(sites(), target="nobody", **FEW)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "mine"
+    for wrong in ({"target": "nobody"}, {"target": "t", "train_batch_size": 0}):
+        with pytest.raises(FeddaError):
+            fedda.simulate(sites(), dir=place, **{**FEW, **wrong})
+        assert not list(tmp_path.iterdir())
+
+
+def test_importing_fedda_loads_next_to_nothing() -> None:
+    code = "import sys, fedda; dir(fedda); fedda.__all__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "fedda.halves" in loaded, done.stderr
+    assert not loaded & {"torch", "numpy", "flwr", "pydantic", "typer", "fedda.library", "server"}
+
+
+def test_all_names_exist_and_are_typed() -> None:
+    stub = (ROOT / "fedda" / "__init__.pyi").read_text()
+    for name in fedda.__all__:
+        assert getattr(fedda, name) is not None
+        assert name in stub and name in dir(fedda)
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        fedda.simulated  # noqa: B018
+    assert (ROOT / "fedda" / "py.typed").is_file()
+
+
+# ---- settings ----------------------------------------------------------------------------------
+
+
+def test_no_two_settings_have_the_same_keyword() -> None:
+    for method in plugins.methods():
+        every = [key.removeprefix(f"{method}.") for key in defaults()]
+        assert len({as_keyword(key) for key in every}) == len(every), method
+        assert all(as_keyword(key).isidentifier() for key in every)
+
+
+def test_settings_by_their_names() -> None:
+    assert named("kd3a", {"train_lr_end": 0.5}) == {"train.lr-end": 0.5}
+    assert named("kd3a", {"train.lr-end": 0.5}) == {"train.lr-end": 0.5}
+    assert named("kd3a", {"gate_low": 0.5, "vote": "hard"}) == {
+        "kd3a.gate.low": 0.5,
+        "kd3a.vote": "hard",
+    }
+    assert named("kd3a", {"model_sizes": [64, 32]}) == {"model.sizes": "64,32"}
+    assert named("kd3a", {"rounds": np.int64(3)}) == {"rounds": 3}
+    for wrong, text in (({"lr": 1}, "did you mean train.lr"), ({"nonsense_x": 1}, "no setting")):
+        with pytest.raises(ConfigError, match=text):
+            named("kd3a", wrong)
+    with pytest.raises(ConfigError, match="given twice"):
+        named("kd3a", {"train_lr": 1, "train.lr": 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"run_dir": "x"}, "give dir"),
+        ({"run_seeds": "1"}, "give seeds"),
+        ({"run_start_from": "x"}, "give start_from"),
+        ({"seeds": ()}, "seeds is"),
+        ({"seeds": (-1,)}, "seeds is"),
+        ({"resume": True}, "give it as dir"),
+        ({"train_lr": "much"}, "train.lr is 'much'"),
+        ({"method": "kd4a"}, "no method 'kd4a'"),
+        ({"preset": "papers"}, "no preset 'papers'"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_sentence(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        fedda.simulate(sites(), target="t", **{**FEW, **given})
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A dataset as torchvision's are: floats (1, H, W) in [0, 1] and a number."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> None:
+        self.x, self.y = x, y
+        if classes:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(self.x[i].astype(np.float32) / 255)[None], int(self.y[i])
+
+
+def test_arrays_tensors_and_datasets_give_the_same_numbers(
+    tmp_path: Path, finished: fedda.Run
+) -> None:
+    (xa, ya), (xb, yb), (xt, _), test = site(1), site(2), site(3), site(4, 12)
+    given = {
+        "a": Pairs(xa, ya),
+        "b": (torch.from_numpy(xb)[:, None], torch.from_numpy(yb)),
+        "t": (Pairs(xt, np.zeros(30)), Pairs(*test)),
+    }
+    run = fedda.simulate(given, target="t", seeds=2, dir=tmp_path / "run", **FEW)
+    same(run.results, finished.results.raw)
+    with np.load(tmp_path / "run" / "data" / "t.npz") as file:
+        assert sorted(file.files) == ["classes", "x_test", "x_train", "y_test"]
+
+
+def test_a_site_can_be_a_folder(folder: Path, finished: fedda.Run) -> None:
+    given = {**sites(), "a": folder / "a.npz"}
+    same(fedda.simulate(given, target="t", seeds=2, **FEW).results, finished.results.raw)
+
+
+def test_class_names_of_any_site_are_numbered_alike(tmp_path: Path) -> None:
+    x = site(1)[0][:4]
+    cats = {"a": (x, ["cat", "dog", "cat", "dog"]), "b": (x, ["owl", "owl", "cat", "cat"])}
+    cats["t"] = (x, ["ant"] * 4, (x, ["dog"] * 4))
+    root = folder_of(cats, tmp_path / "d", ["t"])
+    for name, y in (("a", [0, 1, 0, 1]), ("b", [2, 2, 0, 0])):
+        with np.load(root / f"{name}.npz") as file:
+            assert file["classes"].tolist() == ["cat", "dog", "owl"]
+            assert file["y"].tolist() == y
+    with np.load(root / "t.npz") as file:
+        assert "y_train" not in file.files and file["y_test"].tolist() == [1] * 4
+    own = Pairs(x, np.array([0, 1, 0, 1]), ("cat", "dog"))
+    with np.load(folder_of({"a": own}, tmp_path / "e") / "a.npz") as file:
+        assert file["classes"].tolist() == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (np.zeros((5, 8, 8), np.uint8), (5, 8, 8)),
+        (np.zeros((5, 8, 8, 1)), (5, 8, 8)),
+        (np.zeros((5, 8, 9, 3), np.uint8), (5, 8, 9, 3)),
+        (np.zeros((5, 3, 8, 9), np.int64), (5, 8, 9, 3)),
+        (np.zeros((5, 3, 8, 3), np.uint8), (5, 3, 8, 3)),
+        (torch.zeros(5, 3, 8, 3), (5, 8, 3, 3)),
+        (torch.zeros(5, 7), (5, 7)),
+    ],
+)
+def test_images_of_any_layout(given: Any, shape: tuple[int, ...]) -> None:
+    found = images(given, "x")
+    assert found.shape == shape
+    assert found.dtype == (np.float32 if len(shape) == 2 else np.uint8)
+
+
+def test_floats_become_bytes() -> None:
+    assert images(np.array([[[0.0, 0.5], [1.0, 0.2]]]), "x").tolist() == [[[0, 128], [255, 51]]]
+
+
+X = np.zeros((4, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (3, "give a folder of sites, or a dict"),
+        ({}, "give a folder of sites, or a dict"),
+        ({"a/b": (X, None)}, "cannot be a site's name"),
+        ({"a": X}, r"give \(x, y\)"),
+        ({"a": (X, [0, 1])}, r"y of a is int64 \(2,\) for 4 examples"),
+        ({"a": (X, [0.5] * 4)}, "one whole number from 0"),
+        ({"a": (X, [-1, 0, 1, 2])}, "labels from -1 to 2"),
+        ({"a": (X - 0.5, None)}, "before any normalisation"),
+        ({"a": (X.astype(float) + np.nan, None)}, "before any normalisation"),
+        ({"a": (np.zeros((4, 8, 8, 5)), None)}, "1 or 3 colours"),
+        ({"a": (np.array(["x"]), None)}, "give images as"),
+        ({"a": (X, [0] * 4), "b": (X, ["x"] * 4)}, "others number them"),
+        ({"a": "nowhere"}, "give an existing folder"),
+        ({"a": Pairs(X[:0], X[:0])}, "is empty"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_in_a_sentence(
+    tmp_path: Path, given: Any, text: str
+) -> None:
+    with pytest.raises(DataError, match=text):
+        folder_of(given, tmp_path / "data")
+
+
+def test_sites_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(RosterError):
+        fedda.simulate({**sites(), "b": (np.zeros((9, 5)), np.arange(9) % 3)}, target="t", **FEW)
+
+
+# ---- networks ----------------------------------------------------------------------------------
+
+
+def small(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(int(np.prod(shape)), 16), nn.BatchNorm1d(16), nn.ReLU()
+    )
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    few = {k: v for k, v in FEW.items() if not k.startswith("model_")}
+    return few | changes
+
+
+def test_a_network_of_ones_own_gives_the_numbers_of_the_same_built_in_one(
+    tmp_path: Path, finished: fedda.Run
+) -> None:
+    """`small` makes the layers of `mlp` with sizes 16, in the same order."""
+    run = fedda.simulate(sites(), target="t", seeds=2, dir=tmp_path / "r", network=small, **own())
+    for ours, theirs in zip(run.results.trainings, finished.results.trainings, strict=True):
+        assert (ours.accuracies, ours.losses) == (theirs.accuracies, theirs.losses)
+        assert (ours.weights, ours.estimate) == (theirs.weights, theirs.estimate)
+    assert run.results.raw["config"]["model.name"] == "own:small"
+    x = site(5)[0]
+    assert run.model.predict(x) == finished.model.predict(x)
+    again = fedda.load(tmp_path / "r", network=small).model
+    assert again.predict(x) == run.model.predict(x)
+    with pytest.raises(ModelError, match="own:small' is not installed"):
+        fedda.load(tmp_path / "r").model  # noqa: B018
+    assert "own:small" not in plugins.installed("models")
+
+
+ONE = small((1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("network", "changes", "error", "text"),
+    [
+        (ONE, {}, ConfigError, "give a function that takes the shape"),
+        (lambda shape: ONE, {}, ModelError, "same module twice"),
+        (lambda shape: 3, {}, ModelError, "gave a int"),
+        (lambda shape: nn.Conv2d(1, 2, 3), {}, ModelError, "one row of features per input"),
+        (lambda shape: nn.Linear(3, 2), {}, ModelError, "does not take inputs of shape"),
+        (small, {"engine": "ray"}, ConfigError, "engine='ray' starts other ones"),
+        (small, {"model_name": "mlp"}, ConfigError, "give network"),
+    ],
+)
+def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
+    network: Any, changes: dict[str, Any], error: type[FeddaError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        fedda.simulate(sites(), target="t", network=network, **own(**changes))
+
+
+def test_a_network_of_ones_own_is_compared_in_this_process_alone() -> None:
+    found = fedda.compare(sites(), ["fedavg"], "t", 1, network=small, **own())
+    assert found.run("FedAvg", "t", 0).model.classes == ("0", "1", "2")
+    with pytest.raises(ConfigError, match="jobs above 1"):
+        fedda.compare(sites(), ["fedavg"], "t", 1, network=small, jobs=2, **own())
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def test_results_say_what_the_file_says(finished: fedda.Run) -> None:
+    results, raw = finished.results, finished.results.raw
+    assert (results.method, results.seeds, results.classes) == ("kd3a", (0, 1), ("0", "1", "2"))
+    assert results.accuracy == raw["final_accuracy"]
+    assert set(results.accuracies) == {"fedavg", "kd3a"}
+    assert [(t.method, t.seed) for t in results.trainings] == [
+        (method, seed) for method in ("fedavg", "kd3a") for seed in (0, 1)
+    ]
+    for training, noted in zip(results.of("kd3a"), raw["trainings"]["kd3a"], strict=True):
+        assert training.accuracies == tuple(each["accuracy"] for each in noted["rounds"])
+        assert training.weights == noted["rounds"][-1]["weights"]
+        assert set(training.weights) == {"a", "b", "t"}
+        assert training.bytes == noted["bytes"]
+        assert training.estimate is not None
+        assert training.estimate.accuracy == noted["estimate"]["accuracy"]
+        assert [d.text for d in training.doubts] == [d["text"] for d in noted["doubts"]]
+
+
+def test_a_table_has_a_row_per_round(finished: fedda.Run) -> None:
+    pytest.importorskip("pandas")
+    table = finished.results.to_frame()
+    assert len(table) == 8  # two methods, two seeds, two rounds
+    last = table[(table["method"] == "kd3a") & (table["seed"] == 1) & (table["round"] == 2)]
+    assert last["accuracy"].item() == finished.results.of("kd3a")[1].accuracy
+    assert last["weight t"].item() == finished.results.of("kd3a")[1].weights["t"]
+
+
+def test_without_pandas_a_table_says_what_to_install(
+    finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(RunError, match=re.escape('pip install "fedda[frames]"')):
+        finished.results.to_frame()
+
+
+def test_html_escapes_whatever_a_site_can_write(finished: fedda.Run) -> None:
+    from fedda.library import notebook
+
+    bad = "<script>alert(1)</script>"
+    raw = json.loads(json.dumps(finished.results.raw).replace('"t"', json.dumps(bad)))
+    raw["events"] = [{"what": "x", "site": bad, "text": bad, "round": 1}]
+    raw["trainings"]["kd3a"][0]["doubts"] = [{"what": "loss", "round": 1, "text": bad}]
+    page = Results(raw)._repr_html_()
+    assert "&lt;script&gt;" in page and "<script" not in page
+    assert page.count("&lt;script&gt;") >= 8
+    assert "<table>" in finished._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in notebook.table(["x"], [["<b>"]])
+
+
+def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:
+    from fedda.cli.predict import table
+
+    _, *rows = table(finished.folder / "model.safetensors", folder / "a.npz", 7, "cpu")
+    x = site(1)[0]
+    for given in (x, torch.from_numpy(x)[:, None], x / 255, folder / "a.npz"):
+        assert finished.model.predict(given, batch=7) == [row[1] for row in rows]
+    p = finished.model.probabilities(x)
+    assert p.shape == (30, 3) and np.allclose(p.sum(axis=1), 1)
+    with pytest.raises(DataError, match="inputs of shape"):
+        finished.model.predict(np.zeros((3, 5)))
+
+
+def test_the_model_of_one_training(finished: fedda.Run) -> None:
+    x = site(5)[0]
+    first = finished.model.probabilities(x)
+    assert np.array_equal(finished.model_of(seed=0).probabilities(x), first)
+    assert not np.array_equal(finished.model_of(seed=1).probabilities(x), first)
+    assert not np.array_equal(finished.model_of(method="fedavg").probabilities(x), first)
+    with pytest.raises(ConfigError, match="no such training"):
+        finished.model_of(seed=7)
+
+
+def test_a_model_that_stayed_at_its_target_is_found_there() -> None:
+    few = {**FEW, "rounds": 2}
+    run = fedda.simulate(sites(), target="t", method="shot", **few)
+    assert "adapted" in run.results.raw["trainings"]["shot"][0]
+    x = site(5)[0]
+    assert not np.array_equal(
+        run.model.probabilities(x), run.model_of(method="fedavg").probabilities(x)
+    )
+
+
+def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    fedda.simulate(sites(), target="t", **{**FEW, "quiet": False})
+    assert "KD3A: 2 rounds" in capsys.readouterr().out
+    fedda.simulate(sites(), target="t", **FEW)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_several_targets_each_have_a_model() -> None:
+    given = {**sites(), "u": (site(6)[0], None)}
+    run = fedda.simulate(given, target=["t", "u"], baseline="none", **FEW)
+    with pytest.raises(ModelError, match=r"give one to run\.model_of"):
+        run.model  # noqa: B018
+    assert run.model_of("u").classes == ("0", "1", "2")
+    assert [t.accuracy is None for t in run.results.trainings] == [False, True]
