@@ -36,7 +36,7 @@ FILES = {
 # Packages of the reference, by page.
 REFERENCE = {
     "formulas": ("fedda.maths", "fedda.algorithms", "fedda.adversarial"),
-    "library": ("fedda.models", "fedda.data", "fedda.settings", "fedda.results"),
+    "library": ("fedda.library", "fedda.models", "fedda.data", "fedda.settings", "fedda.results"),
     "contracts": ("fedda.methods", "fedda.wire", "fedda.exchange", "fedda.errors"),
 }
 LINK = re.compile(r"(\[[^\]\n]*\])\(([^)\s]+)\)")

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedda.data import digits
@@ -164,3 +166,24 @@ def wait_for(path: Path, seconds: float) -> None:
     while not path.is_file():
         assert time.monotonic() < end, f"no {path}"
         time.sleep(0.2)
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer rounds and seeds, and small arrays where it says "your own"."""
+    code = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    for old, new in {"seeds=3": "seeds=1", "rounds=10": "rounds=1"}.items():
+        assert old in code
+        code = code.replace(old, new)
+    small = 'target="east", seeds=1, rounds=1'
+    code = code.replace('target="east"', small)
+    digits.build(tmp_path / "digits", seed=0, train=300, test=40)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for side, domain in {"north": "handwritten", "south": "handwritten", "east": "fonts"}.items():
+        with np.load(tmp_path / "digits" / domain / "data.npz") as file:
+            names |= {f"x_{side}": file["x_train"], f"y_{side}": file["y_train"]}
+            names["images"] = file["x_test"]
+    exec(code, names)
+    assert set(names["run"].results.accuracies) == {"fedavg", "kd3a"}
+    assert len(names["labels"]) == 40
+    assert set(names["table"]["variant"]) == {"fedavg", "adabn", "kd3a", "fdann"}
