@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedda.cli import app, launch, watching
 from fedda.errors import RunError
+from fedda.library import beginning
 from fedda.ops import lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
@@ -87,9 +88,11 @@ def test_a_run_that_goes_on_is_refused_with_the_commands_that_help(
     (folder / "fedavg-0").mkdir(parents=True)
     (folder / "fedavg-0" / "checkpoint.json").touch()
     started = {"simulate": str(tmp_path), "settings": settings}
-    (folder / launch.LAUNCH).write_text(json.dumps(started))
+    (folder / beginning.LAUNCH).write_text(json.dumps(started))
     monkeypatch.setattr(launch, "_on_server", lambda *_: lock.alone(folder).__enter__())
-    monkeypatch.setattr(launch, "_simulate", lambda *_: lock.alone(folder).__enter__())
+    monkeypatch.setattr(
+        "fedda.library.simulated.execute", lambda *_: lock.alone(folder).__enter__()
+    )
     with holding(folder):
         for words in (("--resume", folder), ("fedavg", "--dir", tmp_path, "--name", "r")):
             done = fedda("run", *words)

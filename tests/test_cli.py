@@ -19,6 +19,7 @@ from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
+from fedda.library import beginning, simulated
 from fedda.ops import bundle, engines, lock, submit
 from fedda.results import progress
 from fedda.settings import RunConfig
@@ -204,7 +205,7 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
 def test_both_engines_use_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    begun: list[launch.Launch] = []
+    begun: list[beginning.Launch] = []
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(run_command, "perform", lambda config, how: begun.append(how))
     words = ("--simulate", tmp_path, "--target", "a", "--engine", engine)
@@ -260,7 +261,7 @@ def test_options_without_an_effect_are_refused(
     monkeypatch.setattr(run_command, "perform", lambda config, how: None)
     (tmp_path / "R").mkdir()
     begun = {"settings": RunConfig().flat() | {"method": "kd3a"}}
-    (tmp_path / "R" / run_command.LAUNCH).write_text(json.dumps(begun))
+    (tmp_path / "R" / beginning.LAUNCH).write_text(json.dumps(begun))
     refused(fedda("run", *words.split()), 1, *parts)
     assert fedda("run", "--resume", "R", "-c", "wait.sites=3").exit_code == 0
 
@@ -272,16 +273,16 @@ def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "_simulate", fail)
+    monkeypatch.setattr(simulated, "execute", fail)
     config = RunConfig.parse({"run.dir": str(tmp_path), "run.name": "r"})
     (tmp_path / "r" / "kd3a-0").mkdir(parents=True)
     (tmp_path / "r" / "config.json").touch()
     with pytest.raises(type(error)) as first:
-        launch.perform(config, launch.Launch(simulate="x"))
+        launch.perform(config, beginning.Launch(simulate="x"))
     assert str(first.value) == str(error)
     (tmp_path / "r" / "kd3a-0" / "checkpoint.json").touch()
     with pytest.raises(type(error)) as second:
-        launch.perform(config, launch.Launch(simulate="x"))
+        launch.perform(config, beginning.Launch(simulate="x"))
     assert str(second.value) == f"{error}\ngo on with: fedda run --resume {tmp_path / 'r'}"
 
 

@@ -230,7 +230,7 @@ def test_all_names_exist_and_are_typed() -> None:
         assert getattr(fedda, name) is not None
         assert name in stub and name in dir(fedda)
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):
-        fedda.simulated  # noqa: B018
+        getattr(fedda, "simulated")  # noqa: B009
     assert (ROOT / "fedda" / "py.typed").is_file()
 
 
@@ -319,7 +319,10 @@ def test_a_site_can_be_a_folder(folder: Path, finished: fedda.Run) -> None:
 
 def test_class_names_of_any_site_are_numbered_alike(tmp_path: Path) -> None:
     x = site(1)[0][:4]
-    cats = {"a": (x, ["cat", "dog", "cat", "dog"]), "b": (x, ["owl", "owl", "cat", "cat"])}
+    cats: dict[str, Any] = {
+        "a": (x, ["cat", "dog", "cat", "dog"]),
+        "b": (x, ["owl", "owl", "cat", "cat"]),
+    }
     cats["t"] = (x, ["ant"] * 4, (x, ["dog"] * 4))
     root = folder_of(cats, tmp_path / "d", ["t"])
     for name, y in (("a", [0, 1, 0, 1]), ("b", [2, 2, 0, 0])):
@@ -549,3 +552,36 @@ def test_several_targets_each_have_a_model() -> None:
         run.model  # noqa: B018
     assert run.model_of("u").classes == ("0", "1", "2")
     assert [t.accuracy is None for t in run.results.trainings] == [False, True]
+
+
+# ---- documentation -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedda.data.digits import build
+
+    monkeypatch.chdir(tmp_path)
+    build(Path("digits"), train=30, test=20)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.S)
+    assert len(blocks) == 6
+    for block in blocks:
+        exec(compile(block, "library.md", "exec"), names)
+    assert set(names["found"].accuracies) == {"FedAvg", "KD3A", "KD3A, vote=hard"}
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_outputs_are_kept(tmp_path: Path) -> None:
+    client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("pandas")
+    notebook = formats.read(ROOT / "examples" / "library.ipynb", as_version=4)
+    kept = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    client.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    found = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert [len(each) for each in found] == [len(each) for each in kept]
+    assert any(output.get("data", {}).get("text/html") for each in kept for output in each)
+    assert not [o for each in found for o in each if o.output_type == "error"]

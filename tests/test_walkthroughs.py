@@ -186,4 +186,4 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(code, names)
     assert set(names["run"].results.accuracies) == {"fedavg", "kd3a"}
     assert len(names["labels"]) == 40
-    assert set(names["table"]["variant"]) == {"fedavg", "adabn", "kd3a", "fdann"}
+    assert set(names["table"]["variant"]) == {"FedAvg", "AdaBN", "KD3A", "f-DANN"}

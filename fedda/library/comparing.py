@@ -15,11 +15,12 @@ from fedda.comparison.tables import as_csv, as_markdown
 from fedda.comparison.workers import ERROR
 from fedda.data import Reading
 from fedda.errors import ConfigError, RunError
+from fedda.results.read import percent
 from fedda.results.worth import VALIDATORS
 from fedda.settings import named
 
 from . import own_data, own_model
-from .outcome import Run, frame, percent
+from .outcome import Run, frame
 from .simulated import (
     DATA,
     INSTEAD,
@@ -267,7 +268,7 @@ def compare(
             variants,
             flat,
             out,
-            ",".join(f"{name}={percent}" for name, percent in (poison or {}).items()),
+            ",".join(f"{name}={share}" for name, share in (poison or {}).items()),
             engine,
             threads,
             Reading.of(split, gray_bits),

@@ -1,37 +1,46 @@
 """Results as HTML for a notebook; all text in it, such as sites' names, is escaped."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from fedda.page.html import Html, e, join
 from fedda.results import read
 
-from .outcome import Results, Training, percent
 
-if TYPE_CHECKING:
-    from .comparing import Comparison
+class Found(Protocol):
+    """A comparison's results, as far as they are shown."""
+
+    targets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    failures: dict[str, str]
+
+    @property
+    def accuracies(self) -> dict[str, dict[str, float]]: ...
 
 
-def results(found: Results) -> str:
-    """A run's trainings, its sites' weights, and what is to be doubted."""
-    raw = found.raw
-    what = f"{read.title(raw, found.method)} on {read.target(raw)}"
-    rows = [_row(raw, training) for training in found.trainings]
+def results(raw: read.Results) -> str:
+    """A run's trainings, its sites' weights, and what is to be doubted.
+
+    Args:
+        raw: the content of results.json.
+    """
+    what = f"{read.title(raw, raw['method'])} on {read.target(raw)}"
+    every = [(method, each) for method, runs in raw["trainings"].items() for each in runs]
     heading = ("method", "seed", "target", "accuracy", "estimated", "crossed", "seconds")
-    weighed = [t for t in found.of(found.method) if t.weights]
+    weighed = [t for t in raw["trainings"][raw["method"]] if t["rounds"][-1].get("weights")]
     return join(
         e("p", e("b", what)),
-        table(heading, rows),
+        table(heading, [_row(raw, method, training) for method, training in every]),
         _weights(weighed) if weighed else None,
         _listed("doubts", (f"{about}, round {n}: {text}" for about, n, text in read.doubted(raw))),
-        _listed("troubles", (f"{t['site']}: {t['text']}" for t in found.troubles)),
+        _listed("troubles", (f"{t['site']}: {t['text']}" for t in raw["events"])),
     )
 
 
-def comparison(found: "Comparison") -> str:
+def comparison(found: Found) -> str:
     """The mean accuracy of each variant, and which trainings failed."""
     rows = [
-        (name, *(percent(values.get(each)) for each in found.targets))
+        (name, *(read.percent(values.get(each)) for each in found.targets))
         for name, values in found.accuracies.items()
     ]
     return join(
@@ -48,25 +57,28 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> Html:
     return e("table", head, body)
 
 
-def _row(raw: read.Results, training: Training) -> tuple[Any, ...]:
-    estimate = training.estimate
-    between = f"{percent(estimate.low)} to {percent(estimate.high)}" if estimate else "–"
+def _row(raw: read.Results, method: str, training: Mapping[str, Any]) -> tuple[Any, ...]:
+    shown = "–"
+    if estimate := training.get("estimate"):
+        mean, low, high = (read.percent(estimate[key]) for key in ("accuracy", "low", "high"))
+        shown = f"{mean} ({low} to {high})"
     return (
-        read.short_title(raw, training.method),
-        training.seed,
-        training.target,
-        percent(training.accuracy),
-        f"{percent(estimate.accuracy)} ({between})" if estimate else "–",
-        read.human(sum(training.bytes.values())),
-        f"{training.seconds:.1f}",
+        read.short_title(raw, method),
+        training["seed"],
+        training["target"],
+        read.percent(training["final_accuracy"]),
+        shown,
+        read.human(sum(training["bytes"].values())),
+        f"{training['seconds']:.1f}",
     )
 
 
-def _weights(trainings: Sequence[Training]) -> Html:
-    sites = list(dict.fromkeys(site for t in trainings for site in t.weights))
+def _weights(trainings: Sequence[Mapping[str, Any]]) -> Html:
+    found = [(t["seed"], t["rounds"][-1]["weights"]) for t in trainings]
+    sites = list(dict.fromkeys(site for _, weights in found for site in weights))
     rows = [
-        (t.seed, *(f"{t.weights[s]:.3f}" if s in t.weights else "–" for s in sites))
-        for t in trainings
+        (seed, *(f"{weights[s]:.3f}" if s in weights else "–" for s in sites))
+        for seed, weights in found
     ]
     return join(e("p", "Weights of the sites in the last round"), table(("seed", *sites), rows))
 

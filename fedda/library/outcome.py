@@ -176,13 +176,13 @@ class Results:
         return frame(rows)
 
     def __repr__(self) -> str:
-        parts = [f"{method} {percent(mean)}" for method, mean in self.accuracies.items()]
+        parts = [f"{method} {read.percent(mean)}" for method, mean in self.accuracies.items()]
         return f"Results({', '.join(parts)}; {read.counted(len(self.seeds), 'seed')})"
 
     def _repr_html_(self) -> str:
         from .notebook import results
 
-        return results(self)
+        return results(self.raw)
 
 
 class Model:
@@ -326,7 +326,7 @@ class Run:
         return own if own.is_file() or len(self.results.trainings) > 1 else self.folder / read.MODEL
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {self.results!r})"
+        return f"Run({self.folder.name!r}, {self.results!r})"
 
     def _repr_html_(self) -> str:
         return self.results._repr_html_()
@@ -362,8 +362,3 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     except ModuleNotFoundError:
         raise RunError('to_frame needs pandas; install it: pip install "fedda[frames]".') from None
     return pd.DataFrame(rows)
-
-
-def percent(share: float | None) -> str:
-    """A share of 1 as percent, or a dash."""
-    return "–" if share is None else f"{100 * share:.1f} %"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
+from fedda.config import Flat
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -231,7 +232,7 @@ def _settings(
     own = named(method, settings)
     instead = INSTEAD if network else {k: v for k, v in INSTEAD.items() if v != "network"}
     refuse_arguments(own, instead)
-    given = {
+    given: Flat = {
         "run.seeds": ",".join(map(str, chosen_seeds(seeds))),
         "run.start-from": str(Path(start_from).absolute()) if start_from else "",
     }

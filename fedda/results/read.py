@@ -200,6 +200,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+def percent(share: float | None) -> str:
+    """A share of 1 as percent, or a dash."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
 def measure(results: Results) -> str:
     """What to report: accuracy if the target tested any round, else infomax, else training loss."""
     rounds = [r for runs in results["trainings"].values() for t in runs for r in t["rounds"]]
