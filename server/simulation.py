@@ -251,26 +251,31 @@ def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) 
 
 @contextmanager
 def _noting_ctrl_c() -> Iterator[threading.Event]:
-    """Set an event at the first Ctrl-C; a second one interrupts at once.
+    """Set an event at the first Ctrl-C or SIGTERM; a second one interrupts at once.
 
     The run's thread ends itself at the event, and Flower then ends Ray after its last reply. Were
-    Ray ended first, threads that wait for a site's reply could wait for ever.
+    Ray ended first, threads that wait for a site's reply could wait for ever. A signal that is
+    ignored, as Ctrl-C is under nohup, stays ignored.
     """
-    stopped, handler = threading.Event(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    stopped = threading.Event()
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {each: handler for each, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
     def note(number: int, frame: FrameType | None) -> None:
         if stopped.is_set():
-            handler(number, frame)
+            handlers[signal.Signals(number)](number, frame)
         stopped.set()
 
-    signal.signal(signal.SIGINT, note)
+    for each in handlers:
+        signal.signal(each, note)
     try:
         yield stopped
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
 
 
 def _identify() -> None:

@@ -326,3 +326,24 @@ def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(tmp_pa
         assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
         assert "round 3/3" in watcher.text() and "picture: " in watcher.text()
         assert (folder / "results.json").is_file()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_that_ignores_ctrl_c(domains: list[Node], tmp_path: Path) -> None:
+    """As under nohup, or as a service that was started in the background of a script."""
+    root = Path(str(domains[0]["data"])).parent
+    line = [*PROGRAM, "run", "fedavg", "--simulate", root, "--target", "town", "--dir", tmp_path]
+    line += ["-c", "model.name=mlp", "-c", "model.sizes=8", "--rounds", "100000"]
+    ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *map(str, line)]
+    run = Process("run", ignoring, tmp_path / "run.log", {**os.environ})
+    try:
+        run.wait_for("round 1/", PATIENCE)
+        run.popen.send_signal(signal.SIGINT)
+        run.popen.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert run.alive
+        run.popen.send_signal(signal.SIGTERM)
+        assert run.popen.wait(PATIENCE) == 130
+    finally:
+        run.stop()
+    assert f"stopped\ngo on with: fedda run --resume {tmp_path / 'fedavg'}" in run.text()

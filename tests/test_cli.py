@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from clients.node import resident
@@ -79,7 +80,7 @@ def test_the_demo_empties_only_what_a_demo_made(
     thesis.touch()
     refused(fedda("demo", "--dir", tmp_path), 1, "holds something else", "--dir")
     (tmp_path / "demo" / "digits").mkdir()
-    refused(fedda("demo", "--dir", tmp_path, "--seeds", "x"), 1, "run.seeds")
+    refused(fedda("demo", "--dir", tmp_path, "--seeds", "x"), 1, "--seeds 'x' is not valid")
     monkeypatch.setattr(lock, "LEAVE", 0.0)
     with lock.alone(thesis.parent), pytest.raises(RunError, match="still going on"):
         demo.clear(thesis.parent)
@@ -232,6 +233,47 @@ def test_runs_are_not_written_among_the_domains(
     refused(fedda(*words), 1, "--dir runs lies in --simulate .", "elsewhere")
     refused(fedda(*words, "--dir", tmp_path), 1, "lies in --simulate .")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_fails_leaves_no_folder(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(str(domains[0]["data"])).parent
+    there = ("--dir", tmp_path / "a" / "runs")
+    refused(fedda("run", "kd3a", "--simulate", root, "--target", "x", *there), 1, "no domain 'x'")
+    refused(fedda("run", "kd3a", *there, "--server", tmp_path / "hub"), 1, "No server runs")
+    assert not list(tmp_path.iterdir())
+    kept = tmp_path / "a" / "runs" / "other"
+    kept.mkdir(parents=True)
+    refused(fedda("run", "kd3a", *there, "--server", tmp_path / "hub"), 1, "No server runs")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", kept.parent, kept]
+
+    def fail(config: RunConfig, how: Any) -> None:
+        (Path(config.run.dir) / config.run.name / "journal.jsonl").touch()
+        raise RosterError("no target joined")
+
+    monkeypatch.setattr(run_command, "perform", fail)
+    refused(fedda("run", "kd3a", *there), 1, "no target joined")
+    assert (kept.parent / "kd3a" / "launch.json").is_file()  # it has begun: its journal says why
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", "0,1,2"), ("5,6", "5,6"), ("7,", "7")])
+def test_seeds_mean_the_same_in_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, seeds: str
+) -> None:
+    seen: list[RunConfig] = []
+    monkeypatch.setattr(run_command, "perform", lambda config, how: seen.append(config))
+    assert fedda("run", "kd3a", "--out", tmp_path, "--seeds", text).exit_code == 0
+    assert seen[0].run.seeds == seeds
+    assert options.seeds_of(text) == seen[0].seeds
+    refused(fedda("run", "kd3a", "--dir", tmp_path, "--seeds", "0"), 1, "--seeds '0' is not valid")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "choose"])
+def test_folders_have_the_same_options_in_every_command(command: str) -> None:
+    group: Any = get_command(app)
+    words = {word for each in group.commands[command].params for word in each.opts}
+    assert {"--data", "--simulate", "--dir", "--out", "--seeds", "--target"} <= words
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def command(folder: Path, rounds: int) -> list[str]:
-    words = ["demo", "--dir", str(folder), "--seeds", "0", "--rounds", str(rounds)]
+    words = ["demo", "--dir", str(folder), "--seeds", "1", "--rounds", str(rounds)]
     return [sys.executable, "-m", "fedda.cli", *words]
 
 

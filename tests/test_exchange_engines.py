@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from fedda.ops.submit import OFFLINE
 from fedda.results.terminal import table
 from fedda.settings import RunConfig
 from server import run as server_run
+from server import simulation
 from server.journal import Journal
 from server.simulation import rehearse, simulate
 from tests.local_grid import FAST, SMALL_SUMS, Node, ScriptedGrid
@@ -244,3 +246,23 @@ def test_flowers_own_node_gets_the_sites_limit_and_the_server(
         assert (settings["server"], settings["min-examples"]) == ("::1", least)
         site = Site(settings)
         assert (site.server, site.min_examples) == ("::1", least)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_stops_a_run_on_ray_also_where_ctrl_c_is_ignored(
+    signal_handlers: None, ignored: bool
+) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with simulation._noting_ctrl_c() as stopped:
+        if ignored:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not stopped.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == ignored

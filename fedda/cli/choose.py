@@ -21,7 +21,12 @@ STEM = "choice"  # of the files that are written
 def choose(
     data: Annotated[
         Path,
-        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
+        typer.Option(
+            "--data",
+            "--simulate",
+            metavar="ROOT",
+            help="Folder with one folder or .npz file per domain.",
+        ),
     ],
     target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
     method: Annotated[
@@ -69,7 +74,10 @@ def choose(
         ),
     ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for all that is written.")
+        Path,
+        typer.Option(
+            "--out", "--dir", metavar="DIR", file_okay=False, help="Folder for all that is written."
+        ),
     ] = Path("choice"),
     search_seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn settings.")] = 0,
     jobs: Annotated[

@@ -26,7 +26,12 @@ def compare(
     ],
     data: Annotated[
         Path,
-        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
+        typer.Option(
+            "--data",
+            "--simulate",
+            metavar="ROOT",
+            help="Folder with one folder or .npz file per domain.",
+        ),
     ],
     target: Annotated[
         str,
@@ -62,7 +67,10 @@ def compare(
         int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
     ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for all that is written.")
+        Path,
+        typer.Option(
+            "--out", "--dir", metavar="DIR", file_okay=False, help="Folder for all that is written."
+        ),
     ] = Path("comparison"),
     engine: Annotated[
         Literal["process", "ray"],

@@ -11,7 +11,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import RunError
 from fedda.ops.lock import alone
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, seeds_of
 
 TARGET = "fonts"
 
@@ -41,7 +41,13 @@ def demo(
             "--dir", file_okay=False, help="Results go to DIR/demo, which is emptied first."
         ),
     ] = Path("runs"),
-    seeds: Annotated[str, typer.Option(help="One training of each method per seed.")] = "0,1,2",
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="One training of each method per seed: how many, or a list with a comma, as in "
+            "fedda compare."
+        ),
+    ] = "3",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the federation up for more runs, until Ctrl-C.")
@@ -71,7 +77,7 @@ def demo(
     with clear_exit():
         flat = SETTINGS | {
             "rounds": rounds,
-            "run.seeds": seeds,
+            "run.seeds": ",".join(map(str, seeds_of(seeds))),
             "run.name": "demo",
             "run.dir": str(folder.parent),
             "run.expect": len(DOMAINS),

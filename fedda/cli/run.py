@@ -12,10 +12,18 @@ from fedda.cli.launch import apart, on_terminate, perform
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
 from fedda.ops.engines import check_engine
-from fedda.settings import RunConfig, overrides
+from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL, REMOTE = ("engine", "poison", "threads", "split", "gray_bits"), ("server", "superlink", "ca")
+SeedsOption = Annotated[
+    str,
+    typer.Option(
+        help="One training per seed: how many (3 means 0, 1 and 2), or a list with a comma: "
+        "'5,6', or '7,' for one seed.",
+        show_default=False,
+    ),
+]
 INSTEAD = {
     "method": "the argument METHOD",
     "run.dir": "--dir",
@@ -46,7 +54,7 @@ def run(
     rounds: Annotated[
         int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
     ] = 0,
-    seeds: Annotated[str, typer.Option(help="One training per seed, such as 0,1,2.")] = "",
+    seeds: SeedsOption = "",
     baseline: Annotated[
         str,
         typer.Option(
@@ -66,11 +74,16 @@ def run(
     ] = None,
     name: Annotated[str, typer.Option(help="Results go to DIR/NAME. Default: the method.")] = "",
     directory: Annotated[
-        Path, typer.Option("--dir", file_okay=False, help="Folder of all runs.")
+        Path, typer.Option("--dir", "--out", file_okay=False, help="Folder of all runs.")
     ] = Path("runs"),
     simulate: Annotated[
         Path | None,
-        typer.Option(metavar="ROOT", help="Run without a server, over the domain folders of ROOT."),
+        typer.Option(
+            "--simulate",
+            "--data",
+            metavar="ROOT",
+            help="Run without a server, over the domain folders of ROOT.",
+        ),
     ] = None,
     target: Annotated[
         str,
@@ -122,7 +135,7 @@ def run(
 
     On the server's machine, for the sites that `fedda-client` has joined to it:
 
-      fedda run kd3a --server hub -c wait.min-sources=2 --seeds 0,1,2
+      fedda run kd3a --server hub -c wait.min-sources=2 --seeds 3
 
     Without any server, over ROOT's folders, one per domain:
 
@@ -153,7 +166,7 @@ def run(
                 apart(directory, "--dir", simulate, "--simulate")
             given = {
                 "rounds": rounds,
-                "run.seeds": seeds,
+                "run.seeds": ",".join(map(str, seeds_of(seeds))) if seeds else "",
                 "run.start-from": str(start_from.absolute()) if start_from else "",
                 "run.target": target if simulate is None else "",
             }

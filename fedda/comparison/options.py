@@ -12,7 +12,7 @@ from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
 from fedda.ops.engines import check_engine
-from fedda.settings import overrides, presets
+from fedda.settings import overrides, presets, seeds_of
 
 from .plan import Plan
 from .variants import SHARED, Variant, is_shared, oracle, parse
@@ -101,22 +101,6 @@ def plan_of(
     return Plan(
         data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads, reading
     )
-
-
-def seeds_of(text: str) -> list[int]:
-    """The seeds that a text means: "3" is 0, 1, 2; "5,6" is 5, 6; "7," is 7."""
-    try:
-        seeds = [int(s) for s in text.split(",") if s.strip()]
-    except ValueError:
-        seeds = []
-    if "," not in text:
-        seeds = list(range(sum(seeds)))
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ConfigError(
-            f"--seeds '{text}' is not valid; give their number, such as 3 for 0, 1 and 2, or "
-            "different seeds with commas, such as 5,6 (or 7, for one)."
-        )
-    return seeds
 
 
 def poison_of(text: str) -> dict[str, float]:

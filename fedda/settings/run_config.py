@@ -296,6 +296,26 @@ def overrides(method: str, pairs: list[str]) -> Flat:
     return given
 
 
+def seeds_of(text: str) -> list[int]:
+    """The seeds that a text means: "3" is 0, 1, 2; "5,6" is 5, 6; "7," is 7.
+
+    Raises:
+        ConfigError: it means none.
+    """
+    try:
+        seeds = [int(s) for s in text.split(",") if s.strip()]
+    except ValueError:
+        seeds = []
+    if "," not in text:
+        seeds = list(range(sum(seeds)))
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"--seeds '{text}' is not valid; give their number, such as 3 for 0, 1 and 2, or "
+            "different seeds with commas, such as 5,6 (or 7, for one)."
+        )
+    return seeds
+
+
 def named(method: str, values: Mapping[str, Any]) -> Flat:
     """Settings by their names in a program -> dotted keys.
 
