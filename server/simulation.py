@@ -215,7 +215,8 @@ def rehearse(
 
 def _reading(site: Mapping[str, Any]) -> Reading:
     """What a site says of its own files."""
-    return Reading.of(site.get("split", ""), site.get("gray-bits", "auto"))
+    skip = bool(site.get("skip-broken"))
+    return Reading.of(site.get("split", ""), site.get("gray-bits", "auto"), skip)
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:

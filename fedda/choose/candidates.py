@@ -90,7 +90,8 @@ def _obstacle(name: str, plan: Plan) -> str:
 def _has_batchnorm(config: RunConfig, sites: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the part of the network that learns has a BatchNorm layer."""
     site = next(s for s in sites if s["role"] == "target")
-    found = _described(site["data"], "target", Reading.of(site["split"], site["gray-bits"]))
+    reading = Reading.of(site["split"], site["gray-bits"], bool(site.get("skip-broken")))
+    found = _described(site["data"], "target", reading)
     given, shape = models.inputs(config.input, config.model), found.shape
     if found.kind == "image":
         side = (given.size, given.size) if given.size else shape[1:]

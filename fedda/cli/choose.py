@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def choose(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
 ) -> None:
     """Take a method and its settings for a target without labels, and say how sure that is.
 
@@ -123,7 +124,7 @@ def choose(
 
     with clear_exit():
         apart(out, "--out", data, "--data")
-        reading = reading_of(split, gray_bits)
+        reading = reading_of(split, gray_bits, skip_broken)
         flat = options.shared_of(change or [], preset or [], rounds)
         first = [Variant(candidates.REFERENCE)]
         plan = options.plan_of(

@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.benchmarks import Benchmark, Result
@@ -270,6 +270,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
 ) -> None:
     """Read all data in DIR once and show how a run would understand them.
 
@@ -301,7 +302,7 @@ def check(
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        reading = reading_of(split, gray_bits)
+        reading = reading_of(split, gray_bits, skip_broken)
         description = verify(path, role, progress, reading=reading)
     if as_json:
         typer.echo(json.dumps(description.to_json(), indent=2))
@@ -321,6 +322,7 @@ def show(
     ] = 10,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
 
@@ -332,7 +334,7 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        reading, odd = reading_of(split, gray_bits), list[str]()
+        reading, odd = reading_of(split, gray_bits, skip_broken), list[str]()
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target

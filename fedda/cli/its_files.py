@@ -1,4 +1,4 @@
-"""What a site says of its own files: the two options of every command that reads data."""
+"""What a site says of its own files: the options of every command that reads data."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,12 +28,22 @@ GrayOption = Annotated[
 ]
 
 
-def reading_of(split: str, gray_bits: str) -> "Reading":
-    """Both together.
+SkipOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-broken",
+        help="Pass over image files of a folder that cannot be read, and say which; without it "
+        "they are an error.",
+    ),
+]
+
+
+def reading_of(split: str, gray_bits: str, skip_broken: bool = False) -> "Reading":
+    """All together.
 
     Raises:
         ConfigError: one of them is not possible.
     """
     from fedda.data import Reading
 
-    return Reading.of(split, gray_bits)
+    return Reading.of(split, gray_bits, skip_broken)

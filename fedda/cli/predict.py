@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
@@ -41,13 +41,15 @@ def predict(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
     Each image in DIR and its subfolders, or each row of an .npz file, gets one row: its path within
     DIR or its row number; the likeliest class and its probability; then the probability of every
     class, in the columns p_CLASS. Images are converted to the size and colours that the model was
-    trained with; give --gray-bits as at the sites that trained it. With --split, only this part of
+    trained with; give --gray-bits as at the sites that trained it. With --skip-broken, images that
+    cannot be read get no row. With --split, only this part of
     DIR is read.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
@@ -57,7 +59,9 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             typer.echo(f"warning: {text}", err=True)
-        rows = table(model_file(model), data, batch, device, reading_of(split, gray_bits))
+        rows = table(
+            model_file(model), data, batch, device, reading_of(split, gray_bits, skip_broken)
+        )
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return

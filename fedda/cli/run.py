@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SplitOption
+from fedda.cli.its_files import GrayOption, SkipOption, SplitOption
 from fedda.cli.launch import apart, on_terminate, perform
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
@@ -15,7 +15,8 @@ from fedda.ops.engines import check_engine
 from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
-LOCAL, REMOTE = ("engine", "poison", "threads", "split", "gray_bits"), ("server", "superlink", "ca")
+LOCAL = ("engine", "poison", "threads", "split", "gray_bits", "skip_broken")
+REMOTE = ("server", "superlink", "ca")
 SeedsOption = Annotated[
     str,
     typer.Option(
@@ -112,6 +113,7 @@ def run(
     ] = 1,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
     server: Annotated[
         Path,
         typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
@@ -186,6 +188,7 @@ def run(
                 str(ca.absolute()) if ca else "",
                 split,
                 gray_bits,
+                skip_broken,
             )
         config = RunConfig.parse(flat)
         with nullcontext() if resume else beginning(config, launch):

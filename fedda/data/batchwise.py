@@ -9,7 +9,7 @@ from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
-from fedda.data.pixels import EXTENSIONS, read_images
+from fedda.data.pixels import EXTENSIONS, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
 from fedda.data.table import Table
@@ -53,7 +53,7 @@ def stream(
     elif isinstance(site, ImageFolder):
         folder = site.path / reading.split
         form = Form(resize=resize, gray_bits=reading.gray_bits)
-        yield from _images(folder, shape, batch, form)
+        yield from _images(folder, shape, batch, form, reading.skip_broken)
     else:
         form = Form(resize=resize, gray_bits=reading.gray_bits)
         yield from _others(site, Path(path), shape, batch, form)
@@ -81,8 +81,11 @@ def _rows(
                 start += len(rows)
 
 
-def _images(folder: Path, shape: tuple[int, ...], batch: int, form: Form) -> Iterator[Named]:
+def _images(
+    folder: Path, shape: tuple[int, ...], batch: int, form: Form, skip_broken: bool
+) -> Iterator[Named]:
     files = list(_walk(folder))
+    files = sound(files, form.gray_bits, folder) if skip_broken else files
     if not files:
         raise DataError(
             f"{folder} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"

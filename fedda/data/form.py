@@ -27,18 +27,23 @@ class Reading:
             parts. The part `test` is for testing, unless it is the one to train on.
         gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
             white. 0: as many as each file stores (`fedda.data.depth`).
+        skip_broken: whether image files of a folder that cannot be read are passed over.
     """
 
     split: str = ""
     gray_bits: int = 0
+    skip_broken: bool = False
 
     @classmethod
-    def of(cls, split: str = "", gray_bits: int | str = AUTO) -> "Reading":
+    def of(
+        cls, split: str = "", gray_bits: int | str = AUTO, skip_broken: bool = False
+    ) -> "Reading":
         """The same from what a person wrote.
 
         Args:
             split: a name, or nothing.
             gray_bits: 8 to 16, or auto.
+            skip_broken: whether to pass over broken image files.
 
         Raises:
             ConfigError: it is neither, or no split can have this name.
@@ -48,11 +53,12 @@ class Reading:
             raise ConfigError(f"--gray-bits is {text!r}; give 8 to 16, or auto.")
         if split.startswith((".", "-")) or "/" in split:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
-        return cls(split, 0 if text == AUTO else int(text))
+        return cls(split, 0 if text == AUTO else int(text), skip_broken)
 
-    def flat(self) -> dict[str, str]:
-        """Both as a site's configuration has them, and as `of` reads them."""
-        return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)}
+    def flat(self) -> dict[str, str | bool]:
+        """All as a site's configuration has them, and as `of` reads them."""
+        skip = {"skip-broken": True} if self.skip_broken else {}
+        return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | skip
 
 
 AS_IT_IS = Reading()

@@ -10,7 +10,7 @@ import torch
 
 from fedda.data.depth import in_words
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.pixels import EXTENSIONS, broken, digest, read_images, survey
+from fedda.data.pixels import EXTENSIONS, broken, digest, read_images, sound, survey
 from fedda.data.sets import (
     Description,
     Labelled,
@@ -50,6 +50,7 @@ class ImageFolder:
         self.path = path
         self.warnings: list[str] = []
         self._gray_bits = reading.gray_bits
+        self._skips = reading.skip_broken
         self._test = _inside(path, "test")
         self._train = _inside(path, reading.split or "train")
         if reading.split and not self._train.is_dir():
@@ -177,6 +178,7 @@ class ImageFolder:
                 f"{self._train} holds no training images: put them into it, as "
                 f"{listed(sorted(EXTENSIONS), 9)}"
             )
+        files = self._sound(files, self._train)
         # Neither folder names nor the order of the examples may reveal a class.
         random.Random(0).shuffle(files)
         return files
@@ -220,8 +222,16 @@ class ImageFolder:
                 )
             self._warn_passed_over(folder, strays, "files that are not images")
             self._warn_passed_over(folder, folders, "folders inside a class folder")
-            by_class[folder.name] = images
+            by_class[folder.name] = self._sound(images, folder)
         return by_class
+
+    def _sound(self, files: list[Path], where: Path) -> list[Path]:
+        """The files that can be read, if the others are to be passed over; else all."""
+        good = sound(files, self._gray_bits, where) if self._skips else files
+        bad = set(files) - set(good)
+        entries = [file for file in files if file in bad]
+        self._warn_passed_over(where, entries, "images that cannot be read")
+        return good
 
     def _warn_passed_over(self, where: Path, entries: list[Path], what: str) -> None:
         if entries:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedda.data import depth
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
-from fedda.data.sets import DIGEST, Progress
+from fedda.data.sets import DIGEST, Progress, listed
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")
@@ -166,6 +166,43 @@ def broken(files: Sequence[Path | Encoded], gray_bits: int) -> list[str]:
         return ""
 
     return [text for text in _each(fault, files) if text]
+
+
+def sound(files: list[Path], gray_bits: int, where: Path) -> list[Path]:
+    """The files that can be read, in their order; the log says once which others are left out.
+
+    Args:
+        files: all of them.
+        gray_bits: as for `read_images`.
+        where: their folder, for the log.
+
+    Raises:
+        DataError: none can be read.
+    """
+
+    def fault(file: Path | Encoded) -> str:
+        assert isinstance(file, Path)
+        its = file.stat()
+        return _fault(file, its.st_size, its.st_mtime_ns, gray_bits)
+
+    faults = list(_each(fault, files))
+    good = [file for file, why in zip(files, faults, strict=True) if not why]
+    if files and not good:
+        raise DataError(f"none of the {len(files)} images in {where} can be read: {faults[0]}")
+    if len(good) < len(files):
+        _say_left_out(where, tuple(file.name for file in files if file not in set(good)))
+    return good
+
+
+@lru_cache(maxsize=1 << 20)
+def _fault(file: Path, size: int, changed: int, gray_bits: int) -> str:
+    """What is wrong with a file, which is decoded once unless its size or time changes."""
+    return "".join(broken([file], gray_bits))
+
+
+@lru_cache(maxsize=1 << 10)
+def _say_left_out(where: Path, names: tuple[str, ...]) -> None:
+    logger.warning("%s: %d images cannot be read: %s", where, len(names), listed(names))
 
 
 def digest(file: Path | Encoded, more: str = "") -> bytes:

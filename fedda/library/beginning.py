@@ -32,6 +32,7 @@ class Launch:
     ca: str = ""
     split: str = ""
     gray_bits: str = "auto"
+    skip_broken: bool = False
 
 
 def new_settings(

@@ -204,6 +204,7 @@ def compare(
     threads: int = 1,
     split: str = "",
     gray_bits: int | str = "auto",
+    skip_broken: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -233,6 +234,7 @@ def compare(
         threads: CPU threads of a training.
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
+        skip_broken: Pass over image files of a folder that cannot be read.
         quiet: Show no progress.
         settings: For all methods, as `fedda.simulate` takes them; a method's own begin with its
             name: `kd3a_vote="hard"`.
@@ -271,7 +273,7 @@ def compare(
             ",".join(f"{name}={share}" for name, share in (poison or {}).items()),
             engine,
             threads,
-            Reading.of(split, gray_bits),
+            Reading.of(split, gray_bits, skip_broken),
         )
         failed = train(plan, options.jobs_of(jobs, threads, engine), quiet)
         if failed and not plan.scores():

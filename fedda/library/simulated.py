@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
 from fedda.config import Flat
+from fedda.data import Reading
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -54,7 +55,7 @@ def execute(
     """
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    said = {"split": launch.split, "gray-bits": launch.gray_bits}
+    said = Reading.of(launch.split, launch.gray_bits, launch.skip_broken).flat()
     found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     sites = [site | said for site in found]
     local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
@@ -79,6 +80,7 @@ def simulate(
     threads: int = 1,
     split: str = "",
     gray_bits: int | str = "auto",
+    skip_broken: bool = False,
     resume: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -122,6 +124,7 @@ def simulate(
         threads: CPU threads of a site; with another number the last bits may differ.
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
+        skip_broken: Pass over image files of a folder that cannot be read.
         resume: Go on with the interrupted run in `dir`, with the same arguments.
         quiet: Show no progress.
         settings: All other settings of a run, by the names that `fedda settings` lists, with `_`
@@ -162,6 +165,7 @@ def simulate(
             threads=threads,
             split=split,
             gray_bits=str(gray_bits),
+            skip_broken=skip_broken,
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)

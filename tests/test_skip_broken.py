@@ -1,0 +1,112 @@
+"""Image files that cannot be read: an error, or passed over if the site says so."""
+
+import csv
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import fedda
+from fedda.cli import app
+from fedda.data import Reading, describe, identities, load_evaluation, load_source, load_target
+from fedda.data.batchwise import stream
+from fedda.errors import DataError
+
+SKIP = Reading.of(skip_broken=True)
+FEW = ["-c", "rounds=1", "-c", "model.name=mlp", "-c", "model.sizes=8", "-c", "input.size=8"]
+
+
+def images(folder: Path, *, good: int, bad: int = 0) -> None:
+    folder.mkdir(parents=True)
+    draws = np.random.default_rng(good)
+    for i in range(good):
+        Image.fromarray(draws.integers(0, 255, (8, 8), np.uint8)).save(folder / f"{i}.png")
+    for i in range(bad):
+        whole = (folder / "0.png").read_bytes()
+        (folder / f"bad{i}.png").write_bytes(whole[: len(whole) // 2] if i % 2 else b"no image")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two sources, of which one has two broken files and its test one; a target with one."""
+    root = tmp_path / "sites"
+    for site, bad in (("a", 2), ("b", 0)):
+        images(root / site / "train" / "cat", good=12, bad=bad)
+        images(root / site / "train" / "dog", good=12)
+        images(root / site / "test" / "cat", good=3, bad=bad // 2)
+    images(root / "t", good=20, bad=1)
+    return root
+
+
+def test_broken_files_are_passed_over_everywhere(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, target = root / "a", root / "t"
+    with pytest.raises(DataError, match="bad0"):
+        load_source(source)
+    with caplog.at_level(logging.WARNING):
+        found = describe(source, "source", SKIP)
+    assert (found.train, found.test, found.counts) == (24, 3, {"cat": 12, "dog": 12})
+    passed = f"{source / 'train' / 'cat'}: 2 images that cannot be read are passed over"
+    assert any(text.startswith(f"{passed} (bad0.png, bad1.png)") for text in found.warnings)
+    assert "2 images cannot be read: bad0.png, bad1.png" in caplog.text
+    training = load_source(source, reading=SKIP)
+    assert len(training) == len(identities(source, "source", SKIP)) == 24
+    tests = load_evaluation(source, reading=SKIP)
+    assert tests is not None and len(tests) == 3
+    assert len(load_target(target, reading=SKIP)) == 20
+    assert load_source(root / "b").x.equal(load_source(root / "b", reading=SKIP).x)
+
+
+def test_a_file_that_was_mended_is_read_again(root: Path) -> None:
+    assert describe(root / "t", "target", SKIP).train == 20
+    (root / "t" / "bad0.png").write_bytes((root / "t" / "0.png").read_bytes())
+    assert describe(root / "t", "target", SKIP).train == 21
+
+
+def test_a_class_of_broken_files_alone_is_an_error(root: Path) -> None:
+    images(root / "a" / "train" / "owl", good=1)
+    (root / "a" / "train" / "owl" / "0.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"none of the 1 images in .*owl can be read"):
+        describe(root / "a", "source", SKIP)
+
+
+def test_predictions_leave_broken_files_out(root: Path) -> None:
+    with pytest.raises(DataError, match="bad0"):
+        list(stream(root / "t", (1, 8, 8), 4))
+    names = [name for some, _ in stream(root / "t", (1, 8, 8), 4, reading=SKIP) for name in some]
+    assert len(names) == 20 and "bad0.png" not in names
+
+
+def test_the_commands_take_it(root: Path, tmp_path: Path, signal_handlers: None) -> None:
+    """A run and its model's predictions."""
+
+    def call(*words: object) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        return done.exit_code, done.output
+
+    words = ("run", "fedavg", "--simulate", root, "--target", "t", "--dir", tmp_path / "runs")
+    code, said = call(*words, *FEW)
+    assert code == 1 and "bad" in said
+    code, said = call(*words, *FEW, "--name", "skip", "--skip-broken")
+    assert code == 0, said
+    results = fedda.load(tmp_path / "runs" / "skip").results
+    assert {s["name"]: s["examples"] for s in results.raw["sites"]} == {"a": 24, "b": 24, "t": 20}
+    table = tmp_path / "t.csv"
+    words = ("predict", tmp_path / "runs" / "skip", root / "t", "--out", table)
+    assert call(*words)[0] == 1
+    assert call(*words, "--skip-broken")[0] == 0
+    with table.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20
+    assert call("data", "check", root / "a", "--role", "source")[0] == 1
+    code, said = call("data", "check", root / "a", "--role", "source", "--skip-broken")
+    assert code == 0 and "2 images that cannot be read are passed over" in said
+
+
+def test_the_library_takes_it(root: Path) -> None:
+    few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "input_size": 8, "quiet": True}
+    run = fedda.simulate(root, "t", "fedavg", skip_broken=True, **few)
+    assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
