@@ -13,6 +13,7 @@ from fedda.errors import ConfigError, QuorumError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
 from fedda.results import transfer
+from fedda.results.card import CARD, card
 from fedda.results.read import MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
@@ -137,6 +138,7 @@ class Trainings:
         config = self.config
         results = summarise(config, self.members, self.done, self.journal)
         checkpoint.replace(self.folder / RESULTS, json.dumps(results, indent=1).encode())
+        checkpoint.replace(self.folder / CARD, card(results, defaults()).encode())
         # With several targets each has a model of its own, and the run has none.
         if len(self.targets) == 1 and not config.open:
             kept = self.done[config.method][0].get("kept", config.method)

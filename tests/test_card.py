@@ -1,0 +1,96 @@
+"""A run's model card: what it says, and whom it does not name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedda.results import read
+from fedda.results.card import CARD, card
+from fedda.settings import RunConfig, defaults
+from server.journal import Journal
+from server.simulation import simulate
+from tests.local_grid import Node, make_domains
+
+SETTINGS: dict[str, Any] = {
+    "method": "kd3a",
+    "run.name": "r",
+    "run.seeds": "0,1",
+    "run.baseline": "fedavg",
+    "rounds": 2,
+    "model.name": "mlp",
+    "model.sizes": "16",
+    "train.batch-size": 16,
+    "kd3a.vote": "hard",
+    "track.mlflow": "",
+    "track.tensorboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
+    return [n | {"threads": 1} for n in make_domains(tmp_path_factory.mktemp("domains"))]
+
+
+@pytest.fixture(scope="module")
+def folder(nodes: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a baseline."""
+    root = tmp_path_factory.mktemp("runs")
+    simulate(RunConfig.parse(SETTINGS | {"run.dir": str(root)}), nodes, Journal(), "process")
+    return root / "r"
+
+
+def test_a_run_has_a_card_with_its_accuracy_data_and_settings(folder: Path) -> None:
+    text, results = (folder / CARD).read_text(), read.load(folder)
+    assert text.startswith(f"# KD3A: {len(results['classes'])} classes\n")
+    means = read.summary(results)["methods"]
+    for method, title in (("fedavg", "FedAvg (source-only)"), ("kd3a", "KD3A")):
+        last = means[method]["last"]
+        wanted = f"{100 * last['mean']:.1f} ± {100 * last['std']:.1f} %"
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {title} "))
+        assert wanted in line
+    for site in results["sites"]:
+        assert f" {site['examples']:,} | " in text
+    assert "`kd3a.vote`" in text and "`hard`" in text
+    assert "train.momentum" not in text  # a default
+
+
+def test_it_counts_what_left_the_sites(folder: Path) -> None:
+    results = read.load(folder)
+    text = (folder / CARD).read_text().partition("## What left")[2]
+    every = [t["bytes"] for of in results["trainings"].values() for t in of]
+    sent = read.human(sum(each["from source model"] for each in every))
+    (line,) = (line for line in text.splitlines() if line.startswith("| model "))
+    assert f" {sent} |" in line
+    assert "gradient" not in text
+
+
+def test_it_names_no_site_and_no_path(folder: Path, nodes: list[Node]) -> None:
+    text = (folder / CARD).read_text()
+    for node in nodes:
+        assert str(node["name"]) not in text and str(node["data"]) not in text
+    assert str(folder.parent) not in text
+
+
+def test_it_is_the_same_after_a_resume(folder: Path, nodes: list[Node]) -> None:
+    before = (folder / CARD).read_text()
+    (folder / CARD).unlink()
+    flat = SETTINGS | {"run.dir": str(folder.parent), "run.resume": True}
+    simulate(RunConfig.parse(flat), nodes, Journal(), "process")
+    assert (folder / CARD).read_text() == before
+
+
+def test_without_tests_and_baseline_it_says_so(folder: Path) -> None:
+    results = read.load(folder)
+    results["trainings"] = {"kd3a": results["trainings"]["kd3a"][:1]}
+    results["seeds"] = [0]
+    for site in results["sites"]:
+        site["tested"] = 0
+    (training,) = results["trainings"]["kd3a"]
+    training["final_accuracy"] = None
+    training["doubts"] = [{"what": "loss", "round": 1, "text": "anna diverges"}]
+    training["estimate"] = {"accuracy": 0.714, "low": 0.5, "high": 0.9}
+    text = card(results, defaults())
+    assert "nobody has measured its accuracy" in text and "No baseline was trained" in text
+    assert "not tested" in text and "71 % (50 to 90)" in text
+    assert "gone wrong: loss (1)" in text and "anna" not in text
