@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_is_refused_with_the_commands_that_help(
     (folder / beginning.LAUNCH).write_text(json.dumps(started))
     monkeypatch.setattr(launch, "_on_server", lambda *_: lock.alone(folder).__enter__())
     monkeypatch.setattr(
-        "fedda.library.simulated.execute", lambda *_: lock.alone(folder).__enter__()
+        "fedda.library.simulated.execute", lambda *_, **__: lock.alone(folder).__enter__()
     )
     with holding(folder):
         for words in (("--resume", folder), ("fedavg", "--dir", tmp_path, "--name", "r")):

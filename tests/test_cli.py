@@ -312,7 +312,7 @@ def test_options_without_an_effect_are_refused(
 def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FeddaError
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(simulated, "execute", fail)

@@ -554,6 +554,18 @@ def test_several_targets_each_have_a_model() -> None:
     assert [t.accuracy is None for t in run.results.trainings] == [False, True]
 
 
+def test_what_is_odd_about_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a client says it at its start: classes that are nearly called the same, for example."""
+    x, _ = site(1)
+    words = np.array(["cat", "Cat ", "dog"] * 10)
+    odd = {"a": (x, words), "b": (x, words), "t": (x, None)}
+    for quiet in (False, True):
+        fedda.simulate(odd, target="t", **{**FEW, "quiet": quiet})
+        said = capsys.readouterr().err
+        text = "note: a: the classes 'Cat ' and 'cat' differ only in case or spaces"
+        assert (text in said) is not quiet
+
+
 # ---- documentation -----------------------------------------------------------------------------
 
 

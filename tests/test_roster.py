@@ -188,6 +188,9 @@ def test_classes_that_differ_are_named() -> None:
     anna, bert = offer("anna", classes=["cat", "dog"]), offer("bert", classes=["cat", "dogg"])
     with pytest.raises(RosterError, match="anna has dog and bert has dogg, which others lack"):
         form(nodes(anna, bert, TOWN))
+    spaced = offer("bert", classes=["cat", "Dog "])
+    with pytest.raises(RosterError, match=r"lack \('Dog ' and 'dog' differ only in case or space"):
+        form(nodes(anna, spaced, TOWN))
     turned = offer("bert", classes=["dog", "cat"])
     with pytest.raises(RosterError, match="the same in another order"):
         form(nodes(anna, turned, TOWN))

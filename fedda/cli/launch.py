@@ -41,7 +41,10 @@ def perform(config: RunConfig, launch: Launch) -> None:
         if launch.simulate:
             from fedda.library.simulated import execute
 
-            execute(config, launch, display)
+            def note(text: str) -> None:
+                typer.echo(f"note: {text}", err=True)
+
+            execute(config, launch, display, say=note)
         else:
             _on_server(config, launch, folder, display)
 

@@ -1,6 +1,7 @@
 """One run over sites of this machine: for the command line, and as a function of the library."""
 
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
 from fedda.config import Flat
-from fedda.data import Reading
+from fedda.data import Description, Reading, Role, describe
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -41,7 +42,10 @@ INSTEAD = {
 
 
 def execute(
-    config: RunConfig, launch: Launch, *listeners: Callable[[dict[str, Any]], None]
+    config: RunConfig,
+    launch: Launch,
+    *listeners: Callable[[dict[str, Any]], None],
+    say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Run over the folders that a launch names -> the content of results.json.
 
@@ -49,6 +53,7 @@ def execute(
         config: the run.
         launch: where its data are, and how it is computed.
         listeners: called with every event, such as a display of the progress.
+        say: called with a sentence about a site's data, of those that `fedda data check` says.
 
     Raises:
         FeddaError: data, settings or sites do not fit together, or the run failed.
@@ -58,7 +63,17 @@ def execute(
     said = Reading.of(launch.split, launch.gray_bits, launch.skip_broken).flat()
     found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     sites = [site | said for site in found]
-    local.rehearse(config, sites)  # else the run would wait for a site that cannot answer
+    names = {site["data"]: site["name"] for site in sites}
+
+    def described(path: str, role: Role, reading: Reading) -> Description:
+        """Describe a site's data, and say what is odd about them."""
+        about = describe(path, role, reading)
+        for text in about.warnings:
+            say(f"{names[path]}: {text}")
+        return about
+
+    # Else the run would wait for a site that cannot answer.
+    local.rehearse(config, sites, described)
     journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
     with journal.ending():
         return local.simulate(config, sites, journal, launch.engine)
@@ -171,11 +186,20 @@ def simulate(
             root = own_data.folder_of(data, folder / DATA, targets)
             launch = replace(launch, simulate=str(root))
             with nullcontext() if quiet else Display(config) as display:
-                execute(config, launch, *([display] if display else []))
+                shown = [] if display is None else [display]
+                execute(config, launch, *shown, say=_ignore if quiet else _note)
     run = Run(folder, network)
     if scratch:
         weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
     return run
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _ignore(text: str) -> None:
+    """Say nothing."""
 
 
 def place_of(dir: str | Path | None) -> tuple[Path, Path | None]:

@@ -282,7 +282,12 @@ def _odd_classes(sources: list[Node]) -> str:
     lists = [f"{name} has {', '.join(c[:5])}" for name, c in odd.items() if c]
     if not lists:
         return "they are the same in another order"
-    return f"{' and '.join(lists)}, which others lack; all sources need the same class names"
+    plain: dict[str, set[str]] = {}
+    for name in {c for classes in odd.values() for c in classes}:
+        plain.setdefault("".join(name.lower().split()), set()).add(name)
+    alike = [" and ".join(map(repr, sorted(names))) for names in plain.values() if len(names) > 1]
+    near = f" ({min(alike)} differ only in case or spaces)" if alike else ""
+    return f"{' and '.join(lists)}, which others lack{near}; all sources need the same class names"
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
