@@ -261,7 +261,11 @@ def form(
     names = [n.name for n in nodes]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        _refuse(nodes, f"'{twice[0]}' is the name of two sites; give each its own with --name")
+        _refuse(
+            nodes,
+            f"'{twice[0]}' is the name of two sites; give each its own with "
+            "--name, or a key with a name of its own (fedda keys add NAME)",
+        )
     if not sources and not class_names:
         _refuse(nodes, "there is no source; start fedda-client --role source where labels are")
     if not targets:
