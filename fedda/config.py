@@ -110,7 +110,7 @@ class TrainConfig(Section):
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd", description="sgd, as in the papers, or adam"
     )
-    lr: float = Field(default=0.05, gt=0, description="learning rate of the first round")
+    lr: float = Field(default=0.02, gt=0, description="learning rate of the first round")
     lr_end: float = Field(default=0.001, ge=0, description="learning rate of the last round")
     schedule: Literal["cosine", "linear", "constant", "ganin"] = Field(
         default="cosine",

@@ -44,6 +44,7 @@ FAST: dict[str, Any] = {
     "model.name": "mlp",
     "model.sizes": "16",
     "train.batch-size": 16,
+    "train.lr": 0.05,
     "run.expect": len(EXAMPLES),
     "wait.sites": 0.3,
     "wait.settle": 0.0,

@@ -36,6 +36,7 @@ from fedda.comparison.variants import oracle
 from fedda.config import Flat
 from fedda.data import domains
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
+from fedda.results.card import CARD
 from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
@@ -263,7 +264,8 @@ def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
     assert made.run(1, note(again)) == {} and again == []
     left = {path.name for path in made.folder(cells[0]).iterdir()} - {".lock"}
     kept = {"cell.json", "config.json", "journal.jsonl", "roster.json"}
-    assert left == kept | {"model.safetensors", "results.json"}  # but no checkpoint
+    made_last = {"model.safetensors", "results.json", CARD}
+    assert left == kept | made_last  # but no checkpoint
 
 
 def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:
@@ -473,7 +475,7 @@ def test_an_interrupted_training_resumes_with_the_same_result(
 def test_changed_settings_or_data_are_refused(done: tuple[Plan, Notices], tmp_path: Path) -> None:
     made, _ = done
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"settings": TINY | {"train.lr": 0.5}}, "with train.lr 0.05, not 0.5; choose another"),
+        ({"settings": TINY | {"train.lr": 0.5}}, "with train.lr 0.02, not 0.5; choose another"),
         ({"poison": {"bert": 30.0}}, "with poison {}, not {'bert': 30.0}"),
         ({"data": tmp_path}, "no domain"),
     ]

@@ -323,7 +323,7 @@ def test_settings_that_differ_come_first() -> None:
     assert rows == {
         "rounds": ["2", "20"],
         "kd3a.gate.low": ["0.8", "0.9"],
-        "train.lr": ["0.0125", "0.05"],
+        "train.lr": ["0.0125", "0.02"],
         "of.another.version": ["3", "not known to this version"],
     }
     assert ["kd3a.gate.high", "0.95"] in tables["All settings"]

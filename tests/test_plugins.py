@@ -394,7 +394,7 @@ def test_a_method_cannot_have_a_name_that_is_taken(install: Install, name: str, 
     install("tent_package", {"methods": f"{name} = tent_package"}, package)
     (reason,) = reasons(name)
     assert why in reason and not plugins.installed("methods")
-    assert plugins.method("kd3a") is own and RunConfig.parse({}).train.lr == 0.05
+    assert plugins.method("kd3a") is own and RunConfig.parse({}).train.lr == 0.02
 
 
 def test_the_taken_names_are_those_of_sections_of_settings() -> None:
