@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -187,3 +188,16 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(names["run"].results.accuracies) == {"fedavg", "kd3a"}
     assert len(names["labels"]) == 40
     assert set(names["table"]["variant"]) == {"FedAvg", "AdaBN", "KD3A", "f-DANN"}
+
+
+def test_the_example_of_fruda(terminals: Terminals, tmp_path: Path) -> None:
+    """With fewer images, of which it learns less."""
+    program = ROOT / "examples" / "fruda.py"
+    command = f"{sys.executable} {program} --images 300 --out {tmp_path / 'made'}"
+    lines = terminals.run(command, tmp_path).splitlines()[-4:]
+    found = [
+        re.match(r"(\d+) degrees learned from (\d+): ([\d.]+) % by", line) for line in lines[:3]
+    ]
+    assert [each and each[1] for each in found] == ["20", "40", "60"]
+    assert all(each and each[2] in {"0", "20", "40"} - {each[1]} for each in found)
+    assert Path(lines[3].removeprefix("page: ")).is_file()
