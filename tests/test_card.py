@@ -1,11 +1,15 @@
 """A run's model card: what it says, and whom it does not name."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from fedda.results import read
+from fedda.cli import app
+from fedda.results import hugging_face, read
 from fedda.results.card import CARD, card
 from fedda.settings import RunConfig, defaults
 from server.journal import Journal
@@ -94,3 +98,29 @@ def test_without_tests_and_baseline_it_says_so(folder: Path) -> None:
     assert "nobody has measured its accuracy" in text and "No baseline was trained" in text
     assert "not tested" in text and "71 % (50 to 90)" in text
     assert "gone wrong: loss (1)" in text and "anna" not in text
+
+
+def test_the_layout_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    """A training of the run, with the run's card; a folder that holds something is refused."""
+    out = tmp_path / "hub"
+    invoked = CliRunner().invoke(app, ["export", str(folder), "--seed", "1", "--hf", str(out)])
+    assert invoked.exit_code == 0, invoked.output
+    results, config = read.load(folder), json.loads((out / "config.json").read_text())
+    assert list(config["id2label"].values()) == results["classes"]
+    assert config["label2id"][results["classes"][1]] == 1
+    assert config["input_shape"] == results["shape"] and config["network"]["name"] == "mlp"
+    own = folder / "kd3a-1" / read.MODEL
+    assert (out / read.MODEL).read_bytes() == own.read_bytes()
+    head, _, card_below = (out / "README.md").read_text().removeprefix("---\n").partition("---\n\n")
+    assert "library_name: fedda\n" in head and "- federated-learning\n" in head
+    assert card_below == (folder / CARD).read_text()
+    refused = CliRunner().invoke(app, ["export", str(folder), "--hf", str(out)])
+    assert refused.exit_code == 1 and "not an empty folder" in refused.output
+
+
+def test_a_model_without_a_card_says_so(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone" / "m.safetensors"
+    alone.parent.mkdir()
+    shutil.copyfile(folder / read.MODEL, alone)
+    hugging_face.write(alone, tmp_path / "hub")
+    assert "without a card" in (tmp_path / "hub" / "README.md").read_text()

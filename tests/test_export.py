@@ -246,7 +246,7 @@ def test_both_formats_at_once(run: Path) -> None:
 
 def test_invalid_commands_are_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
     model = run / "model.safetensors"
-    assert "--onnx, --torch, or both" in refused(run)
+    assert "--onnx, --torch or --hf DIR" in refused(run)
     assert "one file for two" in refused(run, "--onnx", "--torch", "--out", "a.onnx")
     assert "must end in .onnx" in refused(run, "--onnx", "--out", "a.pt2")
     assert "leave them out, or give the folder" in refused(model, "--torch", "--seed", 4)

@@ -14,7 +14,7 @@ Tables:
     rotations         pen digits that scikit-learn ships, from 0 degrees to 30 and to 60
     mnist-rotations   the same with digits of mnist; needs --data
     digits            from mnist to usps and to mnistm, then from all others to each; needs --data
-    lazy              DILS with p = 4 and p = 1 over real processes, on loopback and with a delay
+    lazy              DILS with p = 16, 4 and 1 over real processes, on loopback and with a delay
 
 `adversaries.py` holds the settings and says how they were chosen.
 """

@@ -1,4 +1,4 @@
-"""DILS over real processes: what an exchange every 4 steps saves against one at every step.
+"""DILS over real processes: what an exchange every 4 or 16 steps saves against one at every step.
 
 `adversarial.py --table lazy` runs this. The collaborator, the target and the server are separate
 processes, with TLS and node keys. A relay between the sites and the exchange makes the delay. Linux
@@ -107,7 +107,7 @@ class Row(NamedTuple):
 
 def rows(delay: float) -> list[Row]:
     """All rows on loopback without a delay, then, if there is a delay, all rows with it."""
-    settings = [(4, 64), (1, 64), (1, 256)]
+    settings = [(16, 64), (4, 64), (1, 64), (1, 256)]
     return [Row(p, b, seconds) for seconds in sorted({0.0, delay}) for p, b in settings]
 
 

@@ -19,6 +19,13 @@ def export(
     torch: Annotated[
         bool, typer.Option("--torch", help="Write model.pt2, for PyTorch without fedda.")
     ] = False,
+    hf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a new folder in the Hugging Face layout, with the model card.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -66,14 +73,25 @@ def export(
       about = json.loads(extra['fedda.json'])
       print(about['classes'], model(torch.zeros(1, *about['shape'])))"
 
+    For the Hugging Face Hub, to which you upload it yourself:
+
+      fedda export runs/kd3a --hf ./kd3a-north
+
     --onnx needs the packages of the extra `export`: pip install "fedda\[export]".
     """
     with clear_exit():
         kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]
-        if not kinds:
-            raise ConfigError("Say which kind of file to write: --onnx, --torch, or both.")
+        if not kinds and hf is None:
+            raise ConfigError("Say what to write: --onnx, --torch or --hf DIR, or several.")
         source = _chosen(run, method, seed, target)
-        places = _places(source, kinds, out)
+        places = _places(source, kinds, out) if kinds else []
+        if hf is not None:
+            from fedda.results import hugging_face  # torch takes seconds to import
+
+            hugging_face.write(source, hf)
+            typer.echo(f"{hf}: {', '.join(sorted(path.name for path in hf.iterdir()))}")
+        if not places:
+            return
         from fedda.models.export import export as write  # torch takes seconds to import
 
         for place in places:
