@@ -40,7 +40,7 @@ import accuracy
 import photos
 import torch
 import validators
-from adversarial import pens
+from adversarial import mnist, pens
 
 from fedda import data, plugins
 from fedda.choose.candidates import REFERENCE, USUAL, candidates, methods_of
@@ -55,6 +55,7 @@ from fedda.results.read import counted
 from fedda.settings import presets
 
 SETS = ("surf", "googlenet", "amazon", "office", "digits", "rotated")
+MORE = ("photos", "rotated-mnist")  # sets that only the grand table has unless they are named
 VECTORS = {"surf": "office_caltech10_surf800", "googlenet": "office_caltech10_googlenet1024"}
 ROUNDS = 20  # with vectors; a third of the preset's, so that a set takes minutes per seed
 IMAGES, DRAWN = 300, 2  # images of a domain of rotated; settings drawn per method
@@ -104,8 +105,17 @@ def plan(args: argparse.Namespace, name: str) -> Plan:
         settings: Flat = {key: given.value for key, given in chosen.items()}
         settings["rounds"] = ROUNDS
         place = out / "data"
+    elif name == "photos":
+        photos.prepare(args.data / "office_caltech10_photos", out / "data")
+        chosen = presets.for_all("photos", plugins.methods())
+        settings = {key: given.value for key, given in chosen.items()}
+        place = out / "data"
     elif name == "rotated":
         place, settings = pens(out, args.images or IMAGES), {**PENS}
+    elif name == "rotated-mnist":
+        place = mnist(args.data / "digits", out, args.images or 2 * IMAGES)
+        settings = {"rounds": accuracy.BENCHMARKS["digits"].epochs}
+        settings |= accuracy.BENCHMARKS["digits"].settings
     else:
         b = accuracy.BENCHMARKS[name]
         accuracy.prepare(args.data / b.folder, out / "data", args.images or b.images, b.tests)
@@ -196,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
-    parser.add_argument("--set", choices=SETS, action="append", help="default: all")
+    every_set = ", ".join(SETS)
+    parser.add_argument("--set", choices=SETS + MORE, action="append", help=f"default: {every_set}")
     parser.add_argument("--target", action="append", help="default: all domains")
     parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
     parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")

@@ -39,7 +39,7 @@ def methods_of(names: Sequence[str], plan: Plan) -> tuple[list[str], dict[str, s
             )
     if names:
         return [REFERENCE, *(n for n in dict.fromkeys(names) if n != REFERENCE)], {}
-    why = {name: _obstacle(name, plan) for name in USUAL if name != REFERENCE}
+    why = {name: obstacle(name, plan) for name in USUAL if name != REFERENCE}
     left_out = {name: text for name, text in why.items() if text}
     costly = "not tried unless --method names it: it needs a set-up of its own, or costs more"
     others = dict.fromkeys(sorted({*plugins.methods()} - {*USUAL}), costly)
@@ -72,7 +72,7 @@ def _settings(space: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
     return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
 
 
-def _obstacle(name: str, plan: Plan) -> str:
+def obstacle(name: str, plan: Plan) -> str:
     """Why a method does not fit data, network and number of sources; empty if it does."""
     cell = Cell(Variant(name), plan.targets[0], plan.seeds[0])
     config, sites = plan.config(cell), plan.sites(cell)

@@ -1,0 +1,308 @@
+"""The grand table: every method, on every target of six sets of data, with the same seeds.
+
+    python examples/benchmarks/grand.py --data DATA --set surf --set googlenet
+
+DATA holds the data sets as for accuracy.py and photos.py; the set `rotated` needs none, and `photos`
+needs fedda[pretrained]. Each domain of a set is the target once. Every method has the set's preset
+and its own defaults, and nothing was chosen with the labels of a target. Trainings are kept in
+--out, so the same command goes on where it was stopped; seeds come one after another, so a stopped
+one has complete tables of fewer seeds. `--report` trains nothing and writes what there is.
+
+DILS and FRUDA are left out: they adapt from one source, or a chain of targets (chain.py). Where a
+method does not fit a target, FedAvg stands for it: sums of gradients need 256 examples at each
+site, and dslr has 157.
+
+The last line is one JSON object:
+
+    tasks, seeds         how many targets, and how many seeds each of them has
+    mean_rank            over the tasks, by method; 1 is best
+    critical_difference  of mean ranks, by Nemenyi's test at 5 %
+    friedman             probability of such ranks if all methods were alike
+    gain_points          accuracy minus FedAvg's, mean over the tasks, by method
+    chosen_gain_points   the same for what the rule of `fedda choose` takes among all these methods
+    regret_points        accuracy of a task's best method in hindsight minus the chosen one's
+    regret_always_points the same for always taking one method, by method
+    correlation          rank correlation of each validator with the accuracy, mean over the tasks
+    estimate_error_points  mean absolute difference of estimated and true accuracy
+    seconds              of all trainings
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import choose
+import numpy as np
+import ranks
+import torch
+import validators
+
+from fedda.choose.candidates import obstacle
+from fedda.choose.decision import KINDS, Candidate, Decision, decide
+from fedda.choose.search import Search
+from fedda.comparison import Plan, Score, Variant
+from fedda.comparison.statistics import by_target, difference
+from fedda.comparison.tables import difference_text, markdown, spread_text
+
+BASELINE = Variant("fedavg", label="FedAvg")
+VARIANTS = [
+    BASELINE,
+    Variant("fedprox", label="FedProx"),
+    Variant("adabn", label="AdaBN"),
+    Variant("kd3a", label="KD3A"),
+    Variant("feddadil", label="FedDaDiL-R"),
+    Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
+    Variant("fdann", label="f-DANN"),
+    Variant("fwdgrl", label="f-WDGRL"),
+    Variant("fdan", label="f-DAN"),
+    Variant("mdan", label="MDAN"),
+    Variant("fada", label="FADA"),
+    Variant("shot", label="SHOT"),
+    Variant("decision", label="DECISION"),
+    Variant("fact", label="FACT"),
+]
+SETS = ("surf", "googlenet", "amazon", "photos", "rotated-mnist", "digits")
+STEM = "grand"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One target of one set, and all trainings for it.
+
+    Attributes:
+        plan: the trainings of the methods that fit.
+        unfit: why the others do not, by name.
+    """
+
+    plan: Plan
+    unfit: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.out.name}, {self.plan.targets[0]}"
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds that every method has finished."""
+        cells = self.plan.cells()
+        lacking = {cell.seed for cell in cells if self.plan.results(cell) is None}
+        return [seed for seed in self.plan.seeds if seed not in lacking]
+
+    @cached_property
+    def scores(self) -> dict[str, list[Score]]:
+        """By method, in the order of the seeds; without the methods that do not fit."""
+        found: dict[str, list[Score]] = {}
+        for score in replace(self.plan, seeds=self.seeds).scores():
+            found.setdefault(score.variant, []).append(score)
+        return found
+
+    @cached_property
+    def truth(self) -> dict[str, float]:
+        """Mean accuracy by method; a method that does not fit has FedAvg's."""
+        own = {
+            name: statistics.fmean(s.last for s in scores if s.last is not None)
+            for name, scores in self.scores.items()
+        }
+        return {v.name: own.get(v.name, own[BASELINE.name]) for v in VARIANTS}
+
+    @cached_property
+    def evidence(self) -> list[Candidate]:
+        """What the trainings say without labels."""
+        return Search(self.plan).evidence(replace(self.plan, seeds=self.seeds))
+
+    @cached_property
+    def decision(self) -> Decision:
+        return decide(self.evidence)
+
+    def regret(self, name: str) -> float:
+        """Points that the best method in hindsight is above one."""
+        return 100 * (max(self.truth.values()) - self.truth[name])
+
+
+def tasks(args: argparse.Namespace) -> list[Task]:
+    """All targets of the wanted sets."""
+    found = []
+    for name in args.set or SETS:
+        whole = choose.plan(args, name)
+        for target in whole.targets:
+            one = replace(whole, targets=[target])
+            why = {v.name: obstacle(v.method, one) for v in VARIANTS}
+            unfit = {method: text for method, text in why.items() if text}
+            fit = [v for v in VARIANTS if v.name not in unfit]
+            found.append(Task(replace(one, variants=fit), unfit))
+    return found
+
+
+def gains(every: Sequence[Task], name: str) -> list[float]:
+    return [t.truth[name] - t.truth[BASELINE.name] for t in every]
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean of the tasks' gains in points, and its interval over the tasks."""
+    found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    assert found is not None, "there is a task"
+    return difference_text(found)
+
+
+def figures(every: Sequence[Task]) -> dict[str, Any]:
+    """All that the last line says."""
+    names = [v.name for v in VARIANTS]
+    scores = np.array([[t.truth[n] for n in names] for t in every])
+    mean_ranks = ranks.ranks(scores).mean(axis=0)
+    correlations: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for task in every:
+        for kind in KINDS:
+            known = [
+                (v, task.truth[c.variant.name])
+                for c in task.evidence
+                if (v := c.mean(kind)) is not None
+            ]
+            found = validators.correlation([v for v, _ in known], [t for _, t in known])
+            correlations[kind] += [] if found is None else [found]
+    scored = [s for t in every for scores in t.scores.values() for s in scores]
+    errors = [
+        abs(s.estimate - s.last) for s in scored if s.estimate is not None and s.last is not None
+    ]
+    taken = [t.truth[t.decision.chosen.name] - t.truth[BASELINE.name] for t in every]
+    points = {n: 100 * statistics.fmean(gains(every, n)) for n in names}
+    return {
+        "tasks": len(every),
+        "seeds": min(len(t.seeds) for t in every),
+        "mean_rank": {n: round(float(r), 2) for n, r in zip(names, mean_ranks, strict=True)},
+        "critical_difference": round(ranks.critical_difference(len(names), len(every)), 2),
+        "friedman": ranks.friedman(scores) if len(every) > 1 else None,
+        "gain_points": {n: round(p, 2) for n, p in points.items()},
+        "chosen_gain_points": validators.mean(taken, 100),
+        "regret_points": validators.mean([t.regret(t.decision.chosen.name) for t in every]),
+        "regret_always_points": {
+            n: round(statistics.fmean(t.regret(n) for t in every), 2) for n in names
+        },
+        "correlation": {kind: validators.mean(values) for kind, values in correlations.items()},
+        "estimate_error_points": validators.mean(errors, 100),
+        "seconds": round(sum(s.seconds for s in scored)),
+    }
+
+
+def summary(every: Sequence[Task], found: Mapping[str, Any]) -> list[str]:
+    """One row per method, the best mean rank first; the last one is the choice without labels."""
+    heads = ["", "mean rank", "best at", "gain over FedAvg", "worst gain", "mean regret"]
+    heads += ["estimate - accuracy", "MB", "seconds"]
+    rows = []
+    for name in sorted(found["mean_rank"], key=lambda n: found["mean_rank"][n]):
+        scores = [s for t in every for s in t.scores.get(name, ())]
+        over = [
+            s.estimate - s.last for s in scores if s.estimate is not None and s.last is not None
+        ]
+        best = sum(t.truth[name] == max(t.truth.values()) for t in every)
+        row = [name, f"{found['mean_rank'][name]:.1f}", str(best), interval(gains(every, name))]
+        row += [f"{100 * min(gains(every, name)):+.1f}"]
+        row += [f"{found['regret_always_points'][name]:.1f}"]
+        row += [f"{100 * statistics.fmean(over):+.1f}" if over else "–"]
+        row += [f"{statistics.fmean(s.bytes for s in scores) / 1e6:.1f}" if scores else "–"]
+        row += [f"{statistics.fmean(s.seconds for s in scores):.1f}" if scores else "–"]
+        rows.append(row)
+    taken = [t.truth[t.decision.chosen.name] - t.truth[BASELINE.name] for t in every]
+    rows.append(
+        ["*chosen without labels*", "", "", interval(taken), f"{100 * min(taken):+.1f}"]
+        + [f"{found['regret_points']:.1f}", "", "", ""]
+    )
+    return markdown(heads, rows)
+
+
+def of_set(every: Sequence[Task]) -> list[str]:
+    """Accuracy by method and target of one set, and what is chosen without labels."""
+    scores = [s for t in every for each in t.scores.values() for s in each]
+    table = by_target(scores, targets=[t.plan.targets[0] for t in every])
+    heads = ["", *(t.plan.targets[0] for t in every)]
+    rows = [
+        [name, *(spread_text(row[h]) if h in row else "–" for h in heads[1:])]
+        for name, row in table.items()
+    ]
+    taken = [
+        f"{t.decision.chosen.name}, {100 * t.truth[t.decision.chosen.name]:.1f}" for t in every
+    ]
+    rows.append(["*chosen without labels*", *taken])
+    return markdown(heads, rows)
+
+
+def of_validators(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [kind, "–" if value is None else f"{value:.2f}"]
+        for kind, value in found["correlation"].items()
+    ]
+    return markdown(["", "rank correlation with accuracy"], rows)
+
+
+def report(every: Sequence[Task], found: Mapping[str, Any], command: str, picture: str) -> str:
+    """The whole text."""
+    lines = [f"## {STEM}", "", f"    {command}", ""]
+    lines += [f"{len(every)} targets, {found['seeds']} seeds or more each.", ""]
+    lines += [*summary(every, found), "", f"![Mean ranks and critical difference]({picture})", ""]
+    lines += [*of_validators(found), ""]
+    sets = dict.fromkeys(t.plan.out.name for t in every)
+    for name in sets:
+        own = [t for t in every if t.plan.out.name == name]
+        rounds = own[0].plan.settings["rounds"]
+        seeds = ", ".join(map(str, own[0].seeds))
+        lines += [f"### {name}", "", f"{rounds} rounds, seeds {seeds}.", "", *of_set(own), ""]
+        unfit = {(m, why) for t in own for m, why in t.unfit.items()}
+        lines += [f"- {method}: {why}" for method, why in sorted(unfit)] + [""] * bool(unfit)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def train(every: Iterable[Task], seeds: Sequence[int], jobs: int) -> None:
+    """Train what is missing, seed by seed; a failed training is said and left out."""
+    made = [*every]
+    for seed in seeds:
+        for task in made:
+            part = replace(task.plan, seeds=[seed])
+            for cell, error in part.run(jobs, accuracy.note).items():
+                print(f"{task.name}, {cell.name} failed: {error}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
+    parser.add_argument("--set", choices=SETS, action="append", help="default: all")
+    parser.add_argument("--target", action="append", help="default: all domains")
+    parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
+    parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
+    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    out = Path("runs/grand")
+    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
+    parser.add_argument("--results", type=Path, help="also write table and picture here")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    jobs = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
+    args = parser.parse_args(arguments)
+
+    every = tasks(args)
+    if not args.report:
+        train(every, args.seeds, args.jobs)
+    done = [t for t in every if t.seeds]
+    if not done:
+        raise SystemExit("No target has a seed that all methods have finished.")
+    found = figures(done)
+    command = "python examples/benchmarks/grand.py --data DATA"
+    command += accuracy.typed(parser, args, "set", "target", "rounds", "images", "seeds")
+    text = report(done, found, command, f"{STEM}.png")
+    for folder in filter(None, (args.out, args.results)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{STEM}.md").write_text(text)
+        ranks.draw(found["mean_rank"], len(done), folder / f"{STEM}.png")
+    print(text)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with accuracy.plainly():
+        main()
