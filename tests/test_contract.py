@@ -71,6 +71,12 @@ CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] 
         ("to", "target", "train"): ({"model": "model"}, {"round"}),
         ("from", "target", "train"): ({"model": "model"}, {"steps", "seconds"}),
     },
+    # All sites train at the same time, and send their models.
+    "autodial": AVERAGED
+    | {
+        ("to", "target", "train"): ({"model": "model"}, {"round"}),
+        ("from", "target", "train"): ({"model": "model"}, TRAINED),
+    },
     "decision": ALONE,
     # The loss trains both encoders and the target sends its model, so all that may cross does.
     "dils": {

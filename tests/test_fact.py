@@ -68,13 +68,13 @@ def test_each_half_of_a_pretrained_network_has_the_rates_of_the_whole() -> None:
 # ---- a whole round -----------------------------------------------------------------------------
 
 
-def batches_of(node: Node) -> list[tuple[Tensor, Tensor | None]]:
+def batches_of(node: Node, size: int = 16) -> list[tuple[Tensor, Tensor | None]]:
     """The batches of a site's first round."""
     site = resident(tuple(sorted(node.items())))
     data = (load_source if node["role"] == "source" else load_target)(node["data"], size=SIDE)
     (share,) = round_images(site.blocks.blocks, 1, 1, seed_for(0, str(node["name"])))
     y = data.y if isinstance(data, Labelled) else None
-    parts = [part for part in share.split(16) if len(part) > 1]
+    parts = [part for part in share.split(size) if len(part) > 1]
     return [(data.x[p].float() / 255, None if y is None else y[p]) for p in parts]
 
 

@@ -2,11 +2,12 @@
 
     python examples/benchmarks/grand.py --data DATA --set surf --set googlenet
 
-DATA holds the data sets as for accuracy.py and photos.py; the set `rotated` needs none, and `photos`
-needs fedda[pretrained]. Each domain of a set is the target once. Every method has the set's preset
-and its own defaults, and nothing was chosen with the labels of a target. Trainings are kept in
---out, so the same command goes on where it was stopped; seeds come one after another, so a stopped
-one has complete tables of fewer seeds. `--report` trains nothing and writes what there is.
+DATA holds the data sets as for accuracy.py and photos.py; the set `photos` needs fedda[pretrained],
+and `rotated`, which is used only if it is named, no DATA. Each domain of a set is the target once.
+Every method has the set's preset and its own defaults, and nothing was chosen with the labels of a
+target. Trainings are kept in --out, so the same command goes on where it was stopped; seeds come
+one after another, so a stopped one has complete tables of fewer seeds. `--report` trains nothing
+and writes what there is.
 
 DILS and FRUDA are left out: they adapt from one source, or a chain of targets (chain.py). Where a
 method does not fit a target, FedAvg stands for it: sums of gradients need 256 examples at each
@@ -56,6 +57,7 @@ VARIANTS = [
     BASELINE,
     Variant("fedprox", label="FedProx"),
     Variant("adabn", label="AdaBN"),
+    Variant("autodial", label="AutoDIAL"),
     Variant("kd3a", label="KD3A"),
     Variant("feddadil", label="FedDaDiL-R"),
     Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
@@ -209,10 +211,8 @@ def summary(every: Sequence[Task], found: Mapping[str, Any]) -> list[str]:
         row += [f"{statistics.fmean(s.seconds for s in scores):.1f}" if scores else "–"]
         rows.append(row)
     taken = [t.truth[t.decision.chosen.name] - t.truth[BASELINE.name] for t in every]
-    rows.append(
-        ["*chosen without labels*", "", "", interval(taken), f"{100 * min(taken):+.1f}"]
-        + [f"{found['regret_points']:.1f}", "", "", ""]
-    )
+    ends = [interval(taken), f"{100 * min(taken):+.1f}", f"{found['regret_points']:.1f}"]
+    rows.append(["*chosen without labels*", "", "", *ends, "", "", ""])
     return markdown(heads, rows)
 
 
@@ -272,7 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
-    parser.add_argument("--set", choices=SETS, action="append", help="default: all")
+    known, usual = (*SETS, "office", "rotated"), ", ".join(SETS)
+    parser.add_argument("--set", choices=known, action="append", help=f"default: {usual}")
     parser.add_argument("--target", action="append", help="default: all domains")
     parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
     parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")

@@ -76,7 +76,7 @@ def obstacle(name: str, plan: Plan) -> str:
     """Why a method does not fit data, network and number of sources; empty if it does."""
     cell = Cell(Variant(name), plan.targets[0], plan.seeds[0])
     config, sites = plan.config(cell), plan.sites(cell)
-    if name == "adabn" and not _has_batchnorm(config, sites):
+    if name in ("adabn", "autodial") and not _has_batchnorm(config, sites):
         return f"model.name={config.model.name} has no BatchNorm layer"
     if name == "mdan" and len(sites) < 3:
         return "it weighs several sources, and there is one"

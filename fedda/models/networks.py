@@ -119,14 +119,18 @@ class Model(nn.Module):
         """Parameter groups of an optimizer, with the learning rate of each.
 
         In a pretrained model, parameters that start from random values have ten times the learning
-        rate, as in FADA.
+        rate, as in FADA. Parameters that a layer names in its `undecayed` have no weight decay.
         """
+        plain = [getattr(m, n) for m in self.modules() for n in getattr(m, "undecayed", ())]
+        apart = [{"params": plain, "lr": lr, "weight_decay": 0.0}] if plain else []
+        ids = {id(p) for p in plain}
+        named = [(name, p) for name, p in self.named_parameters() if id(p) not in ids]
         if not self.pretrained:
-            return [{"params": list(self.parameters()), "lr": lr}]
-        named = list(self.named_parameters())
+            return [{"params": [p for _, p in named], "lr": lr}, *apart]
         return [
             {"params": [p for name, p in named if name not in self.fresh], "lr": lr},
             {"params": [p for name, p in named if name in self.fresh], "lr": _NEW_LAYERS * lr},
+            *apart,
         ]
 
     def extend(self, extension: Extension, seed: int, device: str = "cpu") -> None:

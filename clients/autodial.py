@@ -1,0 +1,67 @@
+"""AutoDIAL's clients: both sides train the same model, each with the other's moments.
+
+Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
+"""
+
+import torch
+from torch import optim
+
+from fedda.algorithms import autodial
+from fedda.data import Unlabelled
+
+from . import fedavg
+from .base import Client
+from .site.request import Numbers
+
+
+class Source(fedavg.Source):
+    """Cross entropy on the site's own images."""
+
+    def train(self) -> Numbers:
+        """Train on labels, normalised by the mixture with the target's moments."""
+        mix(self)
+        return super().train()
+
+    def optimizer(self, *args: object, **more: object) -> optim.Optimizer:
+        """The run's optimizer, after whose steps alpha is within its bounds."""
+        return bounded(self, super().optimizer(*args, **more))  # type: ignore[arg-type]
+
+
+class Target(Client):
+    """The entropy of its predictions, by the mixture with the sources' moments."""
+
+    data: Unlabelled
+
+    def train(self) -> Numbers:
+        """Minimise lambda times the entropy; the sources' steps already decay the weights."""
+        mix(self)
+        optimizer = bounded(self, self.optimizer())
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        total, steps = 0.0, 0
+        for indices in self.batches():
+            H = autodial.entropy(self.model(self.inputs(indices)))
+            optimizer.zero_grad()
+            (self.options.entropy * H).backward()
+            optimizer.step()
+            total, steps = total + H.detach(), steps + 1
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+
+def mix(client: Client) -> None:
+    """Let the layers know their side, and whether the other side's moments have come yet."""
+    for layer in autodial.layers(client.model):
+        layer.side = client.side
+        layer.mixes = client.request.round > client.request.stage.first
+
+
+def bounded(client: Client, optimizer: optim.Optimizer) -> optim.Optimizer:
+    """Keep every alpha between 1/2 and 1 after each step of an optimizer."""
+
+    @torch.no_grad()
+    def bound(*_: object) -> None:
+        for layer in autodial.layers(client.model):
+            layer.alpha.clamp_(autodial.LOWEST, 1.0)
+
+    optimizer.register_step_post_hook(bound)
+    return optimizer

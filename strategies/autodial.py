@@ -1,0 +1,98 @@
+"""AutoDIAL's server: the mean of the sources' models plus the target's change of the model.
+
+Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from flwr.app import Message
+
+from fedda.algorithms.autodial import LOWEST, moment_of
+from fedda.errors import QuorumError
+from fedda.wire import Arrays
+
+from .base import Numbers
+from .fedavg import FedAvg
+
+
+class AutoDIAL(FedAvg):
+    """Per round: 1 model to each site, 1 model back from each."""
+
+    def requests(self) -> list[Message]:
+        """Send the model, with both sides' moments, to the sources and to the target."""
+        everyone = [*self.present(), self.roster.target]
+        return [self.request(node, {"model": self.model}) for node in everyone]
+
+    def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
+        """Average the sources' models, and add what the target changed.
+
+        Raises:
+            QuorumError: the target gave no usable reply, or too few sources did.
+        """
+        target, sent = self.roster.target, self.model.unpack()
+        self.shares = self.count(self.roster.sources)
+        mean = self.mean_of(self.global_model.unpack())
+        losses: dict[str, float] = {}
+        adapted: Arrays | None = None
+        entropy = 0.0
+        for reply in self.accept(replies, needs={"loss"}):
+            if reply.node is target:
+                adapted = {n: a.copy() for n, a in reply.model().unpack().items()}
+                entropy = float(reply.numbers["loss"])
+            else:
+                losses[reply.node.name] = float(reply.numbers["loss"])
+                mean.add(reply.model().unpack(), self.weigh(reply), reply.node.name)
+            del reply  # free it before the next one is fetched
+        self.enough(len(losses))
+        if adapted is None:
+            raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
+        total = sum(self.shares[name] for name in sorted(losses))
+        self.weights = {name: self.shares[name] / total for name in sorted(losses)}
+        loss = sum(self.weights[name] * losses[name] for name in sorted(losses))
+        return joined(mean.result(), sent, adapted), {"loss": loss, "entropy": entropy}
+
+
+def joined(sources: Arrays, sent: Arrays, target: Arrays) -> Arrays:
+    """The next model: parameters as the sum of both changes, moments of each side from that side.
+
+    Args:
+        sources: the mean of the sources' models.
+        sent: the model that all sites were sent.
+        target: the target's model.
+    """
+    model: Arrays = {}
+    for name, mean in sources.items():
+        what = moment_of(name)
+        if what == "target":
+            model[name] = target[name]
+        elif what or mean.dtype.kind != "f":
+            model[name] = mean
+        else:
+            model[name] = mean + (target[name] - sent[name])
+    for name in [n for n in model if moment_of(n) == "alpha"]:
+        alpha = model[name] + (target[name] - sent[name])
+        model[name] = np.clip(alpha, LOWEST, 1.0).astype(alpha.dtype)
+        mixed(model, name.removesuffix("alpha"))
+    return model
+
+
+def mixed(model: Arrays, layer: str) -> None:
+    """Set a layer's running moments to the target's mixture, by which the target predicts."""
+    alpha = float(model[f"{layer}alpha"][0])
+    sides = (("target", alpha), ("source", 1 - alpha))
+    terms = [(share, f"{layer}{side}_") for side, share in sides]
+    mean, square = (
+        sum((share * model[f"{name}{what}"].astype(np.float64) for share, name in terms), 0.0)
+        for what in ("mean", "square")
+    )
+    for entry, values in zip(
+        ("running_mean", "running_var"), (mean, square - mean**2), strict=True
+    ):
+        name = f"{layer}{entry}"
+        model[name] = np.maximum(values, 0 if entry == "running_var" else -np.inf).astype(
+            model[name].dtype
+        )
+
+
+STRATEGY = AutoDIAL
