@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_refused_with_the_commands_that_help(
     (folder / "fedavg-0" / "checkpoint.json").touch()
     started = {"simulate": str(tmp_path), "settings": settings}
     (folder / beginning.LAUNCH).write_text(json.dumps(started))
-    monkeypatch.setattr(launch, "_on_server", lambda *_: lock.alone(folder).__enter__())
+    monkeypatch.setattr(launch, "on_server", lambda *_: lock.alone(folder).__enter__())
     monkeypatch.setattr(
         "fedda.library.simulated.execute", lambda *_, **__: lock.alone(folder).__enter__()
     )

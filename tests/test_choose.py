@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedda import models, plugins
 from fedda.choose import agreement, decision
-from fedda.choose.candidates import candidates, methods_of
+from fedda.choose.candidates import candidates, methods_of, obstacle
 from fedda.choose.decision import Candidate, Trained, decide
 from fedda.choose.search import Outcome, Search, ranked
 from fedda.choose.verdict import Choice, paragraph, sureness
@@ -276,18 +276,20 @@ def test_settings_are_drawn_once_and_the_default_is_always_there() -> None:
 
 
 def test_methods_that_do_not_fit_are_left_out(root: Path, tmp_path: Path) -> None:
-    methods, left_out = methods_of([], plan(root, tmp_path))
+    def found(names: list[str], **more: Any) -> tuple[list[str], dict[str, str]]:
+        made = plan(root, tmp_path, **more)
+        return methods_of(names, lambda name: obstacle(name, made))
+
+    methods, left_out = found([])
     assert methods == ["fedavg", "adabn", "kd3a", "fdann", "mdan"]
     assert "fada" in left_out
-    methods, left_out = methods_of(
-        [], plan(root, tmp_path, **{"model.name": "lenet", "model.sizes": "", "input.size": 16})
-    )
+    methods, left_out = found([], **{"model.name": "lenet", "model.sizes": "", "input.size": 16})
     assert "adabn" not in methods and "BatchNorm" in left_out["adabn"]
-    methods, left_out = methods_of([], plan(root, tmp_path, **{"exchange.min-examples": 5000}))
+    methods, left_out = found([], **{"exchange.min-examples": 5000})
     assert methods == ["fedavg", "adabn", "kd3a"] and "5000" in left_out["fdann"]
-    assert methods_of(["fdan", "fedavg"], plan(root, tmp_path)) == (["fedavg", "fdan"], {})
+    assert found(["fdan", "fedavg"]) == (["fedavg", "fdan"], {})
     with pytest.raises(ConfigError, match="chain"):
-        methods_of(["fruda"], plan(root, tmp_path))
+        found(["fruda"])
 
 
 def test_rungs_halve_candidates_and_double_rounds(tmp_path: Path) -> None:

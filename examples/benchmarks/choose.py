@@ -43,7 +43,7 @@ import validators
 from adversarial import mnist, pens
 
 from fedda import data, plugins
-from fedda.choose.candidates import REFERENCE, USUAL, candidates, methods_of
+from fedda.choose.candidates import REFERENCE, USUAL, candidates, methods_of, obstacle
 from fedda.choose.decision import KINDS, Candidate, Decision, decide
 from fedda.choose.search import Search, truths
 from fedda.choose.verdict import sureness
@@ -130,7 +130,7 @@ def plan(args: argparse.Namespace, name: str) -> Plan:
 def judge(whole: Plan, target: str, jobs: int) -> Judged:
     """Search for one target, train every default in full, and compare both with the labels."""
     one = replace(whole, targets=[target])
-    methods, _ = methods_of([], one)
+    methods, _ = methods_of([], lambda name: obstacle(name, one))
     made = candidates(methods, DRAWN, one.settings, 0)
     search = Search(replace(one, variants=made), jobs)
     outcome = search.run(lambda part, cells: nullcontext(accuracy.note))

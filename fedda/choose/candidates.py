@@ -1,6 +1,6 @@
 """Which methods and settings are tried: each method as it is, and a few drawn settings of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -21,12 +21,14 @@ USUAL = (REFERENCE, "adabn", "kd3a", "fdann", "mdan")
 _described = cache(describe)  # cached, as describing reads the header of every image
 
 
-def methods_of(names: Sequence[str], plan: Plan) -> tuple[list[str], dict[str, str]]:
+def methods_of(
+    names: Sequence[str], why_not: Callable[[str], str]
+) -> tuple[list[str], dict[str, str]]:
     """The methods to try, FedAvg first -> their names, and why others are left out.
 
     Args:
         names: what the user asked for; if none, the usual ones that fit are taken.
-        plan: data, target and the settings that all candidates share.
+        why_not: says why a method does not fit; empty if it does.
 
     Raises:
         ConfigError: a named method does not exist, or cannot be a candidate.
@@ -39,7 +41,7 @@ def methods_of(names: Sequence[str], plan: Plan) -> tuple[list[str], dict[str, s
             )
     if names:
         return [REFERENCE, *(n for n in dict.fromkeys(names) if n != REFERENCE)], {}
-    why = {name: obstacle(name, plan) for name in USUAL if name != REFERENCE}
+    why = {name: why_not(name) for name in USUAL if name != REFERENCE}
     left_out = {name: text for name, text in why.items() if text}
     costly = "not tried unless --method names it: it needs a set-up of its own, or costs more"
     others = dict.fromkeys(sorted({*plugins.methods()} - {*USUAL}), costly)

@@ -223,7 +223,9 @@ class Search:
             # A model that has stayed at the target is not in the run's folder.
             saved = {c.name: plan.folder(c) for c in cells if not entries[c].pop("elsewhere")}
             groups = [c.variant.method for c in cells if c.name in saved]
-            share, apart = agreement.compared(saved, groups, self._images)
+            share, apart = dict[str, float | None](), dict[str, bool]()
+            if self.plan.simulated:
+                share, apart = agreement.compared(saved, groups, self._images)
             for cell in cells:
                 entry, name = entries[cell], cell.name
                 trained[cell.variant][seed] = Trained(

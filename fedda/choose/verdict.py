@@ -27,6 +27,10 @@ BLIND = (
     "No label took part. What this cannot see: a shift that makes all methods wrong in the same "
     "way, or several methods that fail alike."
 )
+APART = (
+    "The target's images are at its site, so the models were not compared on them: one that is "
+    "sure of wrong classes alone was not looked for."
+)
 CLEARLY, RATHER = 0.75, 0.5  # shares of seeds, and net shares of evidence, for these words
 
 
@@ -78,7 +82,7 @@ class Choice:
         """The command that runs the choice."""
         v, plan = self.decision.chosen, self.search.plan
         own = [word for k, x in v.settings.items() for word in ("-c", f"{k}={_plain(x)}")]
-        where = ["--simulate", str(plan.data), "--target", self.target]
+        where = plan.where(self.target)
         return shlex.join(["fedda", "run", v.method, *where, *self._shared, *own])
 
     @property
@@ -182,9 +186,8 @@ def paragraph(choice: Choice) -> str:
     if d.chosen.method != REFERENCE:
         above, below, every = d.pieces
         text.append(
-            f"Of {counted(every, 'piece')} of evidence (estimate, infomax, BNM, ClassAMI and "
-            f"agreement with the other methods, over the seeds) {above} are above FedAvg's and "
-            f"{below} below."
+            f"Of {counted(every, 'piece')} of evidence ({_kinds(choice)}, over the seeds) {above} "
+            f"are above FedAvg's and {below} below."
         )
     first, seeds = d.seeds
     agree = sum(v == d.chosen for v in d.alone.values())
@@ -197,7 +200,14 @@ def paragraph(choice: Choice) -> str:
             f"It rests on short trainings, {choice.outcome.rung.rounds} of "
             f"{choice.search.rounds} rounds."
         )
-    return " ".join([*text, BLIND])
+    return " ".join([*text, BLIND, *([] if choice.search.plan.simulated else [APART])])
+
+
+def _kinds(choice: Choice) -> str:
+    """The kinds of evidence, in words."""
+    if choice.search.plan.simulated:
+        return "estimate, infomax, BNM, ClassAMI and agreement with the other methods"
+    return "estimate, infomax, BNM and ClassAMI"
 
 
 def sureness(decision: Decision) -> str:

@@ -1,7 +1,7 @@
 """`fedda choose`: take a method and its settings for a target that has no labels."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,25 +10,47 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
-from fedda.cli.launch import INTERRUPTED, apart, on_terminate
+from fedda.cli.launch import INTERRUPTED, apart, on_server, on_terminate, refuse_local
+from fedda.library.beginning import Launch
 
 if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
 
+LOCAL = ("jobs", "threads", "split", "gray_bits", "skip_broken")  # of simulated sites
 STEM = "choice"  # of the files that are written
 
 
 def choose(
+    context: typer.Context,
+    target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--data",
             "--simulate",
             metavar="ROOT",
-            help="Folder with one folder or .npz file per domain.",
+            help="Folder with one folder or .npz file per domain; the sites are simulated.",
         ),
-    ],
-    target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
+    ] = None,
+    server: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Instead of --data: the folder that `fedda superlink` was given as --dir. The "
+            "sites that have joined do the trainings, one after another.",
+        ),
+    ] = None,
+    superlink: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Instead of --data: a SuperLink not started by `fedda superlink`; it must share "
+            "the folder --out.",
+        ),
+    ] = "",
+    ca: Annotated[
+        Path | None, typer.Option(help="Certificate authority of that SuperLink.")
+    ] = None,
     method: Annotated[
         str,
         typer.Option(
@@ -105,8 +127,12 @@ def choose(
     worse than FedAvg is out. One that is not clearly better than a simpler one is not taken, so
     the answer may be FedAvg. Labelled tests of the target, if there are any, are reported apart.
 
-    The sites are simulated on this machine, so all domains must lie here, as with fedda compare.
-    For agreement the saved models predict the target's images here, too. Nothing leaves it.
+    With --data the sites are simulated on this machine, so all domains must lie here, as with
+    fedda compare. For agreement the saved models predict the target's images here, too. With
+    --server the trainings are runs over the sites that have joined, after one round of FedAvg that
+    shows which methods fit; the target's images stay there, so there is no agreement:
+
+      fedda choose --server ./hub --target clinic-b --preset photos --budget 120
 
     DIR holds choice.md, choice.json, and one folder per rung with the trainings. After an
     interruption the same command goes on. Seeds, methods and minutes can be added in the same DIR.
@@ -118,26 +144,46 @@ def choose(
     on_terminate()
     from fedda.choose import candidates, search, verdict
     from fedda.choose.decision import decide
+    from fedda.choose.live import Live
     from fedda.comparison import Variant, options
-    from fedda.errors import RunError
+    from fedda.errors import ConfigError, RunError
     from fedda.results.read import counted
+    from fedda.settings import seeds_of
 
     with clear_exit():
-        apart(out, "--out", data, "--data")
-        reading = reading_of(split, gray_bits, skip_broken)
+        live = server is not None or bool(superlink)
+        if (data is not None) + (server is not None) + bool(superlink) != 1:
+            raise ConfigError("Give --data ROOT, or --server DIR, or --superlink HOST:PORT.")
+        if live:
+            refuse_local(context, LOCAL)
         flat = options.shared_of(change or [], preset or [], rounds)
         first = [Variant(candidates.REFERENCE)]
-        plan = options.plan_of(
-            data, target, seeds, first, flat, out, "", "process", threads, reading
-        )
-        if len(plan.targets) > 1:
+        if data is not None:
+            apart(out, "--out", data, "--data")
+            reading = reading_of(split, gray_bits, skip_broken)
+            plan = options.plan_of(
+                data, target, seeds, first, flat, out, "", "process", threads, reading
+            )
+        else:
+            hub, authority = (str(path.absolute()) if path else "" for path in (server, ca))
+            plan = Live(
+                Path(hub or superlink),
+                out.absolute(),
+                first,
+                [name for name in target.split(",") if name],
+                seeds_of(seeds),
+                flat,
+                launch=Launch(server=hub, superlink=superlink, ca=authority),
+                submit=on_server,
+            )
+        if len(plan.targets) != 1:
             raise RunError(f"--target {target} names several domains; a choice is for one.")
         names = [name for name in method.split(",") if name]
-        methods, left_out = candidates.methods_of(names, plan)
+        why_not = _why_not(plan, names)
+        methods, left_out = candidates.methods_of(names, why_not)
         variants = candidates.candidates(methods, settings, flat, search_seed)
-        made = search.Search(
-            replace(plan, variants=variants), options.jobs_of(jobs, threads, "process"), budget
-        )
+        at_a_time = 1 if live else options.jobs_of(jobs, threads, "process")
+        made = search.Search(replace(plan, variants=variants), at_a_time, budget)
         made.check()
         for rung in made.rungs:
             typer.echo(
@@ -154,6 +200,22 @@ def choose(
         _present(verdict.Choice(made, outcome, found, shared, left_out), out)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:
+    """What says why a method does not fit the sites; on a server one round is trained for that."""
+    from fedda.choose.candidates import obstacle
+    from fedda.choose.live import Live
+
+    if not isinstance(plan, Live):
+        return lambda name: obstacle(name, plan)
+    if names:
+        return lambda name: ""
+    typer.echo("one round of FedAvg, to see the sites and their network")
+    seen = plan.look(lambda *_: None)
+    sites = ", ".join(f"{s['name']} ({s['role']}, {s['examples']})" for s in seen["sites"])
+    typer.echo(f"sites: {sites}")
+    return lambda name: plan.obstacle(name, seen)
 
 
 def _present(choice: Any, out: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,7 @@ def perform(config: RunConfig, launch: Launch) -> None:
 
             execute(config, launch, display, say=note)
         else:
-            _on_server(config, launch, folder, display)
+            on_server(config, launch, folder, display)
 
 
 @contextmanager
@@ -92,7 +92,33 @@ def apart(place: Path, option: str, root: Path, source: str) -> None:
         )
 
 
-def _on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether an option was on the command line."""
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def refuse_local(context: typer.Context, names: Sequence[str]) -> None:
+    """Refuse options of simulated sites where the sites are not simulated.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for name in (name for name in context.params if name in names):
+        if on_command_line(context, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for simulated sites; give --simulate ROOT with it, "
+                "or leave it out."
+            )
+
+
+def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> None:
+    """Run on a server, and call `display` with every event until the run has ended.
+
+    At Ctrl-C the run is ended at the server.
+
+    Raises:
+        FeddaError: no server answers, or the run failed.
+    """
     from fedda.ops.bundle import stage
     from fedda.ops.submit import submit, write_connection
 

@@ -8,7 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SkipOption, SplitOption
-from fedda.cli.launch import apart, on_terminate, perform
+from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
 from fedda.ops.engines import check_engine
@@ -209,7 +209,9 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
     Raises:
         ConfigError: an option would have no effect; the error names the first one.
     """
-    for name in (name for name in context.params if _on_command_line(context, name)):
+    if simulate is None and resume is None:
+        refuse_local(context, LOCAL)
+    for name in (name for name in context.params if on_command_line(context, name)):
         words = {"method": "METHOD", "directory": "--dir"}
         option = words.get(name, f"--{name.replace('_', '-')}")
         if resume is not None and name not in RESUMES:
@@ -217,19 +219,10 @@ def _refuse_ignored(context: typer.Context, resume: Path | None, simulate: Path 
                 f"{option} has no effect with --resume, which goes on with a run as it was "
                 "started; leave it out, or start a new run without --resume."
             )
-        if simulate is None and name in LOCAL:
-            raise ConfigError(
-                f"{option} is for simulated sites; give --simulate ROOT with it, or leave it out."
-            )
         if simulate is not None and name in REMOTE:
             raise ConfigError(
                 f"{option} is for runs on a server; leave it out, or leave out --simulate."
             )
-
-
-def _on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether an option was on the command line."""
-    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def _free_name(directory: Path, method: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedda import plugins
 from fedda.config import Flat
@@ -94,6 +94,7 @@ class Plan:
     engine: Literal["process", "ray"] = "process"
     threads: int = 1
     reading: Reading = AS_IT_IS
+    simulated: ClassVar[bool] = True  # so that the data of all sites are here
 
     def cells(self) -> list[Cell]:
         """All cells, seed by seed: an interrupted comparison has complete tables of fewer seeds."""
@@ -134,6 +135,10 @@ class Plan:
             sites = [site for site in sites if site["name"] == cell.target]
             sites = [{**site, "role": "source", "name": LABELS} for site in sites] + sites
         return [{**site, **own} for site in sites if site["name"] not in cell.variant.without]
+
+    def where(self, target: str) -> list[str]:
+        """The options of `fedda run` for these sites."""
+        return ["--simulate", str(self.data), "--target", target]
 
     def folder(self, cell: Cell) -> Path:
         """Where a cell's run is kept."""

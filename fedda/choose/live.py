@@ -1,0 +1,150 @@
+"""The trainings of a choice on a server: real sites, one run after another.
+
+The operator has no site's data. So the sites and their network are learnt from one round of FedAvg,
+and there is no agreement of models on the target's images: that evidence needs these images.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedda import models, plugins
+from fedda.comparison import Cell, Plan, Variant
+from fedda.comparison.cells import Notify
+from fedda.errors import FeddaError, RunError
+from fedda.library.beginning import Launch, beginning
+from fedda.results.read import begun, model_file
+from fedda.settings import RunConfig
+
+LOOK = "look"  # the folder of the first round
+
+# Starts a run on the server and calls a listener with each event until the run has ended. Raises
+# a FeddaError if it failed, and KeyboardInterrupt after it has ended the run at Ctrl-C.
+Submit = Callable[[RunConfig, Launch, Path, Callable[[dict[str, Any]], None]], None]
+
+
+def _none(*_: Any) -> None:
+    raise AssertionError("a live plan needs a way to start runs")
+
+
+@dataclass(frozen=True)
+class Live(Plan):
+    """All trainings over the sites that have joined a server; `data` is the server's folder.
+
+    Attributes:
+        launch: how runs are started there.
+        submit: what starts one and waits for its end.
+    """
+
+    launch: Launch = field(default_factory=Launch)
+    submit: Submit = _none
+    simulated: ClassVar[bool] = False
+
+    def where(self, target: str) -> list[str]:
+        """The options of `fedda run` for these sites."""
+        at = [("--server", self.launch.server), ("--superlink", self.launch.superlink)]
+        at += [("--ca", self.launch.ca)]
+        chosen = at[1:] if self.launch.superlink else at[:1]
+        words = [word for flag, value in chosen if value for word in (flag, value)]
+        return [*words, "--target", target]
+
+    def config(self, cell: Cell) -> RunConfig:
+        """The settings of one training's run."""
+        found = super().config(cell)
+        return found.model_copy(
+            update={"run": found.run.model_copy(update={"target": cell.target})}
+        )
+
+    def look(self, notify: Notify) -> dict[str, Any]:
+        """Train one round of FedAvg, unless it was done before -> its results.
+
+        Raises:
+            FeddaError: no server answers, no such target has joined, or the round failed.
+        """
+        cell = Cell(Variant("fedavg"), self.targets[0], self.seeds[0])
+        one = replace(self, out=self.out / LOOK, settings={**self.settings, "rounds": 1})
+        if (results := one.results(cell)) is None:
+            one.train(cell, notify)
+            results = one.results(cell)
+        assert results is not None, "a run that has ended has results"
+        return results | {"batchnorm": _has_batchnorm(one.folder(cell))}
+
+    def obstacle(self, name: str, seen: Mapping[str, Any]) -> str:
+        """Why a method does not fit what a first round has shown; empty if it does."""
+        sources = [s for s in seen["sites"] if s["role"] == "source"]
+        target = next(s for s in seen["sites"] if s["role"] == "target")
+        if name in ("adabn", "autodial") and not seen["batchnorm"]:
+            return "the network has no BatchNorm layer"
+        if name == "mdan" and len(sources) < 2:
+            return "it weighs several sources, and there is one"
+        least = int(seen["config"]["exchange.min-examples"])
+        able = [s for s in sources if s["examples"] >= least]
+        if plugins.method(name).gradients and (target["examples"] < least or not able):
+            who = target if target["examples"] < least else max(sources, key=_examples)
+            return (
+                f"{who['name']} has {who['examples']} examples, and a gradient must be summed over "
+                f"{least} (exchange.min-examples)"
+            )
+        return ""
+
+    def check(self) -> None:
+        """Find what would make a training fail, as far as that is known without the sites.
+
+        Raises:
+            ConfigError: settings contradict each other.
+            RunError: OUT holds other trainings.
+        """
+        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
+        if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
+            raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
+        for cell in self.cells():
+            self.config(cell)
+            self.results(cell)
+
+    def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
+        """Train the unfinished cells, one after another -> errors by cell."""
+        self.begin()
+        failed: dict[Cell, str] = {}
+        for cell in [cell for cell in self.cells() if self.results(cell) is None]:
+            error = None
+            try:
+                self.train(cell, notify)
+            except FeddaError as trouble:  # one training's trouble must not end the others
+                error = failed[cell] = str(trouble)
+            notify("done", cell, error)
+        return failed
+
+    def train(self, cell: Cell, notify: Notify) -> None:
+        """Train one cell; if it was begun before, resume it.
+
+        Raises:
+            FeddaError: it failed.
+        """
+        folder, config = self.folder(cell), self.config(cell)
+        resume = begun(folder)
+        config = config.model_copy(update={"run": config.run.model_copy(update={"resume": resume})})
+
+        def listen(event: dict[str, Any]) -> None:
+            if event["event"] in ("training", "round"):
+                kind = "begin" if event["event"] == "training" else "round"
+                notify(kind, cell, event["round"])
+
+        with nullcontext() if resume else beginning(config, self.launch):
+            self.submit(config, self.launch, folder, listen)
+
+    def sites(self, cell: Cell) -> list[dict[str, Any]]:
+        """None are known here: they are those that have joined."""
+        return []
+
+
+def _examples(site: Mapping[str, Any]) -> int:
+    return int(site["examples"])
+
+
+def _has_batchnorm(folder: Path) -> bool:
+    """Whether the part of a run's network that learns has a BatchNorm layer."""
+    network, _ = models.load(model_file(folder))
+    return bool(models.batchnorms(network))
