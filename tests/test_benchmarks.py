@@ -59,6 +59,9 @@ ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model
 ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
 CHOOSE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "4")
 CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "HERE/made")
+GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
+GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
+GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
@@ -93,6 +96,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         "8",
     ),
     "fewer": FEWER,
+    "grand": GRAND,
     "lazy": LAZY,
     "methods": METHODS,
     "photos": PHOTOS,
@@ -272,6 +276,35 @@ def test_the_choice_in_small(here: Path) -> None:
     assert found["regret_always_fdann"] == found["regret_always_fedavg"]
     text = (here / "made" / "choose.md").read_text()
     assert "googlenet, webcam" in text and "rank correlation" in text
+
+
+def test_the_grand_table_in_small(here: Path) -> None:
+    found = printed("grand", here)
+    assert (found["tasks"], found["seeds"]) == (1, 1)
+    assert set(found["gain_points"]) == {"FedAvg", "AdaBN", "KD3A", "f-DANN"}
+    assert found["gain_points"]["FedAvg"] == 0
+    # 80 vectors are too few for f-DANN, so FedAvg stands for it.
+    assert found["gain_points"]["f-DANN"] == 0
+    assert found["mean_rank"]["f-DANN"] == found["mean_rank"]["FedAvg"]
+    assert min(found["regret_always_points"].values()) == 0
+    text = (here / "made" / "grand.md").read_text()
+    assert "f-DANN: " in text and "chosen without labels" in text
+    assert (here / "made" / "grand.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mean_ranks_by_hand(load: Any) -> None:
+    """Demsar's example of ten classifiers has q = 3.164; here ranks, ties, and the cliques."""
+    ranks = load("ranks")
+    scores = np.array([[0.9, 0.8, 0.7], [0.5, 0.5, 0.1]])
+    assert ranks.ranks(scores).tolist() == [[1, 2, 3], [1.5, 1.5, 3]]
+    # section 3.2.2: four classifiers, 14 sets: CD = 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25
+    assert ranks.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+    assert ranks.critical_difference(10, 1) == pytest.approx(3.164 * (110 / 6) ** 0.5, abs=0.01)
+    assert ranks.cliques([1.0, 1.5, 2.4, 4.0], 1.0) == [(0, 1), (1, 2)]
+    assert ranks.cliques([1.0, 3.0], 1.0) == []
+    # Friedman's chi2 by its formula: 12 * 4 / (3 * 4) * (1 + 4 + 9 - 12) = 8, exp(-8 / 2)
+    same = np.array([[0.9, 0.8, 0.7]] * 4)
+    assert ranks.friedman(same) == pytest.approx(np.exp(-4.0))
 
 
 def test_choices_are_judged_by_hand(load: Any) -> None:

@@ -81,10 +81,12 @@ class Task:
     Attributes:
         plan: the trainings of the methods that fit.
         unfit: why the others do not, by name.
+        names: of all methods.
     """
 
     plan: Plan
     unfit: Mapping[str, str]
+    names: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -112,7 +114,7 @@ class Task:
             name: statistics.fmean(s.last for s in scores if s.last is not None)
             for name, scores in self.scores.items()
         }
-        return {v.name: own.get(v.name, own[BASELINE.name]) for v in VARIANTS}
+        return {name: own.get(name, own[BASELINE.name]) for name in self.names}
 
     @cached_property
     def evidence(self) -> list[Candidate]:
@@ -130,15 +132,17 @@ class Task:
 
 def tasks(args: argparse.Namespace) -> list[Task]:
     """All targets of the wanted sets."""
+    chosen = {BASELINE.method, *(args.method or (v.method for v in VARIANTS))}
+    variants = [v for v in VARIANTS if v.method in chosen]
     found = []
     for name in args.set or SETS:
         whole = choose.plan(args, name)
         for target in whole.targets:
             one = replace(whole, targets=[target])
-            why = {v.name: obstacle(v.method, one) for v in VARIANTS}
+            why = {v.name: obstacle(v.method, one) for v in variants}
             unfit = {method: text for method, text in why.items() if text}
-            fit = [v for v in VARIANTS if v.name not in unfit]
-            found.append(Task(replace(one, variants=fit), unfit))
+            fit = [v for v in variants if v.name not in unfit]
+            found.append(Task(replace(one, variants=fit), unfit, [v.name for v in variants]))
     return found
 
 
@@ -155,7 +159,7 @@ def interval(values: Sequence[float]) -> str:
 
 def figures(every: Sequence[Task]) -> dict[str, Any]:
     """All that the last line says."""
-    names = [v.name for v in VARIANTS]
+    names = every[0].names
     scores = np.array([[t.truth[n] for n in names] for t in every])
     mean_ranks = ranks.ranks(scores).mean(axis=0)
     correlations: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -179,7 +183,7 @@ def figures(every: Sequence[Task]) -> dict[str, Any]:
         "seeds": min(len(t.seeds) for t in every),
         "mean_rank": {n: round(float(r), 2) for n, r in zip(names, mean_ranks, strict=True)},
         "critical_difference": round(ranks.critical_difference(len(names), len(every)), 2),
-        "friedman": ranks.friedman(scores) if len(every) > 1 else None,
+        "friedman": ranks.friedman(scores) if len(every) > 1 and len(names) > 2 else None,
         "gain_points": {n: round(p, 2) for n, p in points.items()},
         "chosen_gain_points": validators.mean(taken, 100),
         "regret_points": validators.mean([t.regret(t.decision.chosen.name) for t in every]),
@@ -274,6 +278,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
     known, usual = (*SETS, "office", "rotated"), ", ".join(SETS)
     parser.add_argument("--set", choices=known, action="append", help=f"default: {usual}")
+    names = [*dict.fromkeys(v.method for v in VARIANTS)]
+    parser.add_argument("--method", choices=names, action="append", help="default: all")
     parser.add_argument("--target", action="append", help="default: all domains")
     parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
     parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
@@ -294,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("No target has a seed that all methods have finished.")
     found = figures(done)
     command = "python examples/benchmarks/grand.py --data DATA"
-    command += accuracy.typed(parser, args, "set", "target", "rounds", "images", "seeds")
+    command += accuracy.typed(parser, args, "set", "method", "target", "rounds", "images", "seeds")
     text = report(done, found, command, f"{STEM}.png")
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
