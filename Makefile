@@ -16,7 +16,7 @@ TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvisio
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs proto clean
+.PHONY: help demo test lint lock docs proto clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ lint: $(VENV)/.installed-dev ## check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
+
+lock: $(VENV)/.installed ## renew the versions and hashes that the container image installs
+	PATH="$(abspath $(BIN)):$$PATH" deploy/lock.sh
 
 docs: $(VENV)/.installed-dev ## build the documentation as a site in site/, offline
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,8 @@ import click
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from clients.node.standing import Standing
 from fedda import cli
@@ -256,6 +259,32 @@ def test_image_contains_what_the_compose_files_use() -> None:
     assert "USER 10001:10001" in lines
     made = next(line for line in lines if "install -d -m 1777" in line).split()
     assert {"/hub", "/runs", "/state"} <= set(made)
+
+
+def test_the_lock_has_a_hashed_version_of_everything_that_is_installed() -> None:
+    """Renew it with `make lock`."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    text = (DEPLOY / "requirements.lock").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pins: dict[str, set[str]] = {}
+    for line in lines:
+        assert "--hash=sha256:" in line, line
+        pinned = Requirement(line.partition(" --hash")[0])
+        (one,) = pinned.specifier
+        assert one.operator == "==", line
+        pins.setdefault(canonicalize_name(pinned.name), set()).add(one.version)
+    for line in (DEPLOY / "torch.txt").read_text().split():
+        name, _, version = line.partition("==")
+        pins[name] = {version}
+    for line in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+        wanted = Requirement(line)
+        versions = pins[canonicalize_name(wanted.name)]
+        assert all(wanted.specifier.contains(v, prereleases=True) for v in versions), line
+    of_cuda = [name for name in pins if name.startswith(("nvidia", "cuda", "triton"))]
+    assert of_cuda == []  # they come with the build of torch that TORCH_INDEX chooses
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert "--require-hashes --no-deps -r deploy/requirements.lock" in dockerfile
+    assert "-r deploy/torch.txt" in dockerfile
 
 
 @pytest.mark.parametrize("file", FILES[:3])

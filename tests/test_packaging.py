@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CODE = ("fedda", *bundle.FOLDERS)
 SECONDS = 240
+BUILD, EPOCH = (sys.executable, "-m", "build", "--wheel"), "1750000000"
 IMPORT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -88,7 +89,7 @@ def modules(checkout: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    sh(sys.executable, "-m", "build", "--wheel", "--outdir", out, checkout, cwd=out)
+    sh(*BUILD, "--outdir", out, checkout, cwd=out, SOURCE_DATE_EPOCH=EPOCH)
     (built,) = out.iterdir()
     shutil.rmtree(checkout / "build", ignore_errors=True)  # else `flwr build` packs it
     return built
@@ -153,6 +154,7 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
         "demo",
         "test",
         "lint",
+        "lock",
         "docs",
         "clean",
     ]
@@ -168,6 +170,14 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stdout.startswith("fedda needs Python 3.11 or newer"), done.stdout + done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_the_wheel_is_the_same_from_any_place(wheel: Path, checkout: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "a place of its own"
+    shutil.copytree(checkout, elsewhere)
+    sh(*BUILD, "--outdir", tmp_path, elsewhere, cwd=tmp_path, SOURCE_DATE_EPOCH=EPOCH)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.slow
