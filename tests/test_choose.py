@@ -217,6 +217,17 @@ def test_infomax_is_no_evidence_for_a_method_that_maximises_it() -> None:
     assert other.alone["infomax"] == Variant("fact") and other.standing[Variant("fact")] >= 0.5
 
 
+def test_what_one_witness_alone_can_tell_is_out() -> None:
+    """Of SHOT, whose model stays at the target, only ClassAMI is left, which its training raises."""
+    shot = candidate("shot", *[trained(None, 0.5, None)] * 3)
+    good = candidate("kd3a", *[trained(0.75, 0.05)] * 3)
+    found = decide([FEDAVG, shot, good])
+    assert found.chosen == good.variant
+    assert found.out[shot.variant].startswith("only one of four witnesses (clusters) can tell")
+    seen = candidate("shot", *[trained(0.9, 0.5, None)] * 3)
+    assert decide([FEDAVG, seen, good]).chosen == seen.variant  # two witnesses are enough
+
+
 def test_one_seed_is_never_clear() -> None:
     better = candidate("kd3a", trained(0.8, 0.1, 0.9))
     found = decide([candidate("fedavg", trained()), better])

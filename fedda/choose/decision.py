@@ -2,7 +2,9 @@
 
     1   A candidate is out if most of its seeds look worse than FedAvg's model of the same seed
         (negative transfer or one class for all, `fedda.results.transfer`), or predict apart from
-        what the other methods agree on (`fedda.maths.choice.apart`).
+        what the other methods agree on (`fedda.maths.choice.apart`); or if fewer than two witnesses
+        know it: what remains is then most often what its own training makes high, as pseudo-labels
+        of clusters do with ClassAMI.
     2   The others are ranked by their mean standing over the seeds: how many other models they are
         ahead of, by four witnesses with one vote each (`fedda.maths.choice`).
     3   Of those that the leader is not clearly ahead of, the simplest is taken: FedAvg before all,
@@ -35,6 +37,7 @@ from .candidates import REFERENCE
 # these that have another leader, that one is better by the labels.
 ALONE = 0.25
 HALF = 0.5
+LEAST = 2  # witnesses that must know a candidate
 SHARP = ("infomax", "bnm")  # both ask whether predictions are sure and balanced
 KINDS = ("estimate", *VALIDATORS, "agreement")
 
@@ -166,10 +169,19 @@ def _out(candidate: Candidate, base: Candidate) -> str:
     worse = sum(transfer.negative(t.worth, base.trained[s].worth) for s, t in seeds.items())
     if worse > HALF * len(seeds):
         return f"looks worse than FedAvg without labels in {worse} of {len(seeds)} seeds"
+    heard = [w for w, kinds in choice.WITNESSES.items() if _known(candidate, base, kinds)]
+    if len(heard) < LEAST:
+        told = f"only one of four witnesses ({heard[0]})" if heard else "no witness"
+        return f"{told} can tell it from FedAvg without labels, and a choice needs two"
     odd = sum(t.apart for t in seeds.values())
     if odd > HALF * len(seeds):
         return f"predicts apart from what the other methods agree on in {odd} of {len(seeds)} seeds"
     return ""
+
+
+def _known(candidate: Candidate, base: Candidate, kinds: Sequence[str]) -> bool:
+    """Whether a witness has something to say of a candidate and of the reference."""
+    return any(candidate.mean(k) is not None and base.mean(k) is not None for k in kinds)
 
 
 def _cost(candidate: Candidate) -> tuple[bool, float, int]:
