@@ -46,6 +46,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     for name, text in pages():
         files.append(File.generated(config, name, content=text))
+    for picture in sorted((ROOT / RESULTS).glob("*.png")):
+        name = f"results/measured/{picture.name}"
+        files.append(File.generated(config, name, content=picture.read_bytes()))
     return files
 
 
