@@ -208,7 +208,7 @@ class Client(NumPyClient):
                 f"{self.site.min_images} of this site's {len(self.data)} images for a round; lower "
                 f"it to {len(blocks)} or less."
             )
-        seed = seed_for(self.task.seed, self.site.name)
+        seed = seed_for(self.task.seed, self.site.name, *self.request.draw[1:])
         return round_images(blocks, self.request.round, rounds, seed)
 
     def inputs(self, indices: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class Client(NumPyClient):
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator that depends on the run's seed, this site, round and purpose alone."""
-        return generator(self.task.seed, self.site.name, self.request.round, purpose)
+        return generator(self.task.seed, self.site.name, *self.request.draw, purpose)
 
     def packed_model(self) -> Packed:
         """Pack the model in the precision in which it is sent."""
@@ -333,7 +333,7 @@ class Client(NumPyClient):
         else:
             self.recall()
         # Dropout draws from the global generator, whose state must be the same in every engine.
-        torch.manual_seed(seed_for(self.task.seed, self.site.name, request.round))
+        torch.manual_seed(seed_for(self.task.seed, self.site.name, *request.draw))
 
     # ---- Flower's NumPyClient ---------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedda import models
 from fedda.data import Labelled
 from fedda.train import balanced
+from fedda.wire import Packed
 
 from .base import Client
 from .site import appraisal
@@ -22,6 +23,24 @@ class Source(Client):
     """Cross entropy on the site's own images."""
 
     data: Labelled
+
+    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
+        """Answer a training request; with `secure=sum` the model leaves under masks."""
+        if request.task.secure == "none":
+            return super().serve(request)
+        if request.hop == "keys":
+            return self.keys(request)
+        seeds = self.site.summed.agree(request)
+        _, numbers = super().serve(request)
+        model, loss = models.to_arrays(self.model), numbers.pop("loss")
+        masked = self.site.summed.hide(request, seeds, model, loss, self.site.examples)
+        return {"masked": masked}, numbers
+
+    def keys(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
+        """Sign a key for this try of the round."""
+        start = time.perf_counter()
+        key = self.site.summed.offer(request)
+        return {"key": key}, {"seconds": time.perf_counter() - start}
 
     def train(self) -> Numbers:
         optimizer = self.optimizer()

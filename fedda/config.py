@@ -166,6 +166,9 @@ class TrainConfig(Section):
     )
 
 
+Secure = Literal["none", "sum"]  # whether the server sees single models, or sums alone
+
+
 class WireConfig(Section):
     """How models are sent."""
 

@@ -11,6 +11,7 @@
     ├── QuorumError     too few sites answered
     ├── KeyFileError    a key or certificate is missing, expired or not registered
     ├── ExchangeError   the exchange of gradients was refused, or ended early
+    ├── SecureError     a secure sum would not protect this site, or did not come about
     ├── LostError       a site lost its own state of a training, which nobody else has
     ├── ForgottenError  a site no longer has a model that a request only names
     ├── PolicyError     the site's policy does not allow what was asked
@@ -43,6 +44,7 @@ class Code(IntEnum):
     RESTARTED = 1012
     FORGOTTEN = 1013
     WEIGHTS = 1014
+    SECURE = 1015
 
     @property
     def public(self) -> str:
@@ -66,6 +68,8 @@ _PUBLIC = {
     Code.WEIGHTS: "the site does not have the server's frozen weights; the full text is in the "
     "site's own log",
     Code.FORGOTTEN: "the site no longer has the model that it was sent before",
+    Code.SECURE: "the site refused to take part in this secure sum; the full text is in the site's "
+    "own log",
     Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
@@ -133,6 +137,10 @@ class KeyFileError(FeddaError):
 
 class ExchangeError(FeddaError):
     code = Code.EXCHANGE
+
+
+class SecureError(FeddaError):
+    code = Code.SECURE
 
 
 class LostError(FeddaError):

@@ -12,10 +12,10 @@ named after the part and its function after the hop: a request `adapt` to a `col
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedda.config import Scalar, Section
+from fedda.config import Scalar, Section, Secure
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Manifest, Part
 
@@ -120,6 +120,8 @@ class Method:
             whether the model is good, and `fedda choose` leaves them out for it.
         robust: whether the server takes `guard.mean` of the models that sites train.
         open: a function of the settings: whether a chain goes on with targets that join later.
+        summed: its phases where sources send their models under masks, with `secure=sum`; none if
+            the method needs single models.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Method:
     open: Callable[[Any], bool] = lambda options: False
     sharpens: bool = False
     search: Search = field(default_factory=dict)
+    summed: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]
@@ -161,6 +164,10 @@ class Method:
     def adapts(self) -> bool:
         """Whether the target computes anything with its training images, in any phase."""
         return any("target" in phase.parts for phase in self.phases)
+
+    def secured(self, secure: Secure) -> "Method":
+        """Return the method with the phases that a run's setting `secure` asks for."""
+        return replace(self, phases=self.summed) if secure == "sum" else self
 
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.

@@ -1,6 +1,6 @@
 """The wire contract: what may enter and leave a process, and its layout in bytes.
 
-    Kind       model, atoms or gradient: the only kinds of arrays that are sent
+    Kind       model, atoms, gradient, masked or key: the only kinds of arrays that are sent
     Manifest   the layout of a packed array: its kind, and each entry's name, dtype and shape
     Packed     one flat array of bytes with its manifest
     Rule       the arrays and numbers that one direction may carry; all others are refused
@@ -44,6 +44,8 @@ class Kind(StrEnum):
     MODEL = "model"
     ATOMS = "atoms"
     GRADIENT = "gradient"
+    MASKED = "masked"  # a model under masks that vanish only in the sum over a group of sites
+    KEY = "key"  # a site's signed key for one such sum
 
 
 @dataclass(frozen=True)

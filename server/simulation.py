@@ -24,6 +24,7 @@ from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
 from fedda.halves import load
+from fedda.ops import keys
 from fedda.ops.engines import check_engine
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig
@@ -152,6 +153,8 @@ def simulate(
     mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
     mine |= {"features-dir": str(place.parent.parent / FEATURES), "weights": config.model.weights}
     sites = [mine | dict(site) for site in sites]
+    if config.secure == "sum":
+        sites = _with_keys(sites, place.parent)
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
     make_app = load("clients", "app").make_app
@@ -159,6 +162,15 @@ def simulate(
         nodes = [{"partition-id": i} for i in range(len(sites))]
         return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
     return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def _with_keys(sites: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Give simulated sites the keys that a secure sum needs; `fedda keys` makes those of others."""
+    for site in sites:
+        if str(site["name"]) not in keys.names(folder):
+            keys.add(folder, str(site["name"]))
+    made = {"peers": str(folder / "peers")}
+    return [{"key": str(folder / "nodes" / str(s["name"])), **made, **s} for s in sites]
 
 
 def check_closed(config: RunConfig) -> None:

@@ -10,7 +10,9 @@ import torch
 from flwr.app import Message
 
 from fedda.algorithms import fedavg
+from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RunningMean
+from fedda.maths.masks import FixedPoint, MaskedSum
 from fedda.maths.robust import RobustMean, least_for
 from fedda.wire import Arrays
 
@@ -18,14 +20,28 @@ from .base import FedDA, Numbers
 from .sites.replies import Reply
 from .sites.roster import Node
 
+LEAST = 3  # sources of a secure sum: from a sum of two, each knows the other's model
+
 
 class FedAvg(FedDA):
     """Per round: 1 model to each source, 1 model back from each."""
 
     _memory: Arrays | None = None  # of the last round's mean, for the next one
+    _try = (0, 0)  # the last round that began, and how often it did
+
+    def requests(self) -> list[Message]:
+        """Make the requests of a round's first hop: the model, or with `secure=sum` for keys."""
+        if self.task.secure == "none":
+            return super().requests()
+        last, attempt = self._try
+        self._try = (self.round, attempt + 1 if last == self.round else 1)
+        numbers = {"attempt": self._try[1]}
+        return [self.request(node, {}, numbers) for node in self.present()]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
+        if self.task.secure == "sum":
+            return self._add_masked(replies)
         self.shares = self.count(self.roster.sources)
         mean = self.mean_of(self.global_model.unpack(), self._memory)
         if isinstance(mean, RunningMean):
@@ -46,10 +62,44 @@ class FedAvg(FedDA):
         loss = sum(self.weights[name] * losses[name] for name in sorted(losses))
         return model, {"loss": loss}
 
+    def _add_masked(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
+        """The same mean, of which the server sees no term.
+
+        Raises:
+            QuorumError: a site that has agreed to the sum did not add its model.
+        """
+        keys = {reply.node: reply.arrays["key"] for reply in self.accept(replies)}
+        group = sorted(keys, key=lambda node: node.name)
+        self.enough(len(group))
+        uniform = self.options.weighting == "uniform"
+        counts = {n.name: 1 if uniform else self.roster.counts[n.name] for n in group}
+        most = max(counts.values())
+        sent = {"model": self.model} | {f"key/{node.name}": keys[node] for node in group}
+        like = self.model.unpack()
+        total = MaskedSum(like, FixedPoint(like, len(group), most))
+        for reply in self.ask(group, "train", sent, attempt=self._try[1], most=most):
+            total.add(reply.arrays["masked"])
+            del reply
+        if total.count < len(group):
+            raise QuorumError(
+                f"{total.count} of the {len(group)} sites of a secure sum added their models; "
+                "without the others nothing can be read."
+            )
+        weight = sum(counts.values())
+        try:
+            model, loss = total.result(weight)
+        except SecureError as error:  # the masks are new in another try
+            raise QuorumError(str(error)) from error
+        self.post.checks.mean(model)
+        self.weights = {name: count / weight for name, count in counts.items()}
+        return model, {"loss": loss}
+
     @property
     def least_sources(self) -> int:
         """The smallest number of sources, of which also `guard.mean` tells anything."""
         guard, least = self.setup.guard, super().least_sources
+        if least and self.task.secure == "sum":
+            return max(least, LEAST)
         return max(least, least_for(guard.mean, guard.liars)) if least else 0
 
     def mean_of(self, like: Arrays, memory: Arrays | None = None) -> RunningMean | RobustMean:

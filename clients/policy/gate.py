@@ -24,6 +24,7 @@ from .rules import Names, Policy, named
 from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
+WORDS |= {Kind.MASKED: "models"}  # keys may always leave
 
 
 class Gate:
@@ -153,8 +154,14 @@ class Gate:
             raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
 
     def _check_kind(self, kind: Kind) -> None:
-        if not getattr(self.policy.leaving, WORDS[kind]):
-            raise PolicyError(f"The policy lets no {WORDS[kind]} leave (leaving.{WORDS[kind]}).")
+        word = WORDS.get(kind)
+        if word and not getattr(self.policy.leaving, word):
+            raise PolicyError(f"The policy lets no {word} leave (leaving.{word}).")
+        if kind is Kind.MODEL and self.policy.secure.demand:
+            raise PolicyError(
+                "The policy lets models leave in secure sums only (secure.demand); the run needs "
+                "secure=sum, and a method that has it."
+            )
 
     def _check_exchange(self, invitation: Invitation) -> None:
         invitation.check_address(self._server, self.hosts, self.ports)

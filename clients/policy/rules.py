@@ -83,6 +83,19 @@ class Exchange(Section):
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
 
 
+class Secure(Section):
+    """Sums of models of which the server sees no single one.
+
+    demand   models leave in such sums only
+    least    the smallest group, this site included
+    changes  how often the group may change, over all runs; None: no limit
+    """
+
+    demand: bool = False
+    least: int = Field(default=3, ge=3)
+    changes: int | None = Field(default=None, ge=0)
+
+
 class Times(Section):
     """When the site answers, in its local time; without any entry always."""
 
@@ -117,6 +130,7 @@ class Policy(Section):
     protect: Protect = Protect()
     budget: Budget = Budget()
     exchange: Exchange = Exchange()
+    secure: Secure = Secure()
     times: Times = Times()
     keep: Keep = Keep()
 

@@ -46,6 +46,11 @@ megabytes = 100_000          # that leave this site
 hosts = []
 ports = []                   # empty: any port from 1024 on
 
+[secure]                     # sums of models of which the server sees no single one
+demand = false               # true: models leave in no other way
+least = 3                    # least sites in such a sum, this one included
+# changes = 0                # how often the group may change, over all runs
+
 [times]                      # when this site answers, in its local time; empty: always
 hours = []                   # for example ["mon-fri 20:00-06:00", "sat-sun 00:00-24:00"]
 
@@ -81,6 +86,11 @@ def words(policy: Policy) -> Iterator[str]:
     hosts = " or ".join(["the server that the client dials", *policy.exchange.hosts])
     ports = _listed([str(p) for p in policy.exchange.ports]) or "from 1024 on"
     yield f"Gradients are summed at {hosts}, on ports {ports}."
+    secure = policy.secure
+    yield (
+        f"{'All models leave' if secure.demand else 'A secure sum is'} under masks, summed over "
+        f"{secure.least} sites or more, whose group may change {_most(secure.changes)} times."
+    )
     hours = policy.times.hours
     yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
     room = 16_000 if policy.keep.megabytes is None else policy.keep.megabytes

@@ -24,6 +24,7 @@ from . import blocks, reading, state
 from .blocks import Blocks
 from .frozen import Frozen
 from .shelf import Shelf
+from .summed import Summed
 
 logger = logging.getLogger("fedda.site")
 
@@ -44,7 +45,8 @@ class Site:
             multiples of its largest value), server (the host that this site dials), cache (auto,
             memory or disk: where decoded images are kept), split, gray-bits and skip-broken (what
             it says of its files, `data.Reading`), weights (its own file of a frozen
-            network's weights), features-dir (where its features are kept) and reproducible (true:
+            network's weights), key and peers (files: its node key, and the federation's public
+            ones), features-dir (where its features are kept) and reproducible (true:
             images are divided into blocks by the site's name, not by chance).
     """
 
@@ -105,6 +107,9 @@ class Site:
         self.notes = self.notes and policy.keep.notes
         booked = self.state_dir if node.get("audited") else None
         self.gate, self.trail = Gate.of(node, policy, booked), Trail(booked)
+        files = str(node.get("key", "")), str(node.get("peers", ""))
+        place = self.state_dir / self.name if self.state_dir else None
+        self.summed = Summed(self.name, *files, policy.secure, place)
 
     @property
     def labels(self) -> bool:
@@ -118,6 +123,14 @@ class Site:
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
             self.frozen.forget()
         return offer(self.role, self.name, described)
+
+    @property
+    def examples(self) -> int:
+        """How many training examples this site offers."""
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        return self._described.train
 
     def training(
         self, shape: tuple[int, ...], resize: data.Resize = "stretch"

@@ -157,6 +157,12 @@ class Request:
         return self.hop == next((name for name, hop in hops if self.part in hop), "")
 
     @property
+    def draw(self) -> tuple[int, ...]:
+        """What tells this round's random draws from others: a try again has draws of its own."""
+        attempt = self.numbers.get("attempt", 1)
+        return (self.round,) if attempt == 1 else (self.round, attempt)
+
+    @property
     def steps(self) -> int:
         """Steps of this round, if the server sets them so that all sites take equally many.
 

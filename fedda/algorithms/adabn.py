@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
+from fedda.maths.masks import layouts
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Part, Rule
 
@@ -88,4 +89,11 @@ METHOD = Method(
     Config,
     (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),),
     robust=True,
+    summed=(
+        Phase(
+            "train",
+            {"keys": fedavg.KEYS, "train": fedavg.MASKED, "estimate": ESTIMATE},
+            layouts=layouts,
+        ),
+    ),
 )

@@ -13,8 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.config import Section
+from fedda.maths.masks import layouts
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Part, Rule
+from fedda.wire import MODEL, Kind, Part, Rule
 
 Weighting = Literal["examples", "uniform"]
 
@@ -40,10 +41,27 @@ TRAINED = Rule(MODEL, frozenset({"loss", "steps", "seconds"}))
 # Training on labels, which most methods request from the sources.
 TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
 
+# With secure=sum: each source signs a key, then sends its model under masks.
+KEYS: Hop = {
+    "source": Part(
+        Rule(numbers=frozenset({"attempt"})),
+        Rule({"key": Kind.KEY}, frozenset({"seconds"})),
+        labels=True,
+    )
+}
+MASKED: Hop = {
+    "source": Part(
+        Rule(MODEL | {"key/*": Kind.KEY}, frozenset({"attempt", "most"})),
+        Rule({"masked": Kind.MASKED}, frozenset({"steps", "seconds"})),
+        labels=True,
+    )
+}
+
 METHOD = Method(
     "fedavg",
     "FedAvg (source-only)",
     Config,
     (Phase("train", {"train": TRAIN}),),
     robust=True,
+    summed=(Phase("train", {"keys": KEYS, "train": MASKED}, layouts=layouts),),
 )

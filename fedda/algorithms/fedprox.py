@@ -34,5 +34,11 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) 
 SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
 METHOD = Method(
-    "fedprox", "FedProx (source-only)", Config, fedavg.METHOD.phases, search=SEARCH, robust=True
+    "fedprox",
+    "FedProx (source-only)",
+    Config,
+    fedavg.METHOD.phases,
+    search=SEARCH,
+    robust=True,
+    summed=fedavg.METHOD.summed,
 )

@@ -61,6 +61,16 @@ def client(
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="This site's own private key.")
     ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="The public keys of the federation's sites, which you got from their operators "
+            "and not from the server; needed where models are added up in secret (secure=sum).",
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no key: for trying out on one machine.")
     ] = False,
@@ -224,6 +234,8 @@ def client(
             "min-examples": min_examples,
             "noise": noise,
             "weights": "" if weights is None else str(weights.absolute()),
+            "key": "" if key is None else str(key.absolute()),
+            "peers": "" if peers is None else str(peers.absolute()),
             "server": superlink.rpartition(":")[0].strip("[]"),
             "notes": not no_notes,
             "exchange-hosts": ",".join(exchange_host or ()),
@@ -243,6 +255,8 @@ def client(
         rules = load("clients", "policy.rules").Policy
         if policy is not None:
             config["policy"] = rules.read(policy).model_dump_json(by_alias=True)
+        if peers is not None:
+            keys.peers(peers)  # refused here, not in the middle of a run
         from fedda.data import verify
 
         # All values are read once: a site whose data cannot be used must not hold up a run. Files

@@ -117,6 +117,7 @@ class Deployment:
             options += ["--insecure"]
         else:
             options += ["--ca", self.home / "ca.crt", "--key", self.home / "nodes" / name]
+            options += ["--peers", self.home / "peers"]
         options += self.client_options.get(name, [])
         return self._start(name, ["client", *options])
 

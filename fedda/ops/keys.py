@@ -4,6 +4,7 @@ A server's folder holds, besides its certificate (`fedda.ops.certificate`),
 
     nodes/NAME, NAME.pub   one key pair per site, in OpenSSH format; NAME goes to that site only
     nodes/revoked/         key pairs that were revoked
+    peers                  all public keys of nodes/ in one file, for sites that add up in secret
 
 A site takes part under NAME only, and in one role only if its public key's line ends in role=source
 or role=target.
@@ -38,6 +39,7 @@ __all__ = [
     "init",
     "load_node_key",
     "names",
+    "peers",
     "public_key",
     "public_keys",
     "renew",
@@ -70,6 +72,7 @@ def add(directory: Path, name: str, role: str = "") -> Path:
         key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.OpenSSH, serial.NoEncryption()),
     )
     path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
+    _write_peers(directory)
     return path
 
 
@@ -86,6 +89,7 @@ def admit(directory: Path, name: str, public: Path, role: str = "") -> Path:
     target = Path(directory) / "nodes" / f"{name}.pub"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(line)
+    _write_peers(directory)
     return target
 
 
@@ -107,7 +111,9 @@ def revoke(directory: Path, name: str) -> Path:
     private = public.with_suffix("")
     if private.exists():
         private.rename(revoked / stamp)
-    return public.rename(revoked / f"{stamp}.pub")
+    moved = public.rename(revoked / f"{stamp}.pub")
+    _write_peers(directory)
+    return moved
 
 
 def names(directory: Path) -> list[str]:
@@ -129,6 +135,30 @@ def revoked_keys(directory: Path) -> list[ec.EllipticCurvePublicKey]:
     """The public keys in a folder's nodes/revoked."""
     folder = Path(directory) / "nodes" / "revoked"
     return [public_key(file) for file in folder.glob("*.pub")]
+
+
+def peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the public keys of a federation's sources from one file, by the sites' names.
+
+    Each line is that of a site's .pub file, whose comment begins with the site's name. Sites that
+    may only be targets are left out.
+
+    Raises:
+        KeyFileError: the file is missing, a line is not a public key with a name, or two have one.
+    """
+    found: dict[str, ec.EllipticCurvePublicKey] = {}
+    for line in read(path, "peers' keys").splitlines():
+        _, _, name = line.decode(errors="replace").partition(" ")[2].partition(" ")
+        site = name.split(" ")[0]
+        if not NAME.fullmatch(site) or site in found:
+            raise KeyFileError(
+                f"{path} has a line with no name, or with one that another line has; give the file "
+                "`peers` that `fedda keys add` writes"
+            )
+        key, only = _public(line, path), ROLE.search(line)
+        if only is None or only[1] == b"source":
+            found[site] = key
+    return found
 
 
 def public_key(path: Path) -> ec.EllipticCurvePublicKey:
@@ -164,6 +194,12 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
             f"{path} holds a key that is not elliptic-curve: make one with `fedda keys add`"
         )
     return key
+
+
+def _write_peers(directory: Path) -> None:
+    folder = Path(directory) / "nodes"
+    lines = [(folder / f"{name}.pub").read_bytes() for name in names(directory)]
+    (Path(directory) / "peers").write_bytes(b"".join(lines))
 
 
 def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:

@@ -16,7 +16,7 @@ CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
 TOLD = ("input", "model", "train", "wire", "guard")
 BASELINES = ("fedavg", "adabn")
-KINDS = ("model", "atoms", "gradient", "scalars")
+KINDS = ("model", "atoms", "gradient", "masked", "key", "scalars")
 
 
 def card(results: read.Results, defaults: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fedda.config import (
     RunSection,
     Scalar,
     Section,
+    Secure,
     TrackSection,
     TrainConfig,
     WaitConfig,
@@ -46,6 +47,11 @@ class RunConfig(Section):
     rounds: int = Field(default=20, ge=1, description="communication rounds")
     sources_per_round: int = Field(
         default=0, ge=0, description="number of sources drawn at random for each round; 0: all"
+    )
+    secure: Secure = Field(
+        default="none",
+        description="sum: the server learns the sum of the sources' models, and no single one "
+        "(fedavg, fedprox, adabn); needs three sources and fedda-client --peers; none: it sees all",
     )
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()
@@ -124,6 +130,8 @@ class RunConfig(Section):
                 f"guard.mean is {self.guard.mean}, but {self.method} combines the sites' models in "
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
+        if self.secure == "sum":
+            self._check_secure()
         if len(set(self.sources)) < len(self.sources) or not all(map(is_site_name, self.sources)):
             raise ConfigError(f"run.sources is '{self.run.sources}'; name each source once.")
         if 0 < len(self.sources) < self.wait.min_sources:
@@ -149,6 +157,26 @@ class RunConfig(Section):
                 f"exchange.p is {p} and train.batch-size {batch}, so a gradient is over "
                 f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
                 f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
+            )
+
+    def _check_secure(self) -> None:
+        """Refuse what a sum without single models cannot do."""
+        for name in self.trainings:
+            if not plugins.method(name).summed:
+                able = ", ".join(m for m in plugins.methods() if plugins.method(m).summed)
+                raise ConfigError(
+                    f"secure is sum, but {name} needs single models; set it to none, or choose "
+                    f"methods among {able}."
+                )
+        if self.guard.mean != "weighted":
+            raise ConfigError(
+                f"secure is sum, but guard.mean is {self.guard.mean}, which compares single "
+                "models; set one of them to its default (none, weighted)."
+            )
+        if self.sources_per_round:
+            raise ConfigError(
+                f"secure is sum, but sources-per-round is {self.sources_per_round}: sums over "
+                "changing groups would reveal single models; set sources-per-round to 0."
             )
 
     def _sums(self, method: str) -> bool:
@@ -195,7 +223,7 @@ class RunConfig(Section):
             later: whether the training follows others in a chain. It starts from their models, so
                 it has no rounds that prepare one, and all others as often as the first.
         """
-        about, options = plugins.method(method), self.options[method]
+        about, options = plugins.method(method).secured(self.secure), self.options[method]
         stages = about.schedule(options, self.rounds, bool(self.run.start_from))
         if not later:
             return stages
@@ -243,6 +271,7 @@ class RunConfig(Section):
             resize=self.input.resize,
             class_names="\n".join(classes),
             sites=sites,
+            secure=self.secure,
             model=self.model,
             train=self.train,
             wire=self.wire,

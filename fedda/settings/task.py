@@ -10,6 +10,7 @@ from fedda import plugins
 from fedda.config import (
     ModelConfig,
     Section,
+    Secure,
     TrainConfig,
     WireConfig,
     is_site_name,
@@ -37,6 +38,7 @@ class Task(Section):
     )
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
+    secure: Secure = "none"
     frozen: str = Field(
         default="", pattern=r"^[0-9a-f]*$", description="hash of the weights that do not travel"
     )
@@ -65,7 +67,7 @@ class Task(Section):
     @cached_property
     def about(self) -> Method:
         """The method's phases and contract."""
-        return plugins.method(self.method)
+        return plugins.method(self.method).secured(self.secure)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -116,6 +118,8 @@ class Task(Section):
         options = plugins.method(str(tree.get("method", ""))).config
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
+        if task.secure == "sum" and not task.about.phases:
+            raise ConfigError(f"{task.method} needs single models, so it has no secure sum.")
         if not task.stages or task.stages[-1].last != task.rounds:
             raise ConfigError(
                 f"The training's schedule '{task.schedule[:80]}' must end with its last round, "

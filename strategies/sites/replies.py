@@ -108,17 +108,31 @@ class Checks:
                 self._check_model(node, name, packed)
         return Reply(node, arrays, numbers)
 
+    def mean(self, model: Arrays) -> None:
+        """Check a mean whose terms nobody saw, by the bounds of single models.
+
+        Raises:
+            QuorumError: it is out of bounds, so the round has to be repeated.
+        """
+        try:
+            self._check_arrays("the secure sum", "model", model)
+        except WireError as error:
+            raise QuorumError(f"{error} A source sent what it should not.") from None
+
     def _check_model(self, node: Node, name: str, packed: Packed) -> None:
-        model, most = packed.unpack(), self._guard.max_change
+        self._check_arrays(node.name, name, packed.unpack())
+
+    def _check_arrays(self, who: str, name: str, model: Arrays) -> None:
+        most = self._guard.max_change
         for entry, values in model.items():
             if entry.endswith("running_var") and (values < 0).any():
-                raise WireError(f"{entry} of '{name}' from {node.name} is a negative variance.")
+                raise WireError(f"{entry} of '{name}' from {who} is a negative variance.")
             if "running_" in entry and self._guard.max_statistics:
                 largest = max(1.0, float(np.abs(self._sent[entry]).max()))
                 bound = self._guard.max_statistics * largest
                 if np.abs(values).max() > bound:
                     raise WireError(
-                        f"{entry} of '{name}' from {node.name} exceeds {bound:g}, the most that "
+                        f"{entry} of '{name}' from {who} exceeds {bound:g}, the most that "
                         "guard.max-statistics allows."
                     )
         if not most:
@@ -126,7 +140,7 @@ class Checks:
         change = norm(model, self._sent) / self._unit
         if change > most:
             raise WireError(
-                f"'{name}' from {node.name} is {change:.1f} norms away from the model that was "
+                f"'{name}' from {who} is {change:.1f} norms away from the model that was "
                 f"sent; guard.max-change allows {most:g}."
             )
 

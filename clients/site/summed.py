@@ -1,0 +1,167 @@
+"""A site's part in secure sums: its key for each try of a round, and what it agrees to add to."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedda.errors import PolicyError, SecureError
+from fedda.maths.masks import FixedPoint, hide, layouts
+from fedda.ops import keys
+from fedda.ops.agree import Occasion, Own, verify
+from fedda.settings import Task
+from fedda.wire import Arrays, Kind, Packed, pack
+
+from ..policy.rules import Secure
+from .request import Request
+
+FILE = "secure.json"
+MOST = 2**40  # the largest weight of a site, and the highest number of a try
+
+logger = logging.getLogger("fedda.site")
+
+
+class Summed:
+    """Signs keys, checks groups and masks models, for one site.
+
+    A model is masked once for one group. What was sent for a round and try is never sent for
+    another group, and how often the group may change in all is up to the site's policy.
+
+    Args:
+        name: the site.
+        key: the file of its node key; empty: it has none.
+        peers: the file of the federation's public keys; empty: it has none.
+        rules: the policy's part about secure sums.
+        state: the folder in which groups are remembered; None: in memory only.
+    """
+
+    def __init__(self, name: str, key: str, peers: str, rules: Secure, state: Path | None) -> None:
+        self._name, self._key, self._peers = name, key, peers
+        self._rules = rules
+        self._file = None if state is None else state / FILE
+        self._own: Own | None = None
+        self._memory: dict[str, Any] = {}
+        if self._file is not None and self._file.exists():
+            self._memory = json.loads(self._file.read_text())
+
+    def offer(self, request: Request) -> Packed:
+        """Make this site's key for a try of a round, and sign it.
+
+        Raises:
+            SecureError: the site has no node key or knows no peers.
+        """
+        self._known()
+        self._own = Own(_occasion(request))
+        signature = self._own.sign(self._name, keys.load_node_key(Path(self._key)))
+        parts = {"public": self._own.public, "signature": signature}
+        return pack({n: _bytes(b) for n, b in parts.items()}, Kind.KEY)
+
+    def agree(self, request: Request) -> dict[bytes, bool]:
+        """Check the group of a sum, before training -> the seeds of this site's masks.
+
+        Each key of this site serves for one request.
+
+        Raises:
+            SecureError: a key is not its site's, or this site was not asked for its key before.
+            PolicyError: the group is too small, or changes too often.
+        """
+        own, self._own = self._own, None
+        peers, occasion = self._known(), _occasion(request)
+        group = {}
+        for name, packed in request.arrays.items():
+            if name.startswith("key/"):
+                site, parts = name.removeprefix("key/"), packed.raw()
+                group[site] = parts["public"].tobytes()
+                verify(occasion, site, group[site], parts["signature"].tobytes(), peers)
+        if own is None or own.occasion != occasion or group.get(self._name) != own.public:
+            raise SecureError(
+                f"The group for round {occasion.round}, try {occasion.attempt}, does not have the "
+                "key that this site made for it; the round has to be repeated."
+            )
+        if len(set(group.values())) < len(group):
+            raise SecureError("Two sites of the group have the same key; remove one of them.")
+        self._admit(occasion, sorted(group))
+        agreed = [vars(occasion), _digest(request.task), _most(request)]
+        agreed += [hashlib.sha256(request.arrays["model"].buffer).hexdigest()]
+        return own.seeds(self._name, group, json.dumps(agreed).encode())
+
+    def hide(
+        self, request: Request, seeds: Mapping[bytes, bool], model: Arrays, loss: float, weight: int
+    ) -> Packed:
+        """Mask a trained model.
+
+        Args:
+            request: the one that asked for it.
+            seeds: from `agree`.
+            model: what was trained.
+            loss: of the training.
+            weight: this site's examples; it counts at most what the whole group agreed on.
+        """
+        sent, most = request.arrays["model"], _most(request)
+        point = FixedPoint(sent.unpack(), len(seeds) + 1, most)
+        layout = layouts(None, sent.manifest)["masked"]
+        return hide(model, loss, min(weight, most), point, seeds, layout)
+
+    def _known(self) -> Mapping[str, Any]:
+        if not self._key or not self._peers:
+            raise SecureError(
+                "The run asks for a secure sum, but this site was not given the federation's "
+                "public keys; start fedda-client with --key and --peers."
+            )
+        return keys.peers(Path(self._peers))
+
+    def _admit(self, occasion: Occasion, group: list[str]) -> None:
+        """Check a group against the policy and against the earlier ones, and remember it."""
+        least, most, memory = self._rules.least, self._rules.changes, self._memory
+        if len(group) < least:
+            raise PolicyError(
+                f"The group of the secure sum has {len(group)} sites, but this site adds its "
+                f"model to those of {least} or more in all (secure.least)."
+            )
+        changes = memory.get("changes", 0) + (memory.get("group", group) != group)
+        if most is not None and changes > most:
+            raise PolicyError(
+                f"The group of the secure sum has changed {changes} times, but the policy allows "
+                f"{most} (secure.changes); two sums that differ by one site reveal its model."
+            )
+        same = memory.get("training") == occasion.training
+        place, sent = f"{occasion.round}/{occasion.attempt}", memory.get("sent", {}) if same else {}
+        if sent.get(place, group) != group:
+            raise SecureError(
+                f"This site has added its model of round {occasion.round}, try {occasion.attempt} "
+                "to that of another group; only another try or run.name can have this group."
+            )
+        self._memory = {"changes": changes, "group": group, "training": occasion.training}
+        self._memory["sent"] = {**sent, place: group}
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(self._memory))
+            new.replace(self._file)
+        logger.info("secure sum of round %d over %s", occasion.round, ", ".join(group))
+
+
+def _occasion(request: Request) -> Occasion:
+    attempt = request.numbers.get("attempt")
+    if type(attempt) is not int or not 1 <= attempt <= MOST:
+        raise SecureError("The request does not number the try of its round; it needs 1 or more.")
+    return Occasion(request.task.training, request.round, attempt)
+
+
+def _most(request: Request) -> int:
+    most = request.numbers.get("most")
+    if type(most) is not int or not 1 <= most <= MOST:
+        raise SecureError(f"The request has no largest weight; it needs 1 to {MOST}.")
+    return most
+
+
+def _digest(task: Task) -> str:
+    return hashlib.sha256(json.dumps(task.flat(), sort_keys=True).encode()).hexdigest()
+
+
+def _bytes(data: bytes) -> Any:
+    return np.frombuffer(data, np.uint8)

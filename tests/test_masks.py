@@ -1,0 +1,183 @@
+"""Sums of models under masks: fixed point, masks that cancel, and what one site's values tell."""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+
+from fedda.errors import NotFiniteError, SecureError
+from fedda.maths.average import RunningMean
+from fedda.maths.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts
+from fedda.wire import Arrays, Kind, Packed, layout
+from tests.reference import masks as twin
+
+NAMES = ("anna", "bert", "carl")
+WEIGHTS = {"anna": 40, "bert": 50, "carl": 60}
+
+
+def seeds(name: str) -> dict[bytes, bool]:
+    """The seeds of one site's masks: each pair has one, which the first of the two adds."""
+    return {
+        hashlib.sha256("".join(sorted((name, other))).encode()).digest(): name < other
+        for other in NAMES
+        if other != name
+    }
+
+
+def network(place: int) -> Arrays:
+    rng = np.random.default_rng(place)
+    return {
+        "a.weight": rng.normal(0, 0.3, (50, 40)).astype(np.float32),
+        "a.running_mean": rng.normal(0, 2, 40).astype(np.float32),
+        "a.running_var": rng.gamma(2, 300, 40).astype(np.float32),
+        "a.num_batches_tracked": np.array(3 + place, np.int64),
+    }
+
+
+def sent_by(name: str, model: Arrays, point: FixedPoint, loss: float = 1.0) -> Packed:
+    form = layouts(None, layout(model, Kind.MODEL))["masked"]
+    return hide(model, loss, WEIGHTS[name], point, seeds(name), form)
+
+
+def added(*packed: Packed, point: FixedPoint) -> MaskedSum:
+    total = MaskedSum(network(9), point)
+    for each in packed:
+        total.add(each)
+    return total
+
+
+@pytest.fixture(scope="module")
+def point() -> FixedPoint:
+    return FixedPoint(network(9), len(NAMES), max(WEIGHTS.values()))
+
+
+def test_two_vectors_by_hand() -> None:
+    """(1, -2) and (4, 1), with weights 1 and 2: the mean is (3, 0).
+
+    The model sent is 0, so a value may be 2^16; the sum of two with weights up to 2 has 62 bits:
+    b = 62 - 1 - 1 - 16 = 44.
+    """
+    sent = {"w": np.zeros(2, np.float32)}
+    point = FixedPoint(sent, 2, 2)
+    assert point.bits["w"] == 44
+    first = point.encode("w", np.array([1.0, -2.0], np.float32), 1)
+    second = point.encode("w", np.array([4.0, 1.0], np.float32), 2)
+    assert first.tolist() == [2**44, 2**64 - 2**45]
+    assert second.tolist() == [2**47, 2**45]
+    add_mask(first, bytes(32), True)
+    add_mask(second, bytes(32), False)
+    assert first.tolist() != [2**44, 2**64 - 2**45]
+    assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
+
+
+def test_the_mask_is_aes_256_in_counter_mode() -> None:
+    """The first block under a key of zeros, from NIST's known answers (AESAVS, appendix)."""
+    values = np.zeros(2, np.uint64)
+    add_mask(values, bytes(32), True)
+    assert values.tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+
+
+def test_a_mask_is_the_same_over_pieces() -> None:
+    whole = np.zeros(2**18 + 5, np.uint64)
+    add_mask(whole, bytes(range(32)), True)
+    begin = np.zeros(7, np.uint64)
+    add_mask(begin, bytes(range(32)), True)
+    assert (whole[:7] == begin).all()
+    assert len(np.unique(whole)) == whole.size
+    add_mask(whole, bytes(range(32)), False)
+    assert not whole.any()
+
+
+def test_the_twin_gives_the_same() -> None:
+    point, rng = FixedPoint({"w": np.ones(6, np.float32)}, 3, 60), np.random.default_rng(1)
+    values = {name: rng.normal(0, 1, 6).astype(np.float32) for name in NAMES}
+    encoded = {n: point.encode("w", v, WEIGHTS[n]) for n, v in values.items()}
+    for name, each in encoded.items():
+        assert each.tolist() == twin.encode(values[name].tolist(), WEIGHTS[name], point.bits["w"])
+    pairs = {}
+    for a, b in itertools.combinations(NAMES, 2):
+        mask = np.zeros(6, np.uint64)
+        add_mask(mask, hashlib.sha256((a + b).encode()).digest(), True)
+        pairs[a, b] = mask.tolist()
+    wanted = twin.masked({n: v.tolist() for n, v in encoded.items()}, pairs)
+    for name, each in encoded.items():
+        for seed, add in seeds(name).items():
+            add_mask(each, seed, add)
+        assert each.tolist() == wanted[name]
+    total = sum(encoded.values(), np.zeros(6, np.uint64))
+    found = point.decode("w", total, 150).tolist()
+    assert found == pytest.approx(twin.mean(wanted, point.bits["w"], 150), rel=1e-15)
+
+
+def test_the_sum_is_the_plain_mean_to_the_fixed_points_step(point: FixedPoint) -> None:
+    sites = {name: network(place) for place, name in enumerate(NAMES)}
+    total = added(
+        *(sent_by(n, m, point, loss=i) for i, (n, m) in enumerate(sites.items())), point=point
+    )
+    found, loss = total.result(150)
+    plain = RunningMean(network(9))
+    for name, model in sites.items():
+        plain.add(model, WEIGHTS[name] / 150)
+    for name, wanted in plain.result().items():
+        assert found[name].dtype == wanted.dtype
+        if name in point.bits:
+            exact = sum(WEIGHTS[n] * m[name].astype(np.float64) for n, m in sites.items()) / 150
+            step = point.step(name, 150)
+            assert step < 1e-9
+            rounding = np.spacing(np.abs(exact).astype(np.float32))
+            assert (np.abs(found[name] - exact) <= step + rounding).all(), name
+            assert (np.abs(found[name] - wanted) <= step + rounding).all(), name
+        else:
+            assert found[name] == wanted  # the largest counter
+    assert loss == pytest.approx((0 * 40 + 1 * 50 + 2 * 60) / 150, abs=1e-9)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_without_all_sites_what_is_left_is_noise(point: FixedPoint, left: int) -> None:
+    """One site's values, and those of all but one, are uniform and tell nothing of the models."""
+    sites = {name: network(place) for place, name in enumerate(NAMES)}
+    packed = [sent_by(n, m, point) for n, m in list(sites.items())[:left]]
+    total = np.zeros(2000, np.uint64)
+    for each in packed:
+        total += each.raw()["a.weight"].reshape(-1).view(np.uint64)
+    model = sum(WEIGHTS[n] * sites[n]["a.weight"].ravel() for n in NAMES[:left])
+    uniform = total / 2.0**64
+    assert abs(np.corrcoef(uniform, model)[0, 1]) < 4 / np.sqrt(2000)
+    counts = np.histogram(uniform, 20, (0, 1))[0]
+    assert ((counts - 100) ** 2 / 100).sum() < 45.3  # chi-square of 19 degrees, p = .0006
+    bits = np.unpackbits(total.view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 4 * 0.5 / np.sqrt(64 * 2000)
+    with pytest.raises(SecureError, match=f"masked models of {left} sites"):
+        added(*packed, point=point).result(sum(WEIGHTS[n] for n in NAMES[:left]))
+
+
+def test_the_weight_is_masked_and_has_to_add_up(point: FixedPoint) -> None:
+    packed = [sent_by(n, network(i), point) for i, n in enumerate(NAMES)]
+    assert packed[0].raw()[WEIGHT][0] != WEIGHTS["anna"]
+    with pytest.raises(SecureError, match="do not add up"):
+        added(*packed, point=point).result(149)
+    other = [*packed[:2], packed[0]]  # masks that do not cancel
+    with pytest.raises(SecureError, match="do not add up"):
+        added(*other, point=point).result(150)
+
+
+def test_values_that_could_overflow_are_refused() -> None:
+    point = FixedPoint({"w": np.full(1, 3.0, np.float32)}, 5, 1000)  # up to 4 x 2^16
+    most = point.encode("w", np.array([2.0**18]), 1000)
+    assert 5 * int(most[0]) < 2**63
+    with pytest.raises(SecureError, match=r"beyond 262144.*lower train.lr"):
+        point.encode("w", np.array([2.0**18 * 1.001]), 1000)
+    with pytest.raises(NotFiniteError, match="w of this site"):
+        point.encode("w", np.array([np.nan]), 1000)
+    with pytest.raises(SecureError, match="sum:loss"):
+        point.encode(LOSS, np.array([1e5]), 1000)
+
+
+@pytest.mark.parametrize("members, most", [(3, 1), (3, 2**40), (64, 100), (65, 1_000_003)])
+def test_no_group_overflows(members: int, most: int) -> None:
+    point = FixedPoint({"w": np.full(1, 7.0, np.float32)}, members, most)
+    largest = point.encode("w", np.array([2.0 ** (3 + 16)]), most)
+    assert members * int(largest[0]) < 2**63
+    total = np.array([(members * int(largest[0])) % 2**64], np.uint64)
+    assert point.decode("w", total, members * most)[0] == pytest.approx(2.0**19, rel=1e-12)

@@ -1,0 +1,391 @@
+"""Secure sums in whole rounds: who signs what, what a server in the middle gets, who drops out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from clients.policy.rules import Policy
+from clients.site.memory import resident
+from fedda import records
+from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
+from fedda.ops import keys
+from fedda.ops.agree import Occasion, Own, verify
+from fedda.settings import RunConfig
+from fedda.wire import Arrays, Kind, pack
+from tests.local_grid import SOURCES, Bench, Node, assert_close, run, sent_by
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+IMAGES = {"model.name": "digit-cnn", "model.sizes": "", "train.lr": 0.01}  # with BatchNorm
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def keyed(domains: list[Node], tmp_path: Path) -> list[Node]:
+    """Sites that have a node key each, and the public keys of all."""
+    for node in domains:
+        keys.add(tmp_path, node["name"], node["role"])
+    peers = str(tmp_path / "peers")
+    return [n | {"key": str(tmp_path / "nodes" / n["name"]), "peers": peers} for n in domains]
+
+
+def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    rules = Policy.read(path).model_dump_json(by_alias=True)
+    return [node | {"policy": rules} for node in nodes]
+
+
+def bench(nodes: list[Node], method: str = "fedavg", **settings: Any) -> Bench:
+    return Bench(nodes, method, secure="sum", **settings)
+
+
+def failures(made: Bench) -> set[tuple[str, int]]:
+    return {(c.site, c.error) for c in made.grid.crossed if c.error}
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+def test_a_signature_holds_for_one_site_round_try_and_role(tmp_path: Path) -> None:
+    for name in ("anna", "bert"):
+        keys.add(tmp_path, name)
+    known = keys.peers(tmp_path / "peers")
+    occasion = Occasion("run.fedavg-0", 3, 1)
+    own = Own(occasion)
+    signature = own.sign("anna", keys.load_node_key(tmp_path / "nodes" / "anna"))
+    verify(occasion, "anna", own.public, signature, known)
+    others = [Occasion("run.fedavg-1", 3, 1), Occasion("run.fedavg-0", 4, 1)]
+    others += [Occasion("run.fedavg-0", 3, 2), Occasion("run.fedavg-0", 3, 1, "target")]
+    for other in others:
+        with pytest.raises(SecureError, match="somebody stands between"):
+            verify(other, "anna", own.public, signature, known)
+    with pytest.raises(SecureError, match="'bert' is not signed"):
+        verify(occasion, "bert", own.public, signature, known)
+    with pytest.raises(SecureError, match="not signed"):
+        verify(occasion, "anna", Own(occasion).public, signature, known)
+    with pytest.raises(SecureError, match=r"'eve'.*not in this site's peers"):
+        verify(occasion, "eve", own.public, signature, known)
+
+
+@pytest.mark.parametrize("bits", [256, 521])
+def test_every_curve_of_ssh_signs(bits: int) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key({256: ec.SECP256R1(), 521: ec.SECP521R1()}[bits])
+    occasion = Occasion("run", 1, 1)
+    own = Own(occasion)
+    signature = own.sign("anna", key)
+    assert len(signature) == 132
+    verify(occasion, "anna", own.public, signature, {"anna": key.public_key()})
+
+
+def test_a_pair_has_one_seed_and_any_difference_another() -> None:
+    occasion = Occasion("run", 1, 1)
+    a, b, c = Own(occasion), Own(occasion), Own(occasion)
+    group = {"a": a.public, "b": b.public, "c": c.public}
+    of_a, of_b = a.seeds("a", group, b"same"), b.seeds("b", group, b"same")
+    (shared,) = set(of_a) & set(of_b)
+    assert of_a[shared] and not of_b[shared]
+    assert not set(of_a) & set(b.seeds("b", group, b"other model"))
+    smaller = {"a": a.public, "b": b.public}
+    assert not set(of_a) & set(b.seeds("b", smaller, b"same"))
+    with pytest.raises(SecureError, match="key of c is no X25519 key"):
+        a.seeds("a", group | {"c": bytes(32)}, b"same")
+
+
+def test_the_peers_file_follows_the_keys(tmp_path: Path) -> None:
+    for name, role in (("anna", "source"), ("bert", ""), ("town", "target")):
+        keys.add(tmp_path, name, role)
+    assert set(keys.peers(tmp_path / "peers")) == {"anna", "bert"}
+    keys.revoke(tmp_path, "bert")
+    keys.admit(tmp_path, "carl", tmp_path / "nodes" / "town.pub", "source")
+    assert set(keys.peers(tmp_path / "peers")) == {"anna", "carl"}
+    twice = tmp_path / "twice"
+    twice.write_bytes((tmp_path / "peers").read_bytes() * 2)
+    with pytest.raises(KeyFileError, match="another line has"):
+        keys.peers(twice)
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn"])
+def test_a_round_gives_the_plain_result_and_shows_no_model(keyed: list[Node], method: str) -> None:
+    settings = {k.replace(".", "__"): v for k, v in IMAGES.items()}
+    wanted, plain = Bench(keyed, method, **settings).round()
+    resident.cache_clear()
+    made = bench(keyed, method, **settings)
+    found, numbers = made.round()
+    assert_close(found, wanted, 1e-6)
+    counters = [n for n in wanted if n.endswith("num_batches_tracked")]
+    assert counters and all(found[n] == wanted[n] for n in counters)
+    assert numbers["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    back = [c for c in made.grid.crossed if c.way == "from" and c.role == "source" and c.hop]
+    assert [(c.arrays, c.numbers) for c in back] == 3 * [({"key": "key"}, {"seconds"})] + 3 * [
+        ({"masked": "masked"}, {"steps", "seconds"})
+    ]
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_weights_are_the_plain_ones(keyed: list[Node], weighting: str) -> None:
+    plain = Bench(keyed, "fedavg", fedavg__weighting=weighting)
+    wanted, _ = plain.round()
+    resident.cache_clear()
+    made = bench(keyed, fedavg__weighting=weighting)
+    found, _ = made.round()
+    assert_close(found, wanted, 1e-6)
+    assert made.strategy.weights == pytest.approx(plain.strategy.weights)
+
+
+def test_one_sites_reply_tells_nothing_of_its_model(keyed: list[Node]) -> None:
+    plain = Bench(keyed, "fedavg")
+    plain.round()
+    trained: list[Arrays] = [sent_by(plain, name) for name in SOURCES]
+    resident.cache_clear()
+    made = bench(keyed)
+    made.round()
+    for model, reply in zip(trained, made.grid.replies[-3:], strict=True):
+        masked = records.read(reply.content)[0]["masked"].raw()
+        name = max((n for n in model if model[n].dtype.kind == "f"), key=lambda n: model[n].size)
+        noise = masked[name].ravel().view(np.uint64) / 2.0**64
+        assert abs(np.corrcoef(noise, model[name].ravel())[0, 1]) < 4 / np.sqrt(noise.size)
+
+
+def test_a_site_that_drops_out_costs_a_round_not_the_run(
+    keyed: list[Node], runs: dict[str, str]
+) -> None:
+    """Of four sources one falls silent in the second round, after it has signed its key."""
+    dora = keyed[0] | {"name": "dora"}
+    folder = Path(str(dora["key"])).parents[1]
+    keys.add(folder, "dora")
+    nodes = [*keyed, dora | {"key": str(folder / "nodes" / "dora")}]
+    requests: list[Message] = []
+
+    def dies(request: Message, reply: Message) -> list[Message]:
+        requests.append(request)
+        return [reply] if len(requests) < 4 else []
+
+    settings = {"method": "fedavg", "secure": "sum", "run.expect": 5, "wait.train": 1.0}
+    results, events = run(nodes, settings | runs, script={"dora": dies})
+    first, second = results["trainings"]["fedavg"][0]["rounds"]
+    assert set(first["weights"]) == {*SOURCES, "dora"}
+    assert {*SOURCES} <= set(second["weights"])
+    paused = [e for e in events if e["event"] == "paused"]
+    assert any("3 of the 4 sites of a secure sum" in str(e) for e in paused)
+
+
+def test_sites_without_peers_refuse(domains: list[Node]) -> None:
+    made = bench(domains)
+    with pytest.raises(QuorumError, match="0 sources are left"):
+        made.round()
+    assert failures(made) == {(s, int(Code.SECURE)) for s in SOURCES}
+
+
+def test_a_server_in_the_middle_is_refused(keyed: list[Node]) -> None:
+    """The server replaces bert's key by one of its own, for which it has no signature of bert's."""
+
+    def replaced(request: Message, reply: Message) -> list[Message]:
+        if request.content["step"]["hop"] != "keys":
+            return [reply]
+        arrays, tables = records.read(reply.content)
+        signature = arrays["key"].raw()["signature"]
+        public = np.frombuffer(Own(Occasion("x", 1, 1)).public, np.uint8)
+        key = pack({"public": public, "signature": signature}, Kind.KEY)
+        return [Message(records.write({"key": key}, metrics=tables["metrics"]), reply_to=request)]
+
+    made = Bench(keyed, "fedavg", {"bert": replaced}, secure="sum")
+    with pytest.raises(QuorumError, match="0 of the 3 sites of a secure sum"):
+        made.round()
+    assert failures(made) == {(s, int(Code.SECURE)) for s in SOURCES}
+
+
+def masked_requests(made: Bench) -> list[Message]:
+    """Let the sites sign keys, and return the requests for masked models that follow."""
+    replies = [made.grid.call(request) for request in made.begin()]
+    found: list[Message] = []
+
+    def keep(requests: Any, *_: Any) -> list[Message]:
+        found.extend(requests)
+        return []
+
+    made.strategy.mail.deliver = keep  # type: ignore[method-assign]
+    with pytest.raises(QuorumError):
+        made.strategy.aggregate_train(1, replies)
+    return found
+
+
+def step(**numbers: Any) -> Change:
+    def change(content: dict[str, Any]) -> None:
+        content["step"] |= numbers
+
+    return change
+
+
+def other_model(content: dict[str, Any]) -> None:
+    model = {n: a * 0 for n, a in content["arrays"]["model"].unpack().items()}
+    content["arrays"]["model"] = pack(model, Kind.MODEL)
+
+
+def other_task(content: dict[str, Any]) -> None:
+    content["task"]["train.lr"] = 1e-6
+
+
+@pytest.mark.parametrize("change", [step(most=10**6), other_model, other_task])
+def test_a_server_that_tells_one_site_something_else_gets_noise(
+    keyed: list[Node], change: Change
+) -> None:
+    """It could else know the others' models beforehand, or drown them by one site's weight."""
+    made = bench(keyed)
+    requests = masked_requests(made)
+    sums: list[int] = []
+    own: dict[str, Own | None] = {}
+    for altered in (False, True):
+        total = np.zeros(1, np.uint64)
+        for request in requests:
+            arrays, tables = records.read(request.content)
+            content = {"arrays": arrays, **tables}
+            if altered and request.metadata.dst_node_id == made.grid.id_of("carl"):
+                change(content)
+            sent = records.write(content.pop("arrays"), **content)
+            again = Message(sent, request.metadata.dst_node_id, "train", ttl=60.0)
+            site = resident(tuple(sorted(made.grid.nodes[request.metadata.dst_node_id].items())))
+            if not altered:
+                own[site.name] = site.summed._own
+            site.summed._own = own[site.name]  # the test alone can use a key twice
+            masked = records.read(made.grid.call(again).content)[0]["masked"].raw()
+            total += masked["sum:weight"].view(np.uint64)
+        sums.append(int(total[0]))
+    assert sums[0] == 150
+    assert sums[1] > 10**9
+
+
+def test_a_key_serves_for_one_request(keyed: list[Node]) -> None:
+    made = bench(keyed)
+    first = masked_requests(made)[0]
+    assert not made.grid.call(first).has_error()
+    assert made.grid.call(first).error.code == Code.SECURE
+
+
+def test_a_round_is_sent_to_one_group_only(keyed: list[Node], tmp_path: Path) -> None:
+    """A server that restarts, and asks for the same try with a smaller group, gets nothing."""
+    node = keyed[0] | {"name": "dora"}
+    folder = Path(str(node["key"])).parents[1]
+    keys.add(folder, "dora")
+    nodes = [*keyed, node | {"key": str(folder / "nodes" / "dora")}]
+    nodes = [n | {"state-dir": str(tmp_path / "state" / n["name"])} for n in nodes]
+    bench(nodes, run__expect=5).round()
+    resident.cache_clear()  # the sites restart, too
+    made = bench(nodes, run__expect=5)
+    made.grid.offline.add("dora")
+    with pytest.raises(QuorumError, match="0 of the 3"):
+        made.round()
+    assert failures(made) == {(s, int(Code.SECURE)) for s in SOURCES}
+    found, _ = made.round()  # the second try has draws of its own
+    assert found
+
+
+def test_a_try_again_has_draws_of_its_own(keyed: list[Node]) -> None:
+    first = bench(keyed)
+    wanted, _ = first.round()
+    resident.cache_clear()
+    second = bench(keyed)
+    second.strategy._try = (1, 1)  # type: ignore[attr-defined]
+    found, _ = second.round()
+    assert any((found[n] != wanted[n]).any() for n in wanted)
+
+
+# ---- the site's policy ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule", ["[secure]\nleast = 4", "[leaving]\nmodels = false"], ids=["least", "models"]
+)
+def test_the_policy_can_refuse_a_sum(keyed: list[Node], rule: str, tmp_path: Path) -> None:
+    made = bench(ruled(keyed, rule, tmp_path))
+    with pytest.raises(QuorumError):
+        made.round()
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
+
+
+def test_the_policy_can_demand_sums(keyed: list[Node], tmp_path: Path) -> None:
+    nodes = ruled(keyed, "[secure]\ndemand = true", tmp_path)
+    made = Bench(nodes, "fedavg")
+    with pytest.raises(QuorumError):
+        made.round()
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
+    bench(nodes).round()
+
+
+def test_the_policy_bounds_how_often_the_group_changes(keyed: list[Node], tmp_path: Path) -> None:
+    node = keyed[0] | {"name": "dora"}
+    folder = Path(str(node["key"])).parents[1]
+    keys.add(folder, "dora")
+    nodes = [*keyed, node | {"key": str(folder / "nodes" / "dora")}]
+    made = bench(ruled(nodes, "[secure]\nchanges = 0", tmp_path), run__expect=5, rounds=3)
+    made.round(1)
+    made.round(2)
+    made.grid.offline.add("dora")
+    with pytest.raises(QuorumError):
+        made.round(3)
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
+    made.grid.offline.clear()
+    made.round(3)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"method": "kd3a"}, "kd3a needs single models"),
+        ({"method": "fdann"}, "fdann needs single models"),
+        ({"method": "fedavg", "run.baseline": "kd3a"}, "kd3a needs single models"),
+        ({"method": "fedavg", "guard.mean": "median"}, "guard.mean is median"),
+        ({"method": "fedavg", "sources-per-round": 3}, "sources-per-round is 3"),
+        ({"method": "fedavg", "secure": "max"}, "secure"),
+    ],
+)
+def test_settings_that_contradict_sums_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        RunConfig.parse({"secure": "sum", **settings})
+
+
+def test_two_sources_are_too_few(keyed: list[Node]) -> None:
+    made = bench([n for n in keyed if n["name"] != "carl"], run__expect=3)
+    with pytest.raises(QuorumError, match="2 sources"):
+        made.round()
+
+
+def test_the_servers_bound_holds_for_the_mean(keyed: list[Node]) -> None:
+    made = bench(keyed, guard__max_change=1e-9)
+    with pytest.raises(QuorumError, match=r"the secure sum.*guard.max-change"):
+        made.round()
+
+
+def test_a_plain_model_is_no_answer(keyed: list[Node]) -> None:
+    """Neither side takes a model where the contract has a masked one."""
+
+    def plain(request: Message, reply: Message) -> list[Message]:
+        if request.content["step"]["hop"] != "train":
+            return [reply]
+        model = records.read(request.content)[0]["model"]
+        tables = records.read(reply.content)[1]
+        return [Message(records.write({"model": model}, **tables), reply_to=request)]
+
+    made = Bench(keyed, "fedavg", {"anna": plain}, secure="sum")
+    with pytest.raises(QuorumError, match="2 of the 3"):
+        made.round()
+    assert any(what == "refused" and site == "anna" for what, site, _ in made.notices)
+
+
+def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(keyed, {"method": "fedavg", "secure": "sum"} | runs)
+    (training,) = results["trainings"]["fedavg"]
+    kinds = {key for e in training["rounds"] for key in e["bytes"]}
+    assert any("masked" in kind for kind in kinds) and any("key" in kind for kind in kinds)
