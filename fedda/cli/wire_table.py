@@ -31,6 +31,10 @@ def of_method(method: str) -> list[Crossing]:
         for hop, parts in phase.hops.items():
             when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
             crossings += [_crossing(name, when, part) for name, part in parts.items()]
+    for phase in plugins.method(method).summed:
+        for hop, parts in phase.hops.items():
+            rows = [_crossing(n, f"{hop}, if `secure=sum`", part) for n, part in parts.items()]
+            crossings += [row for row in rows if row._replace(when=hop) not in crossings]
     tests: list[tuple[str, Part]] = []  # each different test, with its first phase
     for phase in phases:
         if all(phase.test != test for _, test in tests):

@@ -1,0 +1,93 @@
+"""What secure sums cost: seconds and bytes of a round with `secure=sum` against `secure=none`.
+
+    python examples/benchmarks/secure.py
+
+Starts a server and a client per site, each a separate process, over TLS with node keys on loopback.
+FedAvg trains a tiny model and one of --mb megabytes. The sites hold a few random vectors, so that a
+round is nearly all overhead. Seconds are the median over the rounds after the warm-up, with the
+sites' work; bytes are those of one round, from and to all sources. The last column is the largest
+difference between the two means after the first round, in units of the model's largest value.
+
+The last line of the output is one JSON object with the figures.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import live
+import numpy as np
+from safetensors.numpy import load_file
+
+from fedda.comparison.tables import markdown
+from fedda.ops.federation import Deployment
+
+TINY = 0.01  # MB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sources", type=int, nargs="+", default=[3, 10])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--mb", type=float, default=45.0, help="size of the large model")
+    args = parser.parse_args()
+    rows, figures = [], {}
+    load = os.getloadavg()[0]
+    for count in args.sources:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            sites = live.domains(folder / "data", count)
+            with Deployment(folder / "federation", sites) as deployment:
+                for mb in (TINY, args.mb):
+                    found = {s: measure(deployment, folder, mb, args, s) for s in ("none", "sum")}
+                    apart = difference(*(found[s]["first"] for s in ("none", "sum")))
+                    for secure, each in found.items():
+                        name = f"{count} sources, {mb:g} MB, {secure}"
+                        figures[name] = {k: v for k, v in each.items() if k != "first"}
+                        rows.append([name, f"{each['seconds']:.2f}", f"{each['from']:.2f}"])
+                        rows[-1] += [f"{each['to']:.2f}", f"{apart:.0e}" if secure == "sum" else ""]
+                    live.say(f"{count} sources, {mb:g} MB: done")
+    heads = ["secure", "s a round", "MB from sources", "MB to sources", "apart"]
+    print("\n".join(markdown(heads, rows)))
+    print(json.dumps(figures | {"load_before": round(load, 2)}))
+
+
+def measure(
+    deployment: Deployment, folder: Path, mb: float, args: argparse.Namespace, secure: str
+) -> dict[str, Any]:
+    """Seconds and megabytes of a round, and the file of the model after one round."""
+    app, trainings = live.stage(folder / f"app-{mb}-{secure}"), {}
+    for count in (1, args.rounds + live.WARM_UP):
+        name = f"{secure}-{mb}-{count}"
+        settings = {"method": "fedavg", "secure": secure, "rounds": count}
+        live.run(deployment, app, name, settings | live.mlp(mb))
+        file = deployment.directory / "runs" / name / "results.json"
+        (trainings[count],) = json.loads(file.read_text())["trainings"]["fedavg"]
+    timed = trainings[args.rounds + live.WARM_UP]["rounds"][live.WARM_UP :]
+    sizes = timed[0]["bytes"]
+    way = {w: sum(n for k, n in sizes.items() if w in k.split() and "source" in k) for w in WAYS}
+    return {
+        "seconds": round(statistics.median(entry["seconds"] for entry in timed), 3),
+        **{w: round(n / 1e6, 3) for w, n in way.items()},
+        "first": trainings[1]["model"],
+    }
+
+
+WAYS = ("from", "to")
+
+
+def difference(one: str, other: str) -> float:
+    """The largest difference of two models, relative to the largest value."""
+    a, b = load_file(one), load_file(other)
+    largest = max(float(np.abs(v).max()) for v in a.values())
+    return max(float(np.abs(a[n].astype(float) - b[n]).max()) for n in a) / largest
+
+
+if __name__ == "__main__":
+    main()
