@@ -104,6 +104,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
     "robust": ROBUST,
     "rounds": ROUNDS,
+    "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
     "training": (
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
@@ -431,6 +432,16 @@ def test_the_rounds_in_small(here: Path) -> None:
     assert found["resident_45mb_s"] == max(found["resident_45mb_wave_s"].values())
     assert found["resident_frozen_s"] > 0
     assert found["frozen_mb"] == pytest.approx(0.5, rel=0.1) and found["frozen_whole_mb"] > 40
+
+
+@pytest.mark.slow
+def test_the_secure_sums_in_small(here: Path) -> None:
+    found = printed("secure", here)
+    of = {secure: f"3 sources, 1 MB, {secure}" for secure in ("none", "sum")}
+    assert 1.9 < found["mb_from"][of["sum"]] / found["mb_from"][of["none"]] < 2.1
+    assert found["mb_to"][of["sum"]] == pytest.approx(found["mb_to"][of["none"]], rel=0.05)
+    assert found["seconds"][of["sum"]] > 0
+    assert 0 <= found["apart"][of["sum"]] < 1e-6
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
     x = torch.arange(21.0)[:, None]
     target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
     target.data = Unlabelled(x)
-    target.request = cast(Any, SimpleNamespace(task=task, round=1))
+    target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
     batches: list[list[float]] = []
 
     def predict(model: Any, x: Tensor, batch: int) -> Tensor:
@@ -114,7 +114,7 @@ def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.Monke
     target.data = Unlabelled(torch.arange(6.0)[:, None])
     monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
     model = cast(Any, torch.nn.Linear(1, 3))
-    target.request = cast(Any, SimpleNamespace(task=task, round=1))
+    target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
     p = target._probabilities(model, torch.arange(6))
     assert p[:, 0].tolist() == list(range(6))
 

@@ -49,7 +49,7 @@ ports = []                   # empty: any port from 1024 on
 [secure]                     # sums of models of which the server sees no single one
 demand = false               # true: models leave in no other way
 least = 3                    # least sites in such a sum, this one included
-# changes = 0                # how often the group may change, over all runs
+changes = 10                 # how often the group may change, over all runs
 
 [times]                      # when this site answers, in its local time; empty: always
 hours = []                   # for example ["mon-fri 20:00-06:00", "sat-sun 00:00-24:00"]

@@ -4,11 +4,15 @@
 
 Starts a server and a client per site, each a separate process, over TLS with node keys on loopback.
 FedAvg trains a tiny model and one of --mb megabytes. The sites hold a few random vectors, so that a
-round is nearly all overhead. Seconds are the median over the rounds after the warm-up, with the
-sites' work; bytes are those of one round, from and to all sources. The last column is the largest
-difference between the two means after the first round, in units of the model's largest value.
+round is nearly all overhead. The last line of the output is one JSON object:
 
-The last line of the output is one JSON object with the figures.
+    seconds   of a round, with the sites' work: the median over the rounds after the warm-up
+    mb_from   megabytes of one round from all sources
+    mb_to     megabytes of one round to all sources
+    apart     largest difference between the two means after a first round, relative to the model's
+              largest value
+
+Each holds a figure per row of the table, and `apart` those of the secure rows.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from fedda.comparison.tables import markdown
 from fedda.ops.federation import Deployment
 
 TINY = 0.01  # MB
+FIGURES = ("seconds", "mb_from", "mb_to")
 
 
 def main() -> None:
@@ -37,7 +42,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mb", type=float, default=45.0, help="size of the large model")
     args = parser.parse_args()
-    rows, figures = [], {}
+    rows: list[list[str]] = []
+    figures: dict[str, dict[str, float]] = {k: {} for k in (*FIGURES, "apart")}
     load = os.getloadavg()[0]
     for count in args.sources:
         with tempfile.TemporaryDirectory() as scratch:
@@ -49,13 +55,15 @@ def main() -> None:
                     apart = difference(*(found[s]["first"] for s in ("none", "sum")))
                     for secure, each in found.items():
                         name = f"{count} sources, {mb:g} MB, {secure}"
-                        figures[name] = {k: v for k, v in each.items() if k != "first"}
-                        rows.append([name, f"{each['seconds']:.2f}", f"{each['from']:.2f}"])
-                        rows[-1] += [f"{each['to']:.2f}", f"{apart:.0e}" if secure == "sum" else ""]
+                        for figure in FIGURES:
+                            figures[figure][name] = each[figure]
+                        row = [name, *(f"{each[figure]:.2f}" for figure in FIGURES)]
+                        rows.append([*row, f"{apart:.0e}" if secure == "sum" else ""])
+                    figures["apart"][f"{count} sources, {mb:g} MB, sum"] = apart
                     live.say(f"{count} sources, {mb:g} MB: done")
     heads = ["secure", "s a round", "MB from sources", "MB to sources", "apart"]
     print("\n".join(markdown(heads, rows)))
-    print(json.dumps(figures | {"load_before": round(load, 2)}))
+    print(json.dumps({**figures, "load_before": round(load, 2)}))
 
 
 def measure(
@@ -71,15 +79,15 @@ def measure(
         (trainings[count],) = json.loads(file.read_text())["trainings"]["fedavg"]
     timed = trainings[args.rounds + live.WARM_UP]["rounds"][live.WARM_UP :]
     sizes = timed[0]["bytes"]
-    way = {w: sum(n for k, n in sizes.items() if w in k.split() and "source" in k) for w in WAYS}
+    way = {
+        w: sum(n for key, n in sizes.items() if key.startswith(f"{w} source"))
+        for w in ("from", "to")
+    }
     return {
         "seconds": round(statistics.median(entry["seconds"] for entry in timed), 3),
-        **{w: round(n / 1e6, 3) for w, n in way.items()},
+        **{f"mb_{w}": round(n / 1e6, 3) for w, n in way.items()},
         "first": trainings[1]["model"],
     }
-
-
-WAYS = ("from", "to")
 
 
 def difference(one: str, other: str) -> float:
