@@ -174,6 +174,14 @@ def test_values_that_could_overflow_are_refused() -> None:
         point.encode(LOSS, np.array([1e5]), 1000)
 
 
+@pytest.mark.parametrize(
+    "value, bits", [(0.5, 0), (1.0, 0), (1.0001, 1), (2.0, 1), (2.5, 2), (4.0, 2)]
+)
+def test_the_bound_is_the_next_power_of_two(value: float, bits: int) -> None:
+    sent = {"w": np.array([-value, 0.1], np.float32)}
+    assert FixedPoint(sent, 1, 1).bits["w"] == 62 - 16 - bits
+
+
 @pytest.mark.parametrize("members, most", [(3, 1), (3, 2**40), (64, 100), (65, 1_000_003)])
 def test_no_group_overflows(members: int, most: int) -> None:
     point = FixedPoint({"w": np.full(1, 7.0, np.float32)}, members, most)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from safetensors.numpy import load_file
 
 from clients.policy.rules import Policy
 from clients.site.memory import resident
@@ -16,7 +17,9 @@ from fedda.ops import keys
 from fedda.ops.agree import Occasion, Own, verify
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, pack
-from tests.local_grid import SOURCES, Bench, Node, assert_close, run, sent_by
+from server.journal import Journal
+from server.simulation import simulate
+from tests.local_grid import SOURCES, Bench, Node, assert_close, run, sent_by, settings_of
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -382,6 +385,26 @@ def test_a_plain_model_is_no_answer(keyed: list[Node]) -> None:
     with pytest.raises(QuorumError, match="2 of the 3"):
         made.round()
     assert any(what == "refused" and site == "anna" for what, site, _ in made.notices)
+
+
+def test_a_simulation_makes_its_own_keys(domains: list[Node], runs: dict[str, str]) -> None:
+    results = {}
+    for secure in ("none", "sum"):
+        settings = settings_of("fedavg") | runs | {"secure": secure, "run.name": secure}
+        config = RunConfig.parse(settings)
+        results[secure] = simulate(config, domains, Journal(), "process")
+    models = [load_file(results[s]["trainings"]["fedavg"][0]["model"]) for s in results]
+    assert_close(models[1], models[0], 1e-5)
+
+
+def test_a_site_with_a_smaller_bound_takes_the_same_models(
+    keyed: list[Node], tmp_path: Path
+) -> None:
+    """The masked model is not built, so it does not count as values of the network."""
+    made = bench(keyed)
+    values = sum(a.size for a in made.model.values())
+    nodes = ruled(keyed, f"[limits]\nparameters = {values + 200}", tmp_path)
+    assert bench(nodes).round()[0]
 
 
 def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ The weight and the training's loss travel as two more masked numbers. Integer bu
 counters of steps, are not masked: their mean is the largest, as in `fedda.maths.average`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ class FixedPoint:
     def __init__(self, sent: Arrays, members: int, most: int) -> None:
         room = BITS - (members - 1).bit_length() - (most - 1).bit_length()
         largest = {n: float(np.abs(a).max(initial=1.0)) for n, a in sent.items() if _is_float(a)}
-        self._largest = {n: int(np.ceil(np.log2(v))) + GROWTH for n, v in largest.items()}
+        self._largest = {n: _power(v) + GROWTH for n, v in largest.items()}
         self._largest[LOSS] = GROWTH
         self.bits = {n: room - largest for n, largest in self._largest.items()}
         self.members, self.most = members, most
@@ -188,6 +189,12 @@ class MaskedSum:
             model[name] = total.astype(dtype)
         loss = self._point.decode(LOSS, self._total[LOSS].view(np.uint64), weight)
         return model, float(loss[0])
+
+
+def _power(value: float) -> int:
+    """The smallest e with value <= 2^e, the same on every machine."""
+    fraction, exponent = math.frexp(value)
+    return exponent - (fraction == 0.5)
 
 
 def _is_float(array: NDArray[Any]) -> bool:
