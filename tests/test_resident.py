@@ -585,6 +585,7 @@ def test_a_session_that_was_lost_is_opened_again_with_the_remembered_id(
         (["--superlink", "hub:1", "--key", "/nothing"], 3, "cannot be read"),
         (["--superlink", "hub:1", "--ca", "/nothing"], 3, "cannot be read"),
         (["--superlink", "hub:1", "--insecure", "--key", "k"], 1, "contradicts"),
+        (["--superlink", "hub:1", "--insecure", "--peers", __file__], 3, "a line with no name"),
         (["--superlink", "hub:1", "--insecure", "--data", "/nothing"], 1, "/nothing"),
         (["--superlink", "hub:1", "--insecure", "--device", "cuda:99"], 1, "cuda:99 is not there"),
     ],

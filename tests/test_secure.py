@@ -19,6 +19,7 @@ from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
+from tests.federation import Federation, rounds
 from tests.local_grid import SOURCES, Bench, Node, assert_close, run, sent_by, settings_of
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -412,3 +413,21 @@ def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> N
     (training,) = results["trainings"]["fedavg"]
     kinds = {key for e in training["rounds"] for key in e["bytes"]}
     assert any("masked" in kind for kind in kinds) and any("key" in kind for kind in kinds)
+
+
+@pytest.mark.slow
+def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
+    """Over processes: of three sources one is killed, so the run waits until it is back."""
+    with Federation(tmp_path / "hub") as hub:
+        settings = {"method": "fedavg", "secure": "sum", "rounds": 6}
+        begun = hub.begin("secure", settings)
+        begun.wait_for("round", round=1)
+        hub.kill("bert")
+        begun.wait_for("trouble", what="paused")
+        hub.revive("bert")
+        found = begun.finish()
+    entries = rounds(found, "fedavg")
+    assert set(entries) == set(range(1, 7))
+    assert all(set(e["weights"]) == {"anna", "bert", "carl"} for e in entries.values())
+    assert all(e["bytes"]["from source masked"] for e in entries.values())
+    assert not any("from source model" in e["bytes"] for e in entries.values())
