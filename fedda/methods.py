@@ -166,8 +166,19 @@ class Method:
         return any("target" in phase.parts for phase in self.phases)
 
     def secured(self, secure: Secure) -> "Method":
-        """Return the method with the phases that a run's setting `secure` asks for."""
-        return replace(self, phases=self.summed) if secure == "sum" else self
+        """Return the method with the phases that a run's setting `secure` asks for.
+
+        Raises:
+            ConfigError: the method needs single models.
+        """
+        if secure == "none":
+            return self
+        if not self.summed:
+            raise ConfigError(
+                f"secure is sum, but {self.name} needs single models; set it to none, or choose a "
+                "method whose sources' models are only added up, such as fedavg."
+            )
+        return replace(self, phases=self.summed)
 
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.

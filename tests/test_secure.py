@@ -15,7 +15,7 @@ from fedda import records
 from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
 from fedda.ops import keys
 from fedda.ops.agree import Occasion, Own, verify
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
@@ -358,6 +358,12 @@ def test_the_policy_bounds_how_often_the_group_changes(keyed: list[Node], tmp_pa
 def test_settings_that_contradict_sums_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         RunConfig.parse({"secure": "sum", **settings})
+
+
+def test_a_site_refuses_a_task_without_such_sums() -> None:
+    flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
+    with pytest.raises(ConfigError, match="kd3a needs single models"):
+        Task.parse(flat | {"secure": "sum"})
 
 
 def test_two_sources_are_too_few(keyed: list[Node]) -> None:

@@ -162,12 +162,7 @@ class RunConfig(Section):
     def _check_secure(self) -> None:
         """Refuse what a sum without single models cannot do."""
         for name in self.trainings:
-            if not plugins.method(name).summed:
-                able = ", ".join(m for m in plugins.methods() if plugins.method(m).summed)
-                raise ConfigError(
-                    f"secure is sum, but {name} needs single models; set it to none, or choose "
-                    f"methods among {able}."
-                )
+            plugins.method(name).secured(self.secure)  # raises if it needs single models
         if self.guard.mean != "weighted":
             raise ConfigError(
                 f"secure is sum, but guard.mean is {self.guard.mean}, which compares single "

@@ -118,8 +118,6 @@ class Task(Section):
         options = plugins.method(str(tree.get("method", ""))).config
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
-        if task.secure == "sum" and not task.about.phases:
-            raise ConfigError(f"{task.method} needs single models, so it has no secure sum.")
         if not task.stages or task.stages[-1].last != task.rounds:
             raise ConfigError(
                 f"The training's schedule '{task.schedule[:80]}' must end with its last round, "
