@@ -218,7 +218,7 @@ def test_infomax_is_no_evidence_for_a_method_that_maximises_it() -> None:
 
 
 def test_what_one_witness_alone_can_tell_is_out() -> None:
-    """Of SHOT, whose model stays at the target, only ClassAMI is left, which its training raises."""
+    """Of SHOT, whose model stays at the target, only ClassAMI is left; its training raises it."""
     shot = candidate("shot", *[trained(None, 0.5, None)] * 3)
     good = candidate("kd3a", *[trained(0.75, 0.05)] * 3)
     found = decide([FEDAVG, shot, good])
