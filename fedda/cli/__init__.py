@@ -18,6 +18,7 @@ from fedda.cli import (
     select,
     settings,
     superlink,
+    watch,
     weights,
 )
 from fedda.cli import client as client_command
@@ -36,6 +37,7 @@ app.command()(demo.demo)
 app.command()(run.run)
 app.command()(attach.attach)
 app.command()(attach.stop)
+app.command()(watch.watch)
 app.command()(compare.compare)
 app.command()(choose.choose)
 app.command()(select.select)

@@ -1,6 +1,5 @@
 """Start a run on a server or on this machine, and show its progress in the terminal."""
 
-import json
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import typer
 
+from fedda.cli.at_server import server_of
 from fedda.cli.watching import (
     DiedError,
     OnServer,
@@ -167,15 +167,7 @@ def _server_of(launch: Launch) -> tuple[str, Path | None]:
     """Return the address of the server's control API and its certificate authority's file."""
     if launch.superlink:
         return launch.superlink, Path(launch.ca) if launch.ca else None
-    path = Path(launch.server) / "server.json"
-    try:
-        about = json.loads(path.read_text())
-        return about["admin"], Path(about["ca"]) if about["ca"] else None
-    except (OSError, ValueError, KeyError):
-        raise RunError(
-            f"No server runs from {launch.server}; start one with fedda superlink --dir, name "
-            "another by --server or --superlink, or run without one by --simulate."
-        ) from None
+    return server_of(Path(launch.server))
 
 
 def on_terminate() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedda.cli.at_server import ABOUT
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
@@ -18,8 +19,6 @@ from fedda.ops.submit import write_connection
 
 if TYPE_CHECKING:
     from server.superlink.gateway import Settings
-
-ABOUT = "server.json"
 
 log = logging.getLogger("fedda.superlink")
 

@@ -112,7 +112,7 @@ class OnThisMachine:
     def __init__(self, folder: Path, process: Holder) -> None:
         self._folder = folder
         self.process = process
-        self.offset = _began(folder / JOURNAL)
+        self.offset = began(folder / JOURNAL)
 
     def ended(self) -> str:
         return ""  # `watch` looks whether the process is there
@@ -317,8 +317,8 @@ def _instead(folder: Path) -> str:
     return f"; go on with it: fedda run --resume {folder}" if begun(folder) else ""
 
 
-def _began(journal: Path) -> int:
-    """Number of bytes of a journal before the last start of the run."""
+def began(journal: Path) -> int:
+    """Return the number of bytes of a journal before the last start of the run."""
     found = offset = 0
     if journal.exists():
         for line in journal.read_bytes().splitlines(keepends=True):

@@ -26,10 +26,14 @@ NAMES = {
 
 
 def headline(run: Run) -> Html:
-    """Make the title, the cards, the table of targets or seeds, and remarks on how to read them."""
+    """Make the title and the numbers under it."""
+    return join(e("h1", f"{run.title(run.own)} on {run.target}"), numbers(run))
+
+
+def numbers(run: Run) -> Html:
+    """Make the cards, the table of targets or seeds, and remarks on how to read them."""
     scale = SCALES[run.measure]
     return join(
-        e("h1", f"{run.title(run.own)} on {run.target}"),
         e("p", _about(run), class_="sub"),
         e("div", *_cards(run, scale), class_="cards"),
         e("div", _table(run, scale), e("div", *map(note, _remarks(run))), class_="lead"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedda.files import replacing, writing
 from fedda.results.read import Results
@@ -60,40 +61,55 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
 def page(results: Results, noted: Noted, audited: recovered.Audited | None = None) -> str:
     """Return the whole document."""
     run = Run(results)
-    audits = recovered.section_of(audited)
+    title = f"{run.short(run.own)} on {run.target}: {results['name']}"
+    return document(title, headline(run), *parts(run, noted, audited))
+
+
+def document(title: str, *content: Any, policy: str = POLICY, script: str = "") -> str:
+    """Return a document.
+
+    Args:
+        title: for the browser's tab.
+        content: of the page.
+        policy: what the browser may load and run.
+        script: the text of the page's only script; the policy has to allow it.
+    """
     head = e(
         "head",
         e("meta", charset="utf-8"),
         e("meta", name="viewport", content="width=device-width,initial-scale=1"),
-        e("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        e("meta", http_equiv="Content-Security-Policy", content=policy),
         e("meta", name="color-scheme", content="light dark"),
-        e("title", f"{run.short(run.own)} on {run.target}: {results['name']}"),
+        e("title", title),
         e("style", Html(CSS)),
     )
+    run_by_page = e("script", Html(script)) if script else None
+    body = e("body", e("main", *content), run_by_page)
+    return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
+
+
+def parts(run: Run, noted: Noted, audited: recovered.Audited | None = None) -> list[Html | None]:
+    """Make everything below the headline: the links to the sections, and the sections."""
+    audits = recovered.section_of(audited)
     doubted, chosen, judged = doubts(run), collaborators(run), worth(run)
     maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen, "worth": judged}
     absent = {anchor for anchor, part in maybe.items() if not part}
-    parts = {anchor: words for anchor, words in PARTS.items() if anchor not in absent}
-    links = [e("a", words, href=f"#{anchor}") for anchor, words in parts.items()]
-    body = e(
-        "body",
-        e(
-            "main",
-            headline(run),
-            e("nav", *links, aria_label="Parts of this page"),
-            judged,
-            chosen,
-            rounds(run),
-            inside(run, noted),
-            audits,
-            costs(run),
-            sites(run),
-            events(run),
-            doubted,
-            settings(run),
-        ),
-    )
-    return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
+    links = [
+        e("a", words, href=f"#{anchor}") for anchor, words in PARTS.items() if anchor not in absent
+    ]
+    return [
+        e("nav", *links, aria_label="Parts of this page"),
+        judged,
+        chosen,
+        rounds(run),
+        inside(run, noted),
+        audits,
+        costs(run),
+        sites(run),
+        events(run),
+        doubted,
+        settings(run),
+    ]
 
 
 def inside(run: Run, noted: Noted) -> Html:

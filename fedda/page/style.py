@@ -93,6 +93,7 @@ tbody th{position:sticky;left:0;background:var(--card)}
 .strong>*{font-weight:650}.faint>*{color:var(--soft)}
 .tag{display:inline-block;border:1px solid currentColor;border-radius:99px;padding:0 8px;
 font-size:12px}
+progress{width:100%;height:8px;accent-color:var(--k1)}
 .square{aspect-ratio:1;max-width:min(100%,560px);margin:0 auto}
 .square svg{width:100%;height:100%;display:block}
 .square path{stroke-width:5;stroke-linecap:round;stroke-opacity:.75}

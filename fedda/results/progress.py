@@ -13,11 +13,11 @@ from rich.text import Text
 
 from fedda import plugins
 from fedda.errors import ConfigError
+from fedda.results.pace import Key, Pace
 from fedda.results.read import printable
 from fedda.settings import RunConfig
 
 Event = dict[str, Any]
-Key = tuple[str, int, str]  # names a training: method, seed, and the target if it has several
 
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
@@ -52,18 +52,21 @@ class Display(OnTerminal):
         config: the run; from it the display knows the number of trainings, and so the time that is
             left for all of them. Without it each training is shown by itself.
         console: where to write, by default to stdout.
+        above: makes what a terminal shows above the bar, if anything.
+        every: rounds between two plain lines.
     """
 
-    def __init__(self, config: RunConfig | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        console: Console | None = None,
+        above: Callable[[], RenderableType] | None = None,
+        every: int = _EVERY,
+    ) -> None:
         console = console or Console()
-        self._plan: list[Key] = []
-        self._rounds = 0
-        if config is not None:
-            self._plan = [(m, s, "") for s in config.seeds for m in config.trainings]
-            self._rounds = config.rounds
-        self._seen: dict[Key, int] = {}  # rounds done, by training
-        self._lengths: dict[Key, int] = {}  # rounds in all, of trainings that have begun
-        self._seconds: dict[str, list[float]] = {}  # seconds of each round shown, by method
+        self._above = above
+        self._every = every
+        self._pace = Pace(config.trainings, config.seeds, config.rounds) if config else Pace()
         self._said = 0.0
         self._since = 0.0  # when the run began to wait for `_awaited`, in seconds of the clock
         self._awaited: list[str] = []
@@ -87,7 +90,6 @@ class Display(OnTerminal):
             "waiting": self._waiting,
             "waiting-for": self._waiting_for,
             "joined": self._joined,
-            "roster": self._roster,
             "training": self._training,
             "open": self._open,
             "selected": self._selected,
@@ -95,6 +97,7 @@ class Display(OnTerminal):
             "trouble": self._trouble,
             "doubt": self._doubt,
         }
+        self._pace.note(event)
         if event["event"] in shows:
             shows[event["event"]](event)
 
@@ -119,32 +122,18 @@ class Display(OnTerminal):
         wait = Text()
         if self._awaited:
             wait = Text(printable(self._wait(time.time() - self._since)), style="yellow")
-        return Group(self._bar, self._numbers, wait)
+        above = [self._above()] if self._above else []
+        return Group(*above, self._bar, self._numbers, wait)
 
     def _joined(self, event: Event) -> None:
         self._say(f"joined: {event['text']}")
-
-    def _roster(self, event: Event) -> None:
-        """Plan one training per target if the run has several targets."""
-        targets = event.get("targets", [])
-        if len(targets) > 1 or event.get("open"):
-            seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
-            methods = list(dict.fromkeys(m for m, _, _ in self._plan))
-            self._plan = [(m, s, t) for s in seeds for t in targets for m in methods]
 
     def _open(self, event: Event) -> None:
         self._bar.update(self._task, description="waiting for targets", round="", left="")
         self._say("the run is open: it adapts every target that joins, until it is stopped")
 
-    def _key(self, event: Event) -> Key:
-        key = event["method"], event["seed"], event.get("target", "")
-        planned = (*key[:2], "")  # a run that chose one of several targets plans without a target
-        return planned if planned in self._plan else key
-
     def _training(self, event: Event) -> None:
-        key, done, rounds = self._key(event), event["round"], event["rounds"]
-        self._rounds = self._lengths[key] = rounds
-        self._seen[key] = done
+        key, done, rounds = self._pace.key(event), event["round"], event["rounds"]
         going = f"going on after round {done} of {rounds}" if done else f"{rounds} rounds"
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
@@ -160,20 +149,18 @@ class Display(OnTerminal):
         self._say(f"  {event.get('target', 'the target')} adapts from {taken}")
 
     def _round(self, event: Event) -> None:
-        key, number = self._key(event), event["round"]
-        self._seen[key] = number
-        self._seconds.setdefault(key[0], []).append(event["seconds"])
-        last, now = number == self._rounds, event.get("time", 0.0)
-        pace = f"{self._pace(key[0]):.1f} s per round"
+        key, number, rounds = self._pace.key(event), event["round"], self._pace.rounds
+        last, now = number == rounds, event.get("time", 0.0)
+        pace = f"{self._pace.per_round(key[0]):.1f} s per round"
         numbers = [text for text in (_scores(event), pace) if text]
         if self._live:
             self._numbers = Text(", ".join(numbers), style="dim")
             if last:
                 self._say(f"{self._name(key)}: {_scores(event)} after {number} rounds")
-        elif last or number == 1 or number % _EVERY == 0 or now - self._said >= _AT_LEAST:
-            left = self._left(key)
+        elif last or number == 1 or number % self._every == 0 or now - self._said >= _AT_LEAST:
+            left = self._pace.left(key)
             numbers += [f"{clock(left)} left"] if left else []
-            self._say(f"  round {number}/{self._rounds}: {', '.join(numbers)}")
+            self._say(f"  round {number}/{rounds}: {', '.join(numbers)}")
             self._said = now
         self._update(key)
 
@@ -183,7 +170,8 @@ class Display(OnTerminal):
 
     def _doubt(self, event: Event) -> None:
         self._say(
-            f"{self._name(self._key(event))}, round {event['round']}: {event['text']}", "yellow"
+            f"{self._name(self._pace.key(event))}, round {event['round']}: {event['text']}",
+            "yellow",
         )
 
     def _say(self, text: str, style: str = "") -> None:
@@ -194,30 +182,19 @@ class Display(OnTerminal):
         self._bar.update(
             self._task,
             description=self._name(key),
-            completed=self._seen[key],
-            total=self._rounds,
-            round=f"round {self._seen[key]}/{self._rounds}",
-            left=f"{clock(self._left(key))} left" if self._seconds else "",
+            completed=self._pace.seen[key],
+            total=self._pace.rounds,
+            round=f"round {self._pace.seen[key]}/{self._pace.rounds}",
+            left=f"{clock(self._pace.left(key))} left" if self._pace.timed else "",
         )
 
     def _name(self, key: Key) -> str:
         method, seed, target = key
         name = _title(method) + (f" on {target}" if target else "")
-        if key not in self._plan:
+        if key not in self._pace.plan:
             return f"{name}, seed {seed}"
-        seeds = list(dict.fromkeys(s for _, s, _ in self._plan))
+        seeds = list(dict.fromkeys(s for _, s, _ in self._pace.plan))
         return name if len(seeds) == 1 else f"{name}, seed {seeds.index(seed) + 1} of {len(seeds)}"
-
-    def _pace(self, method: str) -> float:
-        """Mean seconds per round of a method; of all methods until it has a round of its own."""
-        seconds = self._seconds.get(method) or [s for many in self._seconds.values() for s in many]
-        return sum(seconds) / len(seconds)
-
-    def _left(self, key: Key) -> float:
-        """Seconds until all planned trainings are done; without a plan, until this one is done."""
-        keys = self._plan if key in self._plan else [key]
-        left = {k: self._lengths.get(k, self._rounds) - self._seen.get(k, 0) for k in keys}
-        return sum(rounds * self._pace(k[0]) for k, rounds in left.items())
 
 
 def _title(method: str) -> str:

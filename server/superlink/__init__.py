@@ -6,6 +6,8 @@ filter      the paths that sites and operators may call
 guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
 book        what each site was handed, and so may answer
+watched     what the SuperLink knows of sites and runs, for those who watch
+live        the live page and its events, at the operator's port
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs
 lean_grid   a run's messages, in little memory

@@ -27,7 +27,9 @@ from fedda.ops.submit import OFFLINE
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .listener import Limits, Listener, Loop, Protocol
+from .live import Live
 from .site_calls import SiteCalls
+from .watched import Watched
 
 TRAFFIC_EVERY_S = 2.0
 
@@ -171,7 +173,9 @@ async def _serve(
     if tls is not None:
         caller = Guard(app.state.linkstate_factory.state().get_node_id_by_public_key).caller
     sites = SiteCalls(shortened(app, guarded=caller is not None), traffic, caller)
-    admin = server(LocalOnly(shortened(app), settings.admin_port), "on")
+    watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
+    live = Live(shortened(app), watched)
+    admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -191,6 +195,7 @@ async def _serve(
         ready()
         await _tend(stop, tasks, every, settings.traffic, traffic)
     finally:
+        live.close()
         public.should_exit = admin.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(_end_group, children)

@@ -1,0 +1,174 @@
+"""The first screen of the live page: the state in words, cards, the sites, the last troubles."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from fedda.page.headline import duration
+from fedda.page.html import Html, e
+from fedda.page.parts import NOTHING, note, section, table
+from fedda.results.progress import clock
+from fedda.results.read import counted, human
+
+from .snapshot import Run, Site, Snapshot
+from .story import DONE, FAILED, STARTS, WAITS, Story
+
+MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
+WORK = {"train": "trains", "evaluate": "is tested", "query": "answers a question"}
+STATES = {STARTS: "starting", WAITS: "waiting for sites", DONE: "finished", FAILED: "failed"}
+
+
+def now(
+    snapshot: Snapshot, run: Run | None, story: Story, names: Mapping[int, str], which: str
+) -> list[Html | None]:
+    """Make the first screen: the state in words, cards, sites, the last troubles, other runs."""
+    return [
+        e("h1", _title(run, story, which)),
+        e("p", sentence(run, story), class_="sub"),
+        e("div", *_cards(snapshot, run, story), class_="cards") if run else None,
+        progress(story) if run else None,
+        section("now", "Sites now", *_sites(snapshot, run, story, names)),
+        _troubles(story),
+        _runs(snapshot, run),
+    ]
+
+
+def _title(run: Run | None, story: Story, which: str) -> str:
+    if run is None:
+        return f"The server knows no run {which}" if which else "No run has begun"
+    method = story.current[0] if story.current else run.method
+    return f"{run.name}: {method}" + (f" on {', '.join(story.targets)}" if story.targets else "")
+
+
+def sentence(run: Run | None, story: Story) -> str:
+    """Say in words where the run is."""
+    if run is None:
+        return "The sites below are registered. A run begins with: fedda run METHOD --server DIR"
+    if state := ended(run, story):
+        return f"The run has {state}." + (f" {story.why}" if story.why else "")
+    if story.awaited:
+        since = clock(max(0.0, story.last - story.since))
+        return f"Waiting for {', '.join(story.awaited)} since {since}."
+    if story.current is None:
+        return f"The run is {STATES.get(story.state, story.state)}."
+    method, seed, target = story.current
+    which, of = story.place
+    where = f" on {target}" if target else ""
+    training = f", training {which} of {of}" if of > 1 else ""
+    return (
+        f"Training {method}{where}, seed {seed}{training}: round {story.round} of {story.rounds}."
+    )
+
+
+def ended(run: Run, story: Story) -> str:
+    """How a run ended: finished, failed or been stopped; empty while it goes on."""
+    if story.state == DONE:
+        return "finished"
+    if run.ending == "stopped" or (story.state == FAILED and story.stopped):
+        return "been stopped"
+    if story.state == FAILED or run.ended:
+        return "failed"
+    return ""
+
+
+def _cards(snapshot: Snapshot, run: Run, story: Story) -> list[Html]:
+    online = sum(site.online for site in snapshot.sites)
+    newest, total = story.newest, sum(story.bytes().values())
+    seconds = story.per_round
+
+    def card(what: str, big: Any, small: Any, css: str = "card") -> Html:
+        return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
+
+    cards = [
+        card(
+            "Round",
+            e("span", f"{story.round:,}", e("small", f" of {story.rounds:,}")),
+            NOTHING if seconds is None else f"{seconds:.1f} s per round",
+            "card main",
+        )
+    ]
+    if state := ended(run, story):
+        cards.append(card("Run", state, f"after {duration(story.last - story.began)}"))
+    else:
+        left = NOTHING if story.left is None else clock(story.left)
+        cards.append(card("Left, estimated", left, "for all trainings of the run"))
+    if "accuracy" in newest:
+        cards.append(card("Accuracy", f"{100 * newest['accuracy']:.1f} %", "of the newest round"))
+    elif "loss" in newest:
+        cards.append(card("Training loss", f"{newest['loss']:.3f}", "of the newest round"))
+    cards.append(card("Bytes so far", human(total), "models, atoms, gradients and scalars"))
+    cards.append(card("Sites reachable", f"{online:,}", f"of {len(snapshot.sites):,} registered"))
+    bad = e("span", f"{len(story.troubles):,}", class_="bad")
+    cards.append(card("Troubles", bad if story.troubles else "none", "of the run so far"))
+    return cards
+
+
+def progress(story: Story) -> Html | None:
+    """Make a bar over all trainings of the run; over this one if nobody knows the others."""
+    if story.current is None or not story.rounds:
+        return None
+    _, of = story.place
+    done, whole = story.round, story.rounds
+    if of:
+        done, whole = sum(story.pace.seen.values()), story.rounds * of
+    words = f"{done} of {whole} rounds"
+    return e("progress", words, max=whole, value=min(done, whole), aria_label="Rounds done")
+
+
+def _sites(
+    snapshot: Snapshot, run: Run | None, story: Story, names: Mapping[int, str]
+) -> list[Html]:
+    troubles = Counter(str(event.get("site", "")) for event in story.troubles)
+    shown = snapshot.sites[:MOST_SITES]
+    rows = []
+    for site in sorted(shown, key=lambda s: (not s.online, called(s, names))):
+        name = called(site, names)
+        mine = site.work if run is not None and site.run == run.number and not run.ended else ""
+        rows.append(
+            [
+                name,
+                story.joined.get(name) or site.role or NOTHING,
+                e("span", "yes", class_="good") if site.online else e("span", "no", class_="bad"),
+                "yes" if name in story.joined else NOTHING,
+                WORK.get(mine.partition(".")[0], mine) or NOTHING,
+                f"{troubles[name]:,}",
+            ]
+        )
+    if not rows:
+        return [note("No site is registered. A key is made by: fedda keys add NAME --dir DIR")]
+    head = ["site", "role", "reachable", "in this run", "now", "troubles"]
+    made = table(head, rows, left=2, wrap=[0], label="Sites now", open_=len(rows) <= 15)
+    more = len(snapshot.sites) - len(shown)
+    return [made, *([note(f"{counted(more, 'more site')} not shown.")] if more else [])]
+
+
+def called(site: Site, names: Mapping[int, str]) -> str:
+    """A site's name: as the run knows it, as it was registered, or its number."""
+    return names.get(site.node) or site.name or f"node {site.node}"
+
+
+def _troubles(story: Story) -> Html | None:
+    """The last troubles; all are further below."""
+    if not story.troubles:
+        return None
+    rows = [
+        [str(t.get("round", NOTHING)), str(t.get("site") or NOTHING), str(t.get("text", ""))]
+        for t in story.troubles[-MOST_TROUBLES:][::-1]
+    ]
+    made = table(["round", "site", "in words"], rows, left=3, wrap=[1, 2], label="Last troubles")
+    return section("last", "Last troubles", made)
+
+
+def _runs(snapshot: Snapshot, run: Run | None) -> Html | None:
+    others = [other for other in snapshot.runs if other is not run][:MOST_RUNS]
+    if not others:
+        return None
+    links = [
+        e("li", e("a", other.name, href=f"/live?run={other.number}"), f" ({_how(other)})")
+        for other in others
+    ]
+    return section("runs", "Other runs", e("ul", *links))
+
+
+def _how(run: Run) -> str:
+    return run.ending or run.status

@@ -1,0 +1,126 @@
+"""The live page: who is there, who trains, how far the run is, and the report of what there is."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from fedda.errors import RunError
+from fedda.page.headline import numbers
+from fedda.page.html import Html, e
+from fedda.page.noted import Noted
+from fedda.page.page import document, parts
+from fedda.page.parts import section
+from fedda.page.series import Run as Shown
+from fedda.results.read import RESULTS, load
+
+from .now import ended, now
+from .snapshot import Run, Snapshot
+from .sofar import results, roster_of
+from .story import Journal, Story, settings_of
+
+# Fetches this page again at each event, and puts its part `live` in the place of the old one.
+SCRIPT = """
+const live=()=>document.getElementById("live"),lost=document.getElementById("lost");
+const ask=new URLSearchParams(location.search);
+ask.set("seen",live().dataset.version);
+const name=s=>(s.closest("figure,section")?.querySelector("h3,h2")?.textContent??"")+s.textContent;
+let busy=false,again=false;
+async function refresh(){
+  if(busy){again=true;return}
+  busy=true;
+  try{
+    do{
+      again=false;
+      const answer=await fetch(location.pathname+location.search,{cache:"no-store"});
+      if(!answer.ok)break;
+      const next=new DOMParser().parseFromString(await answer.text(),"text/html")
+        .getElementById("live");
+      const open=new Set([...live().querySelectorAll("details[open]>summary")].map(name));
+      for(const s of next.querySelectorAll("details>summary"))s.parentNode.open=open.has(name(s));
+      live().replaceWith(next);
+    }while(again);
+    lost.hidden=true;
+  }catch{lost.hidden=false}
+  busy=false;
+}
+const events=new EventSource("/live/events?"+ask);
+events.onmessage=refresh;
+events.onopen=()=>{lost.hidden=true};
+events.onerror=()=>{lost.hidden=false};
+"""
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+
+
+def page(snapshot: Snapshot, which: str, version: str, journals: dict[str, Journal]) -> str:
+    """Return the whole page.
+
+    Args:
+        snapshot: the sites and runs.
+        which: the run to show, by name or number; empty for the newest.
+        version: of what is shown; the page asks for events after it.
+        journals: those read before, by folder; kept so that each is read only once.
+    """
+    run = snapshot.run(which)
+    story, content = Story(), list[Html | None]()
+    names: dict[int, str] = {}
+    if run is not None:
+        if run.folder not in journals:
+            journals.clear()
+            journals[run.folder] = Journal(run.path)
+        story = journals[run.folder].look()
+        roster = roster_of(run.path)
+        names = {node["id"]: node["name"] for node in roster.get("nodes", ())}
+        content = report(story, run, roster)
+    title = f"{run.name if run else 'waiting for a run'}: live"
+    shown = e(
+        "div",
+        *now(snapshot, run, story, names, which),
+        *content,
+        id="live",
+        data_version=version,
+    )
+    again = "?" + f"run={quote(which, safe='')}" if which else "?"
+    lost = e(
+        "p",
+        "The server does not answer; this page is as it was. ",
+        id="lost",
+        class_="bad",
+        hidden=True,
+    )
+    return document(
+        title, lost, shown, e("noscript", reload_link(again)), policy=POLICY, script=SCRIPT
+    )
+
+
+def reload_link(address: str) -> Html:
+    """Make what a browser without scripts needs instead of the events."""
+    return e("p", e("a", "Reload", href=address), " to see what has changed.", class_="sub")
+
+
+def report(story: Story, run: Run, roster: Mapping[str, Any]) -> list[Html | None]:
+    """Make the report of a run as far as it has come; nothing before its first round."""
+    found: Mapping[str, Any] | None = None
+    if (run.path / RESULTS).is_file() and ended(run, story):
+        try:
+            found = load(run.path)
+        except RunError:
+            found = None
+    found = found or results(story, run.name, settings_of(run.path), dict(roster))
+    if not found["trainings"]:
+        return []
+    shown = Shown(dict(found))
+    return [section("so-far", "Results so far", numbers(shown)), *parts(shown, Noted())]
+
+
+_journals: dict[str, Journal] = {}  # of the process that makes the pages
+
+
+def made(snapshot: Mapping[str, Any], which: str, version: str) -> str:
+    """Make a page from what a process can send to another -> the page."""
+    return page(Snapshot.of(snapshot), which, version, _journals)

@@ -1,0 +1,101 @@
+"""Who is at the server, and which runs it has: what `fedda superlink` tells at /live/sites.json."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedda.errors import RunError
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A registered site.
+
+    Attributes:
+        node: its number at the server.
+        name: the name that it was registered with; empty if it has none.
+        role: source or target, if the operator bound its key to one; else empty.
+        online: whether it is reachable.
+        work: what it was asked and has not answered: train, evaluate, query; empty if nothing.
+        run: of that work.
+    """
+
+    node: int
+    name: str
+    role: str
+    online: bool
+    work: str = ""
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run at the server.
+
+    Attributes:
+        number: Flower's id of the run.
+        name: of the run's folder.
+        folder: the path on the server's machine.
+        method: the method that it trains.
+        status: pending, starting, running or finished.
+        ending: completed, failed or stopped; empty while it goes on.
+        began: when it was asked for, as Flower writes it.
+    """
+
+    number: int
+    name: str
+    folder: str
+    method: str
+    status: str
+    ending: str = ""
+    began: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status == FINISHED
+
+    @property
+    def path(self) -> Path:
+        """The folder, as a path."""
+        return Path(self.folder)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The sites, and the runs, the newest first."""
+
+    sites: tuple[Site, ...] = ()
+    runs: tuple[Run, ...] = ()
+
+    def run(self, which: str = "") -> Run | None:
+        """The run of a name, number or folder; without one the newest. None if there is none."""
+        if not which:
+            return next(iter(self.runs), None)
+        for run in self.runs:
+            if which in (str(run.number), run.name) or Path(which).absolute() == run.path:
+                return run
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON's types."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, read: Mapping[str, Any]) -> "Snapshot":
+        """Read what `to_json` wrote.
+
+        Raises:
+            RunError: it is something else.
+        """
+        try:
+            sites = tuple(Site(**site) for site in read["sites"])
+            return cls(sites, tuple(Run(**run) for run in read["runs"]))
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"the server's list of sites cannot be read ({error}); start the server with this "
+                "version of fedda."
+            ) from None

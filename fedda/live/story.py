@@ -1,0 +1,225 @@
+"""What a run's journal has said so far: a fold over its events, one after the other.
+
+Everything here may come from a site: texts are kept as they are, and escaped where they are shown.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedda.results.pace import Key, Pace
+from fedda.results.read import JOURNAL
+
+Event = dict[str, Any]
+Entry = dict[str, Any]  # a round, as in results.json
+
+WAITS, TRAINS, DONE, FAILED, STARTS = "waiting", "training", "done", "failed", "starting"
+_ENDS = {"done": DONE, "failed": FAILED}
+_STOPS = ("KeyboardInterrupt", "SystemExit")  # errors of a run that somebody stopped
+
+
+@dataclass
+class Story:
+    """A run as far as its journal tells.
+
+    Attributes:
+        pace: what is planned and done.
+        state: starting, waiting, training, done or failed.
+        why: the reason, if the run failed.
+        joined: role of each site that joined, by name.
+        targets: the targets that the run adapts to.
+        awaited: the sites that the run waits for, and since when.
+        current: the training that goes on, and its round.
+        trainings: the rounds of each training, by their number.
+        troubles: what went wrong, as results.json lists it.
+        doubts: signs that a training went wrong, by training.
+        began: time of the run's first start.
+        last: time of the last event.
+    """
+
+    pace: Pace = field(default_factory=Pace)
+    state: str = STARTS
+    why: str = ""
+    stopped: bool = False
+    joined: dict[str, str] = field(default_factory=dict)
+    targets: list[str] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    awaited: list[str] = field(default_factory=list)
+    since: float = 0.0
+    current: Key | None = None
+    trainings: dict[Key, dict[int, Entry]] = field(default_factory=dict)
+    troubles: list[Event] = field(default_factory=list)
+    doubts: dict[Key, list[Event]] = field(default_factory=dict)
+    began: float = 0.0
+    last: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self.state in (DONE, FAILED)
+
+    @property
+    def round(self) -> int:
+        """Rounds that the current training has done."""
+        return self.pace.seen.get(self.current, 0) if self.current else 0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the current training in all; 0 while nobody knows."""
+        return self.pace.rounds
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds until the end; None before the first round, and after the end."""
+        if self.current is None or self.ended or not self.pace.timed:
+            return None
+        return self.pace.left(self.current)
+
+    @property
+    def per_round(self) -> float | None:
+        """Mean seconds per round of the current method; None before the first round."""
+        return self.pace.per_round(self.current[0]) if self.current and self.pace.timed else None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which training goes on, of how many; the second is 0 if nobody knows."""
+        plan = self.pace.plan
+        if self.current in plan:
+            return plan.index(self.current) + 1, len(plan)
+        return len(self.trainings), 0
+
+    @property
+    def newest(self) -> Entry:
+        """The last round of the current training; empty before its first."""
+        rounds = self.trainings.get(self.current, {}) if self.current else {}
+        return rounds[max(rounds)] if rounds else {}
+
+    def bytes(self) -> Counter[str]:
+        """Bytes so far, by direction, role and kind: `to source model`."""
+        total: Counter[str] = Counter()
+        for rounds in self.trainings.values():
+            for entry in rounds.values():
+                total.update(entry.get("bytes") or {})
+        return total
+
+    def add(self, event: Event) -> None:
+        """Take the next event; unknown ones only move the clock."""
+        what, now = event["event"], float(event.get("time", 0.0))
+        self.began, self.last = self.began or now, max(self.last, now)
+        self.pace.note(event)
+        match what:
+            case "started":  # anew, after an interruption
+                self.state, self.why, self.stopped = STARTS, "", False
+                self.awaited = []
+            case "joined":
+                self.joined[str(event["site"])] = str(event["role"])
+            case "waiting":
+                self.state = WAITS
+            case "waiting-for":
+                self.awaited = [str(name) for name in event["sites"]]
+                self.since = now - event["seconds"]
+            case "roster":
+                self.targets = [str(name) for name in event.get("targets", [])]
+                self.shape, self.classes = event.get("shape", []), list(event.get("classes", []))
+                self.awaited = []
+            case "training":
+                self.state, self.current, self.awaited = TRAINS, self.pace.key(event), []
+                before = self.trainings.get(self.current, {})
+                kept = {n: e for n, e in before.items() if n <= event["round"]}
+                self.trainings[self.current] = kept
+            case "round":
+                self._round(event)
+            case "trouble":
+                self.troubles.append({k: v for k, v in event.items() if k not in ("event", "time")})
+                if event.get("what") == "resumed":
+                    self.awaited = []
+            case "doubt":
+                self.doubts.setdefault(self.pace.key(event), []).append(event)
+            case "done" | "failed":
+                self.state, self.awaited = _ENDS[what], []
+                self.why = str(event.get("text", ""))
+                self.stopped = event.get("error") in _STOPS
+
+    def _round(self, event: Event) -> None:
+        key = self.pace.key(event)
+        about = ("event", "time", "method", "seed", "target")
+        entry = {k: v for k, v in event.items() if k not in about}
+        self.trainings.setdefault(key, {})[int(event["round"])] = entry
+        self.current, self.awaited = key, []
+
+
+def tell(events: Iterable[Event], settings: dict[str, Any] | None = None) -> Story:
+    """Gather events.
+
+    Args:
+        events: of a run's journal, in order.
+        settings: of the run, as its config.json holds them; with them the story knows how many
+            trainings there will be.
+    """
+    story = Story(pace=Pace.of(settings or {}))
+    for event in events:
+        story.add(event)
+    return story
+
+
+class Journal:
+    """Reads a run's journal as it grows, and keeps the story so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.read = 0  # bytes that are in the story
+        self.story = Story()
+        self._planned = False
+
+    def look(self) -> Story:
+        """Read what was added -> the story so far."""
+        path = self.folder / JOURNAL
+        try:
+            # The size first: whatever needs the plan was written after the settings.
+            size = path.stat().st_size
+            if size < self.read:  # another journal: somebody began the run anew
+                self.read, self.story, self._planned = 0, Story(), False
+            if not self._planned:
+                self._plan()
+            if size > self.read:
+                with path.open("rb") as file:
+                    file.seek(self.read)
+                    added = file.read(size - self.read)
+                whole = added[: added.rfind(b"\n") + 1]  # the last line may be half written
+                self.read += len(whole)
+                for event in events(whole):
+                    self.story.add(event)
+        except OSError:
+            pass  # not begun, or its folder is gone: the story stays as it is
+        return self.story
+
+    def _plan(self) -> None:
+        """Learn the plan; the settings are there before the first event that needs them."""
+        settings = settings_of(self.folder)
+        if settings:
+            self.story.pace = Pace.of(settings)
+            self._planned = True
+
+
+def events(lines: bytes) -> Iterable[Event]:
+    """Yield the events in lines of a journal; lines that a crash cut short are passed over."""
+    for line in lines.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            yield event
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The settings in a run's folder; empty if there are none yet."""
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

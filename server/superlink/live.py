@@ -1,0 +1,212 @@
+"""The live page and its events, at the operator's port only: they read, and change nothing.
+
+The page is made in a process of its own, begun at the first request for one: charts take memory
+and time that the SuperLink's process needs for the sites.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+from urllib.parse import parse_qs
+
+from fedda.live.snapshot import Snapshot
+from fedda.ops.spawn import die_with_parent
+from fedda.results.read import JOURNAL
+
+from .filter import App, Receive, Scope, Send
+
+PAGE, EVENTS, SITES = "/live", "/live/events", "/live/sites.json"
+LOOK_S = 1.0  # between two looks for a change
+ALIVE_S = 15.0  # between two comments that keep a quiet stream open
+STREAMS = 32  # at a time
+MAKE_S = 60.0  # to make a page; the first takes a few seconds
+HTML, JSON = b"text/html; charset=utf-8", b"application/json"
+STREAM, TEXT = b"text/event-stream", b"text/plain; charset=utf-8"
+HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+Asked = dict[str, str]  # what an address asks for, after the question mark
+Answer = tuple[int, bytes, bytes]  # status, type, body
+
+
+class Live:
+    """Answers the addresses of those who watch, and passes all others on."""
+
+    def __init__(self, app: App, watched: Callable[[], Snapshot]) -> None:
+        """Wrap an application.
+
+        Args:
+            app: what serves all other addresses.
+            watched: says which sites and runs there are; called in threads.
+        """
+        self.app = app
+        self.watched = watched
+        self._answers: dict[str, Callable[[Asked], Awaitable[Answer]]] = {
+            PAGE: self._page,
+            SITES: self._sites,
+        }
+        self._pages = Pages()
+        self._streams = 0
+        self._closing = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path in self._answers or path == EVENTS):
+            await self.app(scope, receive, send)
+            return
+        asked = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        if scope["method"] != "GET":
+            await _answer(send, (405, TEXT, b"only GET is served here\n"))
+        elif not of_its_own(scope):
+            await _answer(send, (403, TEXT, b"no other page is served here\n"))
+        elif path != EVENTS:
+            await _answer(send, await self._answers[path](asked))
+        elif self._streams >= STREAMS:
+            await _answer(send, (503, TEXT, b"too many pages follow: close some\n"))
+        else:
+            self._streams += 1
+            try:
+                await self._stream(scope, asked, receive, send)
+            finally:
+                self._streams -= 1
+
+    def close(self) -> None:
+        """End all streams, and the process that makes pages."""
+        self._closing.set()
+        self._pages.close()
+
+    async def _page(self, asked: Asked) -> Answer:
+        which = asked.get("run", "")
+        snapshot, version = await asyncio.to_thread(self._look, which)
+        return 200, HTML, (await self._pages.page(snapshot, which, version)).encode()
+
+    async def _sites(self, asked: Asked) -> Answer:
+        snapshot = await asyncio.to_thread(self.watched)
+        return 200, JSON, json.dumps(snapshot.to_json()).encode()
+
+    def _look(self, which: str) -> tuple[Snapshot, str]:
+        snapshot = self.watched()
+        return snapshot, version_of(snapshot, which)
+
+    async def _stream(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+        """Send an event at each change, until the reader or the server goes."""
+        last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
+        headers = [(b"content-type", STREAM), *HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            async for text in self._events(asked.get("run", ""), last or asked.get("seen", "")):
+                if gone.done():
+                    return
+                if text:
+                    await send({"type": "http.response.body", "body": text, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+    async def _events(self, which: str, seen: str) -> AsyncIterator[bytes]:
+        """Yield an event per change after the version `seen`; at a look without a change b""."""
+        yield b"retry: 2000\n\n"
+        quiet = 0.0
+        while not self._closing.is_set():
+            _, version = await asyncio.to_thread(self._look, which)
+            if version != seen:
+                seen, quiet = version, 0.0
+                yield f"id: {version}\ndata: {version}\n\n".encode()
+            elif quiet >= ALIVE_S:
+                quiet = 0.0
+                yield b": no change\n\n"
+            else:
+                yield b""
+            quiet += LOOK_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), LOOK_S)
+
+
+class Pages:
+    """Makes pages, one at a time, in a process of its own."""
+
+    def __init__(self) -> None:
+        self._process: ProcessPoolExecutor | None = None
+        self._one = asyncio.Lock()
+        self._last: tuple[tuple[str, str], str] = ("", ""), ""  # of what, and the page
+
+    async def page(self, snapshot: Snapshot, which: str, version: str) -> str:
+        """Return the page; the last one again if nothing has changed."""
+        async with self._one:
+            if self._last[0] != (which, version):
+                try:
+                    made = await self._make(snapshot.to_json(), which, version)
+                except BrokenProcessPool:  # somebody ended the process: once more, in a new one
+                    self.close()
+                    made = await self._make(snapshot.to_json(), which, version)
+                self._last = (which, version), made
+            return self._last[1]
+
+    async def _make(self, *about: Any) -> str:
+        if self._process is None:
+            self._process = ProcessPoolExecutor(1, get_context("spawn"), _begin)
+        loop = asyncio.get_running_loop()
+        making = loop.run_in_executor(self._process, _made, *about)
+        return await asyncio.wait_for(making, MAKE_S)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.shutdown(wait=False, cancel_futures=True)
+            self._process = None
+
+
+def version_of(snapshot: Snapshot, which: str) -> str:
+    """A name for what a page shows: it changes with the sites, the run and the run's journal."""
+    run, size = snapshot.run(which), 0
+    if run is not None:
+        with contextlib.suppress(OSError):
+            size = (run.path / JOURNAL).stat().st_size
+    return hashlib.sha256(repr((snapshot, run, size)).encode()).hexdigest()[:16]
+
+
+def of_its_own(scope: Scope) -> bool:
+    """Whether nobody but a person, a program or this very page asks, as far as a browser says."""
+    told = {k: v for k, v in scope["headers"] if k.startswith(b"sec-fetch-")}
+    if told.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin"):
+        return True
+    # A link on another page opens this one, which that page cannot read.
+    return told.get(b"sec-fetch-mode") == b"navigate" and told.get(b"sec-fetch-dest") == b"document"
+
+
+async def _answer(send: Send, answer: Answer) -> None:
+    status, kind, body = answer
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *HEADERS]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the reader hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _begin() -> None:
+    """Begin the process that makes pages: it ends with the server's, and not by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+
+
+def _made(*about: Any) -> str:
+    from fedda.live.page import made  # loads torch
+
+    return made(*about)

@@ -1,0 +1,85 @@
+"""What the SuperLink knows of its sites and runs, for those who watch: reads only, changes nothing.
+
+This is flwr's own state, read in the SuperLink's process: no request to its API is needed.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedda.live.snapshot import FINISHED, Run, Site, Snapshot
+from fedda.settings import defaults
+
+from .book import Book
+
+FRESH_S = 0.5  # for how long an answer serves all who ask
+MOST_RUNS = 50
+ONLINE, GONE = "online", "unregistered"
+
+
+class Watched:
+    """The sites and runs of a SuperLink, at this moment."""
+
+    def __init__(self, state: Callable[[], Any], book: Book, registered: Path | None) -> None:
+        """Watch a SuperLink.
+
+        Args:
+            state: returns flwr's LinkState.
+            book: what each site was handed.
+            registered: the file of `registered`, which says the roles of keys; or None.
+        """
+        self._state = state
+        self._book = book
+        self._registered = registered
+        self._lock = threading.Lock()
+        self._taken, self._until = Snapshot(), 0.0
+
+    def __call__(self) -> Snapshot:
+        """Return the sites and runs; called from any thread."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._taken = self._take()
+                self._until = time.monotonic() + FRESH_S
+            return self._taken
+
+    def _take(self) -> Snapshot:
+        state, roles, work = self._state(), self._roles(), self._book.open()
+        sites = tuple(
+            Site(
+                info.node_id,
+                info.name,
+                str(roles.get(str(info.node_id), {}).get("role", "")),
+                info.status == ONLINE,
+                *work.get(info.node_id, ("", 0)),
+            )
+            for info in state.get_node_info()
+            if info.status != GONE
+        )
+        newest = state.get_run_info(order_by="pending_at", ascending=False, limit=MOST_RUNS)
+        return Snapshot(sites, tuple(map(_run, newest)))
+
+    def _roles(self) -> Mapping[str, Any]:
+        if self._registered is None:
+            return {}
+        try:
+            return json.loads(self._registered.read_text())
+        except (OSError, ValueError):
+            return {}
+
+
+def _run(run: Any) -> Run:
+    settings = {**defaults(), **run.override_config}
+    folder = Path(str(settings["run.dir"])).absolute() / str(settings["run.name"])
+    ended = run.status.status == FINISHED
+    return Run(
+        run.run_id,
+        folder.name,
+        str(folder),
+        str(settings["method"]),
+        run.status.status,
+        run.status.sub_status if ended else "",
+        run.pending_at,
+    )
