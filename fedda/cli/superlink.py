@@ -94,7 +94,8 @@ def superlink(
       fedda superlink --dir hub --host 0.0.0.0
 
     The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, because it asks
-    for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it.
+    for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. A browser shows the newest run
+    at /live there, and `fedda watch` does in a terminal.
 
     A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
     are run.

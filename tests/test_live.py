@@ -1,0 +1,306 @@
+"""The live page: what a journal says so far, the page made of it, and its events."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from fedda.errors import RunError
+from fedda.live import sofar
+from fedda.live.page import SCRIPT, page
+from fedda.live.snapshot import Run, Site, Snapshot
+from fedda.live.story import Journal, tell
+from fedda.results.progress import Display
+from server.superlink.filter import LocalOnly
+from server.superlink.live import EVENTS, PAGE, SITES, Live, of_its_own, version_of
+from tests.browser import CHROMIUM, browser
+from tests.test_page import EVIL, Read
+
+SETTINGS = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1", "rounds": 4}
+
+
+def events() -> list[dict[str, Any]]:
+    """A run of FedAvg and KD3A with two seeds, in the first training's third round."""
+
+    def a_round(number: int, seconds: float) -> dict[str, Any]:
+        about = {"event": "round", "time": 20.0 + number, "method": "fedavg", "seed": 0}
+        numbers = {"loss": 2.0 / number, "accuracy": 0.2 * number, "seconds": seconds}
+        sent = {"to source model": 1000, "from source model": 900}
+        return {**about, "round": number, **numbers, "weights": {"a": 1.0}, "bytes": sent}
+
+    return [
+        {"event": "started", "time": 10.0, "run": 7},
+        {"event": "joined", "time": 11.0, "site": "a", "role": "source", "text": "a: source"},
+        {"event": "waiting", "time": 11.5, "sources": 1, "targets": 0, "enough": False},
+        {"event": "waiting-for", "time": 15.0, "sites": ["t"], "seconds": 4.0},
+        {"event": "joined", "time": 16.0, "site": "t", "role": "target", "text": "t: target"},
+        {"event": "roster", "time": 17.0, "sites": [], "shape": [1, 8, 8], "targets": ["t"]},
+        {"event": "training", "time": 18.0, "method": "fedavg", "seed": 0, "round": 0, "rounds": 4},
+        a_round(1, 3.0),
+        {"event": "trouble", "time": 21.5, "what": "silent", "site": "a", "text": "x", "round": 2},
+        {"event": "doubt", "time": 21.6, "method": "fedavg", "seed": 0, "round": 1, "text": "hm"},
+        a_round(2, 5.0),
+    ]
+
+
+def test_a_story_tells_how_far_a_run_is() -> None:
+    story = tell(events(), SETTINGS)
+    assert story.state == "training" and not story.ended
+    assert story.joined == {"a": "source", "t": "target"}
+    assert (story.round, story.rounds, story.place) == (2, 4, (1, 4))
+    assert story.bytes() == {"to source model": 2000, "from source model": 1800}
+    assert story.newest["accuracy"] == 0.4
+    # 2 rounds of this training and 4 of each of three others, at (3 + 5) / 2 seconds each
+    assert story.left == (2 + 3 * 4) * 4.0
+    assert story.per_round == 4.0
+    assert [t["text"] for t in story.troubles] == ["x"]
+
+
+def test_a_story_says_for_whom_the_run_waits() -> None:
+    story = tell(events()[:4], SETTINGS)
+    assert (story.state, story.awaited, story.since) == ("waiting", ["t"], 11.0)
+    assert story.left is None and story.newest == {} and story.place == (0, 0)
+    assert tell(events()[:6], SETTINGS).awaited == []
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "stopped"),
+    [
+        ({"event": "done", "results": "r"}, "done", False),
+        ({"event": "failed", "error": "QuorumError", "text": "too few"}, "failed", False),
+        ({"event": "failed", "error": "KeyboardInterrupt", "text": "stopped"}, "failed", True),
+    ],
+)
+def test_a_story_says_how_the_run_ended(event: dict[str, Any], state: str, stopped: bool) -> None:
+    story = tell([*events(), event], SETTINGS)
+    assert (story.state, story.stopped, story.ended, story.left) == (state, stopped, True, None)
+    again = tell([*events(), event, {"event": "started", "time": 99.0}], SETTINGS)
+    assert not again.ended and again.why == ""
+
+
+def test_a_resumed_training_forgets_rounds_after_its_checkpoint() -> None:
+    resumed = {"event": "training", "method": "fedavg", "seed": 0, "round": 1, "rounds": 4}
+    story = tell([*events(), resumed], SETTINGS)
+    assert list(story.trainings["fedavg", 0, ""]) == [1] and story.round == 1
+
+
+def test_the_terminal_and_the_page_estimate_the_same() -> None:
+    display, story = Display(), tell(events())
+    for event in events():
+        display(event)
+    key = ("fedavg", 0, "")
+    assert display._pace.left(key) == story.left == 2 * 4.0
+
+
+def test_a_journal_read_in_any_pieces_tells_the_same(tmp_path: Path) -> None:
+    whole = "".join(json.dumps(event) + "\n" for event in events()).encode()
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    for cut in range(0, len(whole), 37):
+        journal = Journal(tmp_path)
+        for part in (whole[:cut], whole):
+            (tmp_path / "journal.jsonl").write_bytes(part)
+            journal.look()
+        story, wanted = journal.story, tell(events(), SETTINGS)
+        assert vars(story.pace) == vars(wanted.pace)
+        assert replace(story, pace=wanted.pace) == wanted
+    (tmp_path / "journal.jsonl").write_bytes(whole[:60])  # begun anew
+    assert journal.look().trainings == {}
+    assert Journal(tmp_path / "absent").look().state == "starting"
+
+
+def test_what_there_is_has_the_form_of_results() -> None:
+    found = sofar.results(tell(events(), SETTINGS), "r", SETTINGS, {})
+    assert found["method"] == "fedavg"  # KD3A has no round to show yet
+    assert found["sites"] == [{"name": "a", "role": "source"}, {"name": "t", "role": "target"}]
+    (training,) = found["trainings"]["fedavg"]
+    assert training["target"] == "t" and training["seconds"] == 8.0
+    assert training["bytes"] == {"to source model": 2000, "from source model": 1800}
+    assert training["doubts"] == [{"round": 1, "text": "hm"}]
+    assert sofar.results(tell(events()[:7], SETTINGS), "r", SETTINGS, {})["trainings"] == {}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run's folder, with the journal as above."""
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    lines = [json.dumps(event) + "\n" for event in events()]
+    (tmp_path / "journal.jsonl").write_text("".join(lines))
+    return Run(7, "r", str(tmp_path), "kd3a", "running")
+
+
+def sites(run: Run) -> Snapshot:
+    a, t = Site(1, "a", "source", True, "train", 7), Site(2, "t", "", False)
+    return Snapshot((a, t), (run, replace(run, number=3, name="old", status="finished")))
+
+
+def test_the_page_says_who_is_there_and_who_trains(run: Run) -> None:
+    read = Read(page(sites(run), "", "v1", {}))
+    assert read.tables["Sites now"][1:] == [
+        ["a", "source", "yes", "yes", "trains", "1"],
+        ["t", "target", "no", "yes", "–", "0"],
+    ]
+    assert "Training fedavg, seed 0, training 1 of 4: round 2 of 4." in read.words
+    assert "0:56" in read.words and "3.8 kB" in read.words
+    assert read.paths("m k1")  # the curve so far
+    assert ("a", {"href": "/live?run=3"}) in read.elements
+
+
+def test_only_the_pages_own_script_may_run(run: Run) -> None:
+    text = page(sites(run), "", "v1", {})
+    assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [SCRIPT]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = next(a["content"] for t, a in Read(text).elements if "http-equiv" in a)
+    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    assert not re.findall(r"(?:src|href)=\"(?!#|/live|\?)", text)
+
+
+def test_what_sites_say_is_escaped(run: Run) -> None:
+    spoilt = json.dumps(events()[8] | {"text": EVIL, "site": EVIL, "what": EVIL})
+    joined = json.dumps(events()[1] | {"site": EVIL, "role": EVIL})
+    with (run.path / "journal.jsonl").open("a") as file:
+        file.write(f"{spoilt}\n{joined}\n")
+    snapshot = Snapshot((Site(1, EVIL, EVIL, True, EVIL, 7),), (replace(run, name=EVIL),))
+    text = page(snapshot, EVIL, "v1", {})
+    assert "alert" in Read(text).words
+    assert text.count("<script") == 1
+
+
+def test_without_a_run_the_page_shows_the_sites() -> None:
+    snapshot = Snapshot((Site(1, "", "", True),), ())
+    read = Read(page(snapshot, "", "v1", {}))
+    assert "No run has begun" in read.words
+    assert read.tables["Sites now"][1][0] == "node 1"
+    assert "knows no run x" in Read(page(snapshot, "x", "v1", {})).words
+
+
+def test_a_run_is_found_by_name_number_and_folder(run: Run) -> None:
+    snapshot = sites(run)
+    for which in ("", "7", "r", run.folder):
+        assert snapshot.run(which) is snapshot.runs[0]
+    assert snapshot.run("old") is snapshot.runs[1] and snapshot.run("none") is None
+    assert Snapshot.of(json.loads(json.dumps(snapshot.to_json()))) == snapshot
+    with pytest.raises(RunError, match="cannot be read"):
+        Snapshot.of({"sites": [{"colour": "red"}], "runs": []})
+
+
+@pytest.mark.parametrize(
+    ("told", "served"),
+    [
+        ({}, True),
+        ({"site": "none", "mode": "navigate", "dest": "document"}, True),
+        ({"site": "same-origin", "mode": "cors", "dest": "empty"}, True),
+        ({"site": "cross-site", "mode": "navigate", "dest": "document"}, True),
+        ({"site": "cross-site", "mode": "navigate", "dest": "iframe"}, False),
+        ({"site": "cross-site", "mode": "no-cors", "dest": "image"}, False),
+        ({"site": "same-site", "mode": "cors", "dest": "empty"}, False),
+    ],
+)
+def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
+    headers = [(f"sec-fetch-{name}".encode(), value.encode()) for name, value in told.items()]
+    assert of_its_own({"headers": headers}) == served
+
+
+@contextlib.contextmanager
+def serving(watched: Callable[[], Snapshot]) -> Iterator[str]:
+    """Serve the live page on loopback, as the operator's port does -> its address."""
+
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    stop = threading.Event()
+
+    async def serve() -> None:
+        live = Live(other, watched)
+        app = LocalOnly(live, port)
+        config = uvicorn.Config(app, lifespan="off", log_level="error", ws="none")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server._serve([listener]))
+        await asyncio.to_thread(stop.wait)
+        live.close()
+        server.should_exit = True
+        await task
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
+    snapshot = sites(run)
+    with serving(lambda: snapshot) as address, httpx.Client(base_url=address) as client:
+        seen = version_of(snapshot, "")
+        with client.stream("GET", f"{EVENTS}?seen={seen}", timeout=30) as stream:
+            assert stream.headers["content-type"] == "text/event-stream"
+            lines = stream.iter_lines()
+            assert next(lines) == "retry: 2000"
+            with (run.path / "journal.jsonl").open("a") as file:
+                file.write(json.dumps({"event": "done", "time": 30.0}) + "\n")
+            data = next(line for line in lines if line.startswith("data: "))
+            assert data == f"data: {version_of(snapshot, '')}" != f"data: {seen}"
+        assert client.get(SITES).json() == json.loads(json.dumps(snapshot.to_json()))
+        assert client.get("/other").status_code == 404
+
+
+def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
+    with serving(lambda: sites(run)) as address, httpx.Client(base_url=address) as client:
+        for path in (PAGE, EVENTS, SITES):
+            assert client.get(path, headers={"host": "evil.example"}).status_code == 421
+            assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 421
+            assert client.get(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+            assert client.request("POST", path).status_code == 405
+        kept = client.get(SITES).headers
+        assert kept["x-content-type-options"] == "nosniff" and kept["cache-control"] == "no-store"
+
+
+def test_only_so_many_pages_follow_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.superlink.live.STREAMS", 1)
+    with serving(lambda: sites(run)) as address, httpx.Client(base_url=address) as client:
+        with client.stream("GET", EVENTS) as stream:
+            next(stream.iter_lines())
+            assert client.get(EVENTS).status_code == 503
+        for _ in range(50):  # until the server has noticed that the first has gone
+            with client.stream("GET", EVENTS) as stream:
+                if stream.status_code == 200:
+                    return
+            time.sleep(0.1)
+        pytest.fail("a stream that has gone still counts")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_browser_follows_a_run(run: Run, tmp_path: Path, width: int) -> None:
+    journal = run.path / "journal.jsonl"
+    with serving(lambda: sites(run)) as address, browser(tmp_path / "browser") as tab:
+        tab.open(f"{address}{PAGE}", width)
+        tab.wait("document.body?.innerText.includes('round 2 of 4')")
+        tab.wait("document.getElementById('lost').hidden")
+        tab.ask("document.querySelector('#accuracy details').open = true")
+        with journal.open("a") as file:
+            file.write(json.dumps(events()[-1] | {"round": 3, "accuracy": 0.75}) + "\n")
+        tab.wait("document.body.innerText.includes('round 3 of 4')")
+        assert tab.ask("document.body.innerText").count("75.0") >= 2  # the card and the results
+        assert tab.ask("document.querySelector('#accuracy details').open")
+        assert tab.ask("document.documentElement.scrollWidth") <= width
+        assert tab.errors == []
