@@ -77,6 +77,12 @@ class Watcher:
         self.look()
         with OnTerminal(self._console, self._sites):
             run = self._run()
+            if run is None and self._which:
+                known = ", ".join(run.name for run in self._snapshot.runs) or "none"
+                raise RunError(
+                    f"the server knows no run {self._which!r}; it has {known}: give one of these, "
+                    "or leave out --run."
+                )
             if run is None:
                 self.say("waiting for a run to begin: fedda run METHOD --server DIR")
             while run is None:
