@@ -22,10 +22,10 @@ from fedda.errors import RunError
 from fedda.live import sofar
 from fedda.live.page import SCRIPT, page
 from fedda.live.snapshot import Run, Site, Snapshot
-from fedda.live.story import Journal, tell
+from fedda.live.story import Journal, Story, tell
 from fedda.results.progress import Display
 from server.superlink.filter import LocalOnly
-from server.superlink.live import EVENTS, PAGE, SITES, Live, of_its_own, version_of
+from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
 from tests.browser import CHROMIUM, browser
 from tests.test_page import EVIL, Read
 
@@ -108,6 +108,7 @@ def test_the_terminal_and_the_page_estimate_the_same() -> None:
 def test_a_journal_read_in_any_pieces_tells_the_same(tmp_path: Path) -> None:
     whole = "".join(json.dumps(event) + "\n" for event in events()).encode()
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    journal = Journal(tmp_path)
     for cut in range(0, len(whole), 37):
         journal = Journal(tmp_path)
         for part in (whole[:cut], whole):
@@ -213,6 +214,11 @@ def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
     assert of_its_own({"headers": headers}) == served
 
 
+def newest(watched: Callable[[], Snapshot]) -> tuple[Run | None, Story]:
+    run = watched().run()
+    return run, Journal(run.path).look() if run else Story()
+
+
 @contextlib.contextmanager
 def serving(watched: Callable[[], Snapshot]) -> Iterator[str]:
     """Serve the live page on loopback, as the operator's port does -> its address."""
@@ -226,7 +232,7 @@ def serving(watched: Callable[[], Snapshot]) -> Iterator[str]:
     stop = threading.Event()
 
     async def serve() -> None:
-        live = Live(other, watched)
+        live = Live(other, watched, lambda: newest(watched))
         app = LocalOnly(live, port)
         config = uvicorn.Config(app, lifespan="off", log_level="error", ws="none")
         server = uvicorn.Server(config)
@@ -247,11 +253,15 @@ def serving(watched: Callable[[], Snapshot]) -> Iterator[str]:
         assert not thread.is_alive()
 
 
+def client_of(address: str) -> httpx.Client:
+    return httpx.Client(base_url=address, timeout=60, trust_env=False)
+
+
 def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
     snapshot = sites(run)
-    with serving(lambda: snapshot) as address, httpx.Client(base_url=address) as client:
+    with serving(lambda: snapshot) as address, client_of(address) as client:
         seen = version_of(snapshot, "")
-        with client.stream("GET", f"{EVENTS}?seen={seen}", timeout=30) as stream:
+        with client.stream("GET", f"{EVENTS}?seen={seen}") as stream:
             assert stream.headers["content-type"] == "text/event-stream"
             lines = stream.iter_lines()
             assert next(lines) == "retry: 2000"
@@ -264,8 +274,8 @@ def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
 
 
 def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
-    with serving(lambda: sites(run)) as address, httpx.Client(base_url=address) as client:
-        for path in (PAGE, EVENTS, SITES):
+    with serving(lambda: sites(run)) as address, client_of(address) as client:
+        for path in (PAGE, EVENTS, SITES, METRICS):
             assert client.get(path, headers={"host": "evil.example"}).status_code == 421
             assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 421
             assert client.get(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
@@ -276,10 +286,12 @@ def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
 
 def test_only_so_many_pages_follow_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.superlink.live.STREAMS", 1)
-    with serving(lambda: sites(run)) as address, httpx.Client(base_url=address) as client:
-        with client.stream("GET", EVENTS) as stream:
-            next(stream.iter_lines())
-            assert client.get(EVENTS).status_code == 503
+    with serving(lambda: sites(run)) as address, client_of(address) as client:
+        with client.stream("GET", EVENTS) as first:
+            lines = first.iter_lines()  # its end would close the stream
+            assert next(lines) == "retry: 2000"
+            with client.stream("GET", EVENTS) as second:
+                assert second.status_code == 503
         for _ in range(50):  # until the server has noticed that the first has gone
             with client.stream("GET", EVENTS) as stream:
                 if stream.status_code == 200:

@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from tests.federation import LIVE, PATIENCE, Federation, Operator, wait_until
+from tests.test_metrics import samples
 from tests.test_page import Read
 
-ADDRESSES = ["/live", "/live/events", "/live/sites.json"]
+ADDRESSES = ["/live", "/live/events", "/live/sites.json", "/metrics"]
 
 
 def client(hub: Federation, port: int) -> httpx.Client:
@@ -55,7 +56,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         version = next(a["data-version"] for _, a in page.elements if "data-version" in a)
         assert first_event(operators, "/live/events").startswith("data: ")
 
-        for address in [*ADDRESSES, "/metrics"]:
+        for address in ADDRESSES:
             assert sites.get(address).status_code == 403
         for address in ADDRESSES:
             assert operators.get(address, headers={"host": "evil.example"}).status_code == 421
@@ -66,6 +67,10 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         left.popen.send_signal(signal.SIGINT)
         assert left.popen.wait(PATIENCE) == 130
         assert operator.alive
+
+        found = samples(operators.get("/metrics").text)
+        assert found["fedda_sites_reachable", ()] == 4 and found["fedda_sites_working", ()] == 1
+        assert found["fedda_round", (("method", "fedavg"),)] == 1
 
         hub.act("bert", {})
         assert watcher.popen.wait(PATIENCE) == 0, watcher.text()

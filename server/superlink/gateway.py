@@ -174,7 +174,7 @@ async def _serve(
         caller = Guard(app.state.linkstate_factory.state().get_node_id_by_public_key).caller
     sites = SiteCalls(shortened(app, guarded=caller is not None), traffic, caller)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
-    live = Live(shortened(app), watched)
+    live = Live(shortened(app), watched, watched.newest)
     admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The live page and its events, at the operator's port only: they read, and change nothing.
+"""The live page, its events and the metrics, at the operator's port only: nothing is changed.
 
 The page is made in a process of its own, begun at the first request for one: charts take memory
 and time that the SuperLink's process needs for the sites.
@@ -16,13 +16,17 @@ from multiprocessing import get_context
 from typing import Any
 from urllib.parse import parse_qs
 
-from fedda.live.snapshot import Snapshot
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from fedda.live.snapshot import Run, Snapshot
+from fedda.live.story import Story
 from fedda.ops.spawn import die_with_parent
 from fedda.results.read import JOURNAL
 
 from .filter import App, Receive, Scope, Send
+from .metrics import metrics
 
-PAGE, EVENTS, SITES = "/live", "/live/events", "/live/sites.json"
+PAGE, EVENTS, SITES, METRICS = "/live", "/live/events", "/live/sites.json", "/metrics"
 LOOK_S = 1.0  # between two looks for a change
 ALIVE_S = 15.0  # between two comments that keep a quiet stream open
 STREAMS = 32  # at a time
@@ -44,18 +48,26 @@ Answer = tuple[int, bytes, bytes]  # status, type, body
 class Live:
     """Answers the addresses of those who watch, and passes all others on."""
 
-    def __init__(self, app: App, watched: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self,
+        app: App,
+        watched: Callable[[], Snapshot],
+        newest: Callable[[], tuple[Run | None, Story]],
+    ) -> None:
         """Wrap an application.
 
         Args:
             app: what serves all other addresses.
             watched: says which sites and runs there are; called in threads.
+            newest: says which run is the newest, and its story so far; called in threads.
         """
         self.app = app
         self.watched = watched
+        self.newest = newest
         self._answers: dict[str, Callable[[Asked], Awaitable[Answer]]] = {
             PAGE: self._page,
             SITES: self._sites,
+            METRICS: self._metrics,
         }
         self._pages = Pages()
         self._streams = 0
@@ -95,6 +107,12 @@ class Live:
     async def _sites(self, asked: Asked) -> Answer:
         snapshot = await asyncio.to_thread(self.watched)
         return 200, JSON, json.dumps(snapshot.to_json()).encode()
+
+    async def _metrics(self, asked: Asked) -> Answer:
+        def measured() -> bytes:
+            return metrics(self.watched(), *self.newest())
+
+        return 200, CONTENT_TYPE_LATEST.encode(), await asyncio.to_thread(measured)
 
     def _look(self, which: str) -> tuple[Snapshot, str]:
         snapshot = self.watched()

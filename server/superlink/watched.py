@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.live.snapshot import FINISHED, Run, Site, Snapshot
+from fedda.live.story import Journal, Story
 from fedda.settings import defaults
 
 from .book import Book
@@ -36,6 +37,7 @@ class Watched:
         self._registered = registered
         self._lock = threading.Lock()
         self._taken, self._until = Snapshot(), 0.0
+        self._journal: Journal | None = None  # of the newest run
 
     def __call__(self) -> Snapshot:
         """Return the sites and runs; called from any thread."""
@@ -44,6 +46,16 @@ class Watched:
                 self._taken = self._take()
                 self._until = time.monotonic() + FRESH_S
             return self._taken
+
+    def newest(self) -> tuple[Run | None, Story]:
+        """Return the newest run and its story so far; called from any thread."""
+        run = self().run()
+        with self._lock:
+            if run is None:
+                return None, Story()
+            if self._journal is None or self._journal.folder != run.path:
+                self._journal = Journal(run.path)
+            return run, self._journal.look()
 
     def _take(self) -> Snapshot:
         state, roles, work = self._state(), self._roles(), self._book.open()

@@ -1,0 +1,110 @@
+"""The metrics: what Prometheus reads is what the journal says, under a bounded set of labels."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from fedda.live.snapshot import Run, Site, Snapshot
+from fedda.live.story import Story, tell
+from server.superlink.live import METRICS
+from server.superlink.metrics import metrics
+from tests.test_live import SETTINGS, client_of, events, run, serving, sites
+
+__all__ = ["run"]  # a fixture
+
+ROOT = Path(__file__).resolve().parent.parent
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(text: str) -> Samples:
+    """Read metrics as Prometheus does: values by name and labels."""
+    every = [sample for family in parse(text) for sample in family.samples]
+    found = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in every}
+    assert len(found) == len(every)
+    return found
+
+
+def told(snapshot: Snapshot, story: Story) -> Samples:
+    return samples(metrics(snapshot, snapshot.run(), story).decode())
+
+
+def test_metrics_say_what_the_journal_says(run: Run) -> None:
+    found = told(sites(run), tell(events(), SETTINGS))
+    method = (("method", "fedavg"),)
+    assert found == {
+        ("fedda_sites_registered", ()): 2,
+        ("fedda_sites_reachable", ()): 1,
+        ("fedda_sites_working", ()): 1,
+        ("fedda_runs_going_on", ()): 1,
+        ("fedda_run_info", (("method", "kd3a"), ("run", "r"))): 1,
+        ("fedda_run_going_on", ()): 1,
+        ("fedda_round", method): 2,
+        ("fedda_rounds", method): 4,
+        ("fedda_round_seconds", method): 4,
+        ("fedda_newest_round_seconds", method): 5,
+        ("fedda_left_seconds", ()): 56,
+        ("fedda_accuracy", method): 0.4,
+        ("fedda_training_loss", method): 1.0,
+        ("fedda_bytes", (("direction", "to"), ("kind", "model"), ("role", "source"))): 2000,
+        ("fedda_bytes", (("direction", "from"), ("kind", "model"), ("role", "source"))): 1800,
+        ("fedda_troubles", (("what", "silent"),)): 1,
+    }
+
+
+def test_metrics_say_the_estimate_of_the_last_round() -> None:
+    last = events()[-1] | {"round": 3, "worth": {"estimate": {"accuracy": 0.7}}}
+    run = Run(7, "r", "/r", "kd3a", "finished", "completed")
+    found = told(Snapshot((), (run,)), tell([*events(), last, {"event": "done"}], SETTINGS))
+    assert found["fedda_estimated_accuracy", (("method", "fedavg"),)] == 0.7
+    assert found["fedda_run_going_on", ()] == 0 and ("fedda_left_seconds", ()) not in found
+
+
+def test_without_a_run_there_are_sites_only() -> None:
+    found = told(Snapshot((Site(1, "a", "source", True),)), Story())
+    assert set(name for name, _ in found) == {
+        "fedda_sites_registered",
+        "fedda_sites_reachable",
+        "fedda_sites_working",
+        "fedda_runs_going_on",
+    }
+
+
+def test_labels_take_few_values_whatever_sites_say(run: Run) -> None:
+    odd: list[dict[str, Any]] = [
+        {"event": "trouble", "what": f"what {i}", "site": f"site {i}", "text": "x"}
+        for i in range(1000)
+    ]
+    spoilt = events()[-1] | {"round": 3, "bytes": {f"up role{i} kind{i}": 1 for i in range(1000)}}
+    many = tuple(Site(i, f"site {i}", "", True) for i in range(1000))
+    snapshot = replace(sites(run), sites=many)
+    found = told(snapshot, tell([*events(), *odd, spoilt], SETTINGS))
+    assert len(found) < 30
+    other = (("direction", "other"), ("kind", "other"), ("role", "other"))
+    assert found["fedda_bytes", other] == 1000
+    assert found["fedda_troubles", (("what", "other"),)] == 1000
+    assert not [labels for _, labels in found if "site" in str(labels)]
+
+
+def test_the_operators_port_serves_them(run: Run) -> None:
+    with serving(lambda: sites(run)) as address, client_of(address) as client:
+        answer = client.get(METRICS)
+        assert isinstance(answer, httpx.Response)
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert samples(answer.text)["fedda_round", (("method", "fedavg"),)] == 2
+
+
+def test_the_board_shows_metrics_that_there_are(run: Run) -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "fedda.json").read_text())
+    asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    worth = {"worth": {"estimate": {"accuracy": 0.7}}, "infomax": 1.0}
+    story = tell([*events(), events()[-1] | {"round": 3, **worth}], SETTINGS)
+    there = {name for name, _ in told(sites(run), story)}
+    named = {name for expr in asked for name in re.findall(r"fedda_\w+", expr)}
+    assert named <= there and there - named <= {"fedda_run_info"}
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(set(places)) == len(places)
