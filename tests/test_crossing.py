@@ -65,7 +65,7 @@ class Recorded(Federation):
             yield json.dumps([entry["path"], entry["headers"], entry["answered"]]).encode()
         for _, _, data in recorder.frames(self.record):
             yield data
-        at_the_server = [self.logs / "superlink.log", self.traffic]
+        at_the_server = [self.logs / "superlink.log", self.home / "superlink.log", self.traffic]
         at_the_server += [*self.directory.glob("state.db*"), *self.runs.rglob("*")]
         for path in at_the_server:
             if path.is_file():

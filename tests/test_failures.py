@@ -237,7 +237,8 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
         {"anna", "bert", "carl"},
     ]
     assert SECRET in hub.processes["anna"].text()
-    at_the_server = [hub.logs / "superlink.log", hub.traffic, *hub.directory.glob("state.db*")]
+    at_the_server = [hub.logs / "superlink.log", hub.home / "superlink.log", hub.traffic]
+    at_the_server += hub.directory.glob("state.db*")
     for path in [*at_the_server, *(p for p in run.folder.rglob("*") if p.is_file())]:
         assert SECRET.encode() not in path.read_bytes(), path
 

@@ -205,7 +205,11 @@ def test_flwr_still_has_what_the_server_uses() -> None:
             "TIMESTAMP_TOLERANCE",
             "TRANSPORT_TYPE_GRPC_RERE",
         ),
-        "flwr.server.superlink.linkstate.linkstate": ("LinkState.get_node_id_by_public_key",),
+        "flwr.server.superlink.linkstate.linkstate": (
+            "LinkState.get_node_id_by_public_key",
+            "LinkState.get_node_info",
+            "LinkState.get_run_info",
+        ),
         "flwr.supercore.constant": (
             "FLEET_HTTP_PUBLIC_KEY_HEADER",
             "FLEET_HTTP_SIGNATURE_HEADER",

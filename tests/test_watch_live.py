@@ -84,3 +84,10 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         again = Operator(hub, ["watch", "--server", hub.home])
         assert again.popen.wait(PATIENCE) == 0
         assert "run r has finished" in again.text()
+        console, log = hub.processes["superlink"], hub.home / "superlink.log"
+        console.wait_for("run r has finished", PATIENCE)
+        said = console.text()
+        assert "site bert joined" in said and "run r (fedavg) begins" in said
+        assert len(said.splitlines()) < 30, said
+        assert "fedda.server" in log.read_text() or "INFO" in log.read_text()
+        assert log.stat().st_mode & 0o777 == 0o600

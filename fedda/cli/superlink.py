@@ -14,8 +14,11 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
+from fedda.ops.aside import aside
 from fedda.ops.spawn import watch_parent
 from fedda.ops.submit import write_connection
+
+LOG = "superlink.log"
 
 if TYPE_CHECKING:
     from server.superlink.gateway import Settings
@@ -83,6 +86,10 @@ def superlink(
         bool,
         typer.Option("--insecure", help="No TLS, no keys: for development on one machine only."),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help=f"Show here, too, what Flower writes to DIR/{LOG}."),
+    ] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server: sites get the Fleet API only, over TLS and with a registered key.
@@ -140,7 +147,7 @@ def superlink(
                 client = control.Control(admin, ca)
                 try:
                     for line in folder.sync(client):
-                        typer.echo(line)
+                        say(line)
                     # Read again next time: a file that was no key may be a half-copied one.
                     seen[:] = [] if folder.unread else public_keys
                 finally:
@@ -157,12 +164,14 @@ def superlink(
             (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             summing = f", and :{exchange_port} to sum gradients" if exchange_port else ""
-            typer.echo(f"ready: sites dial {host}:{port}{summing}; operators {admin} ({trust})")
+            say(f"ready: sites dial {host}:{port}{summing}; operators {admin} ({trust})")
 
-        try:
-            gateway.run(settings, every, ready)
-        finally:
-            _withdraw(directory / ABOUT)
+        directory.mkdir(parents=True, exist_ok=True)
+        with aside(directory / LOG, also=verbose) as say:
+            try:
+                gateway.run(settings, every, ready, say)
+            finally:
+                _withdraw(directory / ABOUT)
     typer.echo("stopped")
 
 

@@ -178,7 +178,8 @@ class Deployment:
                     return state
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"run {run_id} is {state} after {seconds:.0f} s; the end of {server.log}:\n"
+                        f"run {run_id} is {state} after {seconds:.0f} s; Flower's log is "
+                        f"{self.home / 'superlink.log'}, and the end of {server.log}:\n"
                         f"{server.tail()}"
                     )
                 time.sleep(0.3)

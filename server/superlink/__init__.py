@@ -7,6 +7,7 @@ guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
 book        what each site was handed, and so may answer
 watched     what the SuperLink knows of sites and runs, for those who watch
+told        what the server's console says of them
 live        the live page, its events and the metrics, at the operator's port
 metrics     what Prometheus asks for
 control     an operator's requests: sites' keys, the state of runs

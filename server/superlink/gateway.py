@@ -8,6 +8,7 @@ documented command line.
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -29,9 +30,12 @@ from .guard import Guard
 from .listener import Limits, Listener, Loop, Protocol
 from .live import Live
 from .site_calls import SiteCalls
+from .told import Told
 from .watched import Watched
 
 TRAFFIC_EVERY_S = 2.0
+
+log = logging.getLogger("fedda.superlink")
 
 S = TypeVar("S", bound=socket.socket)
 
@@ -63,7 +67,12 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
-def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]) -> None:
+def run(
+    settings: Settings,
+    every: Callable[[], None],
+    ready: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
     """Serve until SIGINT or SIGTERM, then stop everything that was started for it.
 
     Args:
@@ -71,6 +80,7 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
         every: called from a thread about every two seconds once the admin listener is up; the
             first call is over before the public listener takes its first request.
         ready: called when both listeners are up.
+        say: writes a line: which sites come and go, and what happens to runs.
 
     Raises:
         RunError: a port is taken, or flwr's own programs are missing.
@@ -88,7 +98,7 @@ def run(settings: Settings, every: Callable[[], None], ready: Callable[[], None]
     app = superlink(settings)
     try:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(_serve(settings, app, sockets, every, ready))
+            runner.run(_serve(settings, app, sockets, every, ready, say))
     finally:
         for listener in sockets:
             listener.close()
@@ -139,6 +149,7 @@ async def _serve(
     sockets: list[socket.socket],
     every: Callable[[], None],
     ready: Callable[[], None],
+    say: Callable[[str], None],
 ) -> None:
     import uvicorn
 
@@ -174,6 +185,7 @@ async def _serve(
         caller = Guard(app.state.linkstate_factory.state().get_node_id_by_public_key).caller
     sites = SiteCalls(shortened(app, guarded=caller is not None), traffic, caller)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
+    told = Told(watched, watched.newest, say)
     live = Live(shortened(app), watched, watched.newest)
     admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)
@@ -187,13 +199,21 @@ async def _serve(
     try:
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
-            raise RunError("the SuperLink did not start; its own message is above")
+            raise RunError("the SuperLink did not start; its own log says why")
         children = _superexec(app)
         await asyncio.to_thread(every)
         tasks.append(asyncio.create_task(public.serve([sockets[1]])))
         await _until(lambda: public.started or tasks[1].done())
         ready()
-        await _tend(stop, tasks, every, settings.traffic, traffic)
+
+        def tend() -> None:
+            every()
+            try:
+                told.look()
+            except Exception:  # what the console says must not end a server that sites depend on
+                log.exception("the console could not be brought up to date")
+
+        await _tend(stop, tasks, tend, settings.traffic, traffic)
     finally:
         live.close()
         public.should_exit = admin.should_exit = True

@@ -1,0 +1,81 @@
+"""What the server's console says: sites that come and go, runs that begin and end, troubles."""
+
+import time
+from collections.abc import Callable
+
+from fedda.live.snapshot import Run, Snapshot
+from fedda.live.story import Story
+from fedda.results.read import printable
+
+MOST = 10  # troubles said at a look; the run's journal has all
+
+
+class Told:
+    """Says what has changed since the last look."""
+
+    def __init__(
+        self,
+        watched: Callable[[], Snapshot],
+        newest: Callable[[], tuple[Run | None, Story]],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin with nothing said.
+
+        Args:
+            watched: says which sites and runs there are.
+            newest: says which run is the newest, and its story so far.
+            say: writes a line.
+        """
+        self._watched = watched
+        self._newest = newest
+        self._say = say
+        self._online: dict[int, bool] = {}
+        self._runs: dict[int, bool] = {}  # whether each has ended
+        self._troubles: tuple[int, int] = 0, 0  # run, and how many were said
+        self._first = True
+
+    def look(self) -> None:
+        """Say what has changed."""
+        snapshot = self._watched()
+        for site in snapshot.sites:
+            if site.online != self._online.get(site.node, False):
+                self._online[site.node] = site.online
+                name = site.name or f"node {site.node}"
+                self.say(f"site {name} {'joined' if site.online else 'has left'}")
+        run, story = self._newest()
+        for each in reversed(snapshot.runs):  # the oldest first
+            self._run(each, story if run is not None and each.number == run.number else None)
+        self._first = False
+
+    def _run(self, run: Run, story: Story | None) -> None:
+        ended = self._runs.get(run.number)
+        if ended is None and self._first and run.ended:
+            self._runs[run.number] = True  # from before this server started
+            return
+        if ended is None:
+            self._runs[run.number] = False
+            self.say(f"run {run.name} ({run.method}) begins, in {run.folder}")
+        if ended:
+            return
+        if story is not None:
+            self._trouble(run, story)
+        if run.ended:
+            self._runs[run.number] = True
+            how = {"completed": "finished", "stopped": "been stopped"}.get(run.ending, "failed")
+            why = f": {story.why}" if how == "failed" and story is not None and story.why else ""
+            self.say(f"run {run.name} has {how}{why}")
+
+    def _trouble(self, run: Run, story: Story) -> None:
+        number, said = self._troubles
+        new = story.troubles[said if number == run.number else 0 :]
+        self._troubles = run.number, len(story.troubles)
+        for trouble in new[:MOST]:
+            when = f"round {trouble['round']}" if "round" in trouble else ""
+            parts = (f"run {run.name}", when, str(trouble.get("site", "")), str(trouble["text"]))
+            self.say(": ".join(filter(None, parts)))
+        if len(new) > MOST:
+            self.say(f"run {run.name}: {len(new) - MOST} more troubles are in its journal")
+
+    def say(self, text: str) -> None:
+        """Write a line with the time of day."""
+        self._say(f"{time.strftime('%H:%M:%S')} {printable(text)}")
