@@ -24,8 +24,10 @@ from fedda.live.page import SCRIPT, page
 from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.live.story import Journal, Story, tell
 from fedda.results.progress import Display
+from fedda.settings import defaults
 from server.superlink.filter import LocalOnly
 from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
+from server.superlink.watched import USUAL
 from tests.browser import CHROMIUM, browser
 from tests.test_page import EVIL, Read
 
@@ -316,3 +318,7 @@ def test_a_browser_follows_a_run(run: Run, tmp_path: Path, width: int) -> None:
         assert tab.ask("document.querySelector('#accuracy details').open")
         assert tab.ask("document.documentElement.scrollWidth") <= width
         assert tab.errors == []
+
+
+def test_the_server_knows_where_a_run_without_settings_is() -> None:
+    assert {key: defaults()[key] for key in USUAL} == USUAL

@@ -66,7 +66,7 @@ def test_metrics_say_the_estimate_of_the_last_round() -> None:
 
 def test_without_a_run_there_are_sites_only() -> None:
     found = told(Snapshot((Site(1, "a", "source", True),)), Story())
-    assert set(name for name, _ in found) == {
+    assert {name for name, _ in found} == {
         "fedda_sites_registered",
         "fedda_sites_reachable",
         "fedda_sites_working",

@@ -31,6 +31,7 @@ LOOK_S = 1.0  # between two looks for a change
 ALIVE_S = 15.0  # between two comments that keep a quiet stream open
 STREAMS = 32  # at a time
 MAKE_S = 60.0  # to make a page; the first takes a few seconds
+IDLE_S = 300.0  # without a request for a page, after which its process ends
 HTML, JSON = b"text/html; charset=utf-8", b"application/json"
 STREAM, TEXT = b"text/event-stream", b"text/plain; charset=utf-8"
 HEADERS = [
@@ -159,11 +160,15 @@ class Pages:
     def __init__(self) -> None:
         self._process: ProcessPoolExecutor | None = None
         self._one = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
         self._last: tuple[tuple[str, str], str] = ("", ""), ""  # of what, and the page
 
     async def page(self, snapshot: Snapshot, which: str, version: str) -> str:
         """Return the page; the last one again if nothing has changed."""
         async with self._one:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
             if self._last[0] != (which, version):
                 try:
                     made = await self._make(snapshot.to_json(), which, version)

@@ -10,15 +10,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedda.config import RunSection
 from fedda.live.snapshot import FINISHED, Run, Site, Snapshot
 from fedda.live.story import Journal, Story
-from fedda.settings import defaults
+from fedda.settings import RunConfig
 
 from .book import Book
 
 FRESH_S = 0.5  # for how long an answer serves all who ask
 MOST_RUNS = 50
 ONLINE, GONE = "online", "unregistered"
+# `fedda.settings.defaults` knows all defaults, but loads every method, and so torch.
+USUAL = {
+    "method": RunConfig.model_fields["method"].default,
+    "run.dir": RunSection().dir,
+    "run.name": RunSection().name,
+}
 
 
 class Watched:
@@ -83,7 +90,7 @@ class Watched:
 
 
 def _run(run: Any) -> Run:
-    settings = {**defaults(), **run.override_config}
+    settings = {**USUAL, **run.override_config}
     folder = Path(str(settings["run.dir"])).absolute() / str(settings["run.name"])
     ended = run.status.status == FINISHED
     return Run(
