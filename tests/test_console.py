@@ -14,7 +14,7 @@ from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.live.story import Story, tell
 from fedda.ops.aside import KEPT, Rotating
 from server.superlink.told import MOST, Told
-from tests.test_live import SETTINGS, events
+from tests.test_story import SETTINGS, events
 
 PROGRAM = """
 import os, subprocess, sys

@@ -1,4 +1,4 @@
-"""The live page: what a journal says so far, the page made of it, and its events."""
+"""The live page: what it says of a run so far, its events, and who is served."""
 
 import asyncio
 import base64
@@ -19,120 +19,16 @@ import pytest
 import uvicorn
 
 from fedda.errors import RunError
-from fedda.live import sofar
 from fedda.live.page import SCRIPT, page
 from fedda.live.snapshot import Run, Site, Snapshot
-from fedda.live.story import Journal, Story, tell
-from fedda.results.progress import Display
+from fedda.live.story import Journal, Story
 from fedda.settings import defaults
 from server.superlink.filter import LocalOnly
 from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
 from server.superlink.watched import USUAL
 from tests.browser import CHROMIUM, browser
 from tests.test_page import EVIL, Read
-
-SETTINGS = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1", "rounds": 4}
-
-
-def events() -> list[dict[str, Any]]:
-    """A run of FedAvg and KD3A with two seeds, in the first training's third round."""
-
-    def a_round(number: int, seconds: float) -> dict[str, Any]:
-        about = {"event": "round", "time": 20.0 + number, "method": "fedavg", "seed": 0}
-        numbers = {"loss": 2.0 / number, "accuracy": 0.2 * number, "seconds": seconds}
-        sent = {"to source model": 1000, "from source model": 900}
-        return {**about, "round": number, **numbers, "weights": {"a": 1.0}, "bytes": sent}
-
-    return [
-        {"event": "started", "time": 10.0, "run": 7},
-        {"event": "joined", "time": 11.0, "site": "a", "role": "source", "text": "a: source"},
-        {"event": "waiting", "time": 11.5, "sources": 1, "targets": 0, "enough": False},
-        {"event": "waiting-for", "time": 15.0, "sites": ["t"], "seconds": 4.0},
-        {"event": "joined", "time": 16.0, "site": "t", "role": "target", "text": "t: target"},
-        {"event": "roster", "time": 17.0, "sites": [], "shape": [1, 8, 8], "targets": ["t"]},
-        {"event": "training", "time": 18.0, "method": "fedavg", "seed": 0, "round": 0, "rounds": 4},
-        a_round(1, 3.0),
-        {"event": "trouble", "time": 21.5, "what": "silent", "site": "a", "text": "x", "round": 2},
-        {"event": "doubt", "time": 21.6, "method": "fedavg", "seed": 0, "round": 1, "text": "hm"},
-        a_round(2, 5.0),
-    ]
-
-
-def test_a_story_tells_how_far_a_run_is() -> None:
-    story = tell(events(), SETTINGS)
-    assert story.state == "training" and not story.ended
-    assert story.joined == {"a": "source", "t": "target"}
-    assert (story.round, story.rounds, story.place) == (2, 4, (1, 4))
-    assert story.bytes() == {"to source model": 2000, "from source model": 1800}
-    assert story.newest["accuracy"] == 0.4
-    # 2 rounds of this training and 4 of each of three others, at (3 + 5) / 2 seconds each
-    assert story.left == (2 + 3 * 4) * 4.0
-    assert story.per_round == 4.0
-    assert [t["text"] for t in story.troubles] == ["x"]
-
-
-def test_a_story_says_for_whom_the_run_waits() -> None:
-    story = tell(events()[:4], SETTINGS)
-    assert (story.state, story.awaited, story.since) == ("waiting", ["t"], 11.0)
-    assert story.left is None and story.newest == {} and story.place == (0, 0)
-    assert tell(events()[:6], SETTINGS).awaited == []
-
-
-@pytest.mark.parametrize(
-    ("event", "state", "stopped"),
-    [
-        ({"event": "done", "results": "r"}, "done", False),
-        ({"event": "failed", "error": "QuorumError", "text": "too few"}, "failed", False),
-        ({"event": "failed", "error": "KeyboardInterrupt", "text": "stopped"}, "failed", True),
-    ],
-)
-def test_a_story_says_how_the_run_ended(event: dict[str, Any], state: str, stopped: bool) -> None:
-    story = tell([*events(), event], SETTINGS)
-    assert (story.state, story.stopped, story.ended, story.left) == (state, stopped, True, None)
-    again = tell([*events(), event, {"event": "started", "time": 99.0}], SETTINGS)
-    assert not again.ended and again.why == ""
-
-
-def test_a_resumed_training_forgets_rounds_after_its_checkpoint() -> None:
-    resumed = {"event": "training", "method": "fedavg", "seed": 0, "round": 1, "rounds": 4}
-    story = tell([*events(), resumed], SETTINGS)
-    assert list(story.trainings["fedavg", 0, ""]) == [1] and story.round == 1
-
-
-def test_the_terminal_and_the_page_estimate_the_same() -> None:
-    display, story = Display(), tell(events())
-    for event in events():
-        display(event)
-    key = ("fedavg", 0, "")
-    assert display._pace.left(key) == story.left == 2 * 4.0
-
-
-def test_a_journal_read_in_any_pieces_tells_the_same(tmp_path: Path) -> None:
-    whole = "".join(json.dumps(event) + "\n" for event in events()).encode()
-    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
-    journal = Journal(tmp_path)
-    for cut in range(0, len(whole), 37):
-        journal = Journal(tmp_path)
-        for part in (whole[:cut], whole):
-            (tmp_path / "journal.jsonl").write_bytes(part)
-            journal.look()
-        story, wanted = journal.story, tell(events(), SETTINGS)
-        assert vars(story.pace) == vars(wanted.pace)
-        assert replace(story, pace=wanted.pace) == wanted
-    (tmp_path / "journal.jsonl").write_bytes(whole[:60])  # begun anew
-    assert journal.look().trainings == {}
-    assert Journal(tmp_path / "absent").look().state == "starting"
-
-
-def test_what_there_is_has_the_form_of_results() -> None:
-    found = sofar.results(tell(events(), SETTINGS), "r", SETTINGS, {})
-    assert found["method"] == "fedavg"  # KD3A has no round to show yet
-    assert found["sites"] == [{"name": "a", "role": "source"}, {"name": "t", "role": "target"}]
-    (training,) = found["trainings"]["fedavg"]
-    assert training["target"] == "t" and training["seconds"] == 8.0
-    assert training["bytes"] == {"to source model": 2000, "from source model": 1800}
-    assert training["doubts"] == [{"round": 1, "text": "hm"}]
-    assert sofar.results(tell(events()[:7], SETTINGS), "r", SETTINGS, {})["trainings"] == {}
+from tests.test_story import SETTINGS, events
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.live.story import Story, tell
 from server.superlink.live import METRICS
 from server.superlink.metrics import metrics
-from tests.test_live import SETTINGS, client_of, events, run, serving, sites
+from tests.test_live import client_of, run, serving, sites
+from tests.test_story import SETTINGS, events
 
 __all__ = ["run"]  # a fixture
 
