@@ -101,10 +101,10 @@ def test_a_server_that_cannot_start_keeps_the_files_of_the_running_one(
     monkeypatch.setenv("FLWR_HOME", "")
     about, home = tmp_path / "server.json", tmp_path / "flwr" / "config.toml"
 
-    def taken(settings: Any, every: Any, ready: Any) -> None:
+    def taken(settings: Any, every: Any, ready: Any, say: Any) -> None:
         raise RunError("the port is taken")
 
-    def served(settings: Any, every: Any, ready: Any) -> None:
+    def served(settings: Any, every: Any, ready: Any, say: Any) -> None:
         ready()
         assert json.loads(about.read_text())["pid"] == os.getpid()
         assert "127.0.0.1:8000" in home.read_text()

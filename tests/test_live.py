@@ -19,7 +19,7 @@ import pytest
 import uvicorn
 
 from fedda.errors import RunError
-from fedda.live.page import SCRIPT, page
+from fedda.live.live_page import SCRIPT, page
 from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.live.story import Journal, Story
 from fedda.settings import defaults

@@ -230,6 +230,6 @@ def _begin() -> None:
 
 
 def _made(*about: Any) -> str:
-    from fedda.live.page import made  # loads torch
+    from fedda.live.live_page import made  # loads torch
 
     return made(*about)
