@@ -8,6 +8,7 @@ from torch import optim
 
 from fedda.algorithms import autodial
 from fedda.data import Unlabelled
+from fedda.train import Paced
 
 from . import fedavg
 from .base import Client
@@ -63,5 +64,6 @@ def bounded(client: Client, optimizer: optim.Optimizer) -> optim.Optimizer:
         for layer in autodial.layers(client.model):
             layer.alpha.clamp_(autodial.LOWEST, 1.0)
 
-    optimizer.register_step_post_hook(bound)
+    moving = optimizer.inner if isinstance(optimizer, Paced) else optimizer
+    moving.register_step_post_hook(bound)
     return optimizer

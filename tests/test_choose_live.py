@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedda.choose.live import Live
+from fedda.choose.on_server import Live
 from fedda.cli import app
 from fedda.comparison import Variant
 from fedda.errors import RunError

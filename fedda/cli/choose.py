@@ -144,7 +144,7 @@ def choose(
     on_terminate()
     from fedda.choose import candidates, search, verdict
     from fedda.choose.decision import decide
-    from fedda.choose.live import Live
+    from fedda.choose.on_server import Live
     from fedda.comparison import Variant, options
     from fedda.errors import ConfigError, RunError
     from fedda.results.read import counted
@@ -205,7 +205,7 @@ def choose(
 def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:
     """What says why a method does not fit the sites; on a server one round is trained for that."""
     from fedda.choose.candidates import obstacle
-    from fedda.choose.live import Live
+    from fedda.choose.on_server import Live
 
     if not isinstance(plan, Live):
         return lambda name: obstacle(name, plan)
