@@ -102,17 +102,18 @@ class Aligned(BatchNorm):
         """Normalise a batch of one side."""
         if not self.training:
             return super().forward(input)
-        axes = [a for a in range(input.dim()) if a != 1]
-        var, mu = torch.var_mean(input, dim=axes, correction=0)
+        x = input.float()  # moments need the precision, as BatchNorm's do
+        axes = [a for a in range(x.dim()) if a != 1]
+        var, mu = torch.var_mean(x, dim=axes, correction=0)
         self._follow(mu.detach(), var.detach())
         if self.mixes:
             other = self.moments(OTHER[self.side])
             mu, var = mixture(mu, var, *other, self.alpha.clamp(LOWEST, 1.0))
         shape = [1, -1, *(1 for _ in axes[1:])]
-        y = (input - mu.view(shape)) * (var + self.eps).rsqrt().view(shape)
+        y = (x - mu.view(shape)) * (var + self.eps).rsqrt().view(shape)
         if self.affine:
             y = y * self.weight.view(shape) + self.bias.view(shape)
-        return y
+        return y.to(input.dtype)
 
     def moments(self, side: Side) -> tuple[Tensor, Tensor]:
         """Mean and variance of one side as last received -> (d,), (d,)."""
