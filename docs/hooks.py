@@ -166,7 +166,7 @@ def linked(text: str, name: str) -> str:
         inside = target.removeprefix("docs/")
         if target in FILES:
             inside = FILES[target]
-        elif target.startswith(RESULTS + "/") and target.endswith(".md"):
+        elif target.startswith(RESULTS + "/") and target.endswith((".md", ".png")):
             inside = f"results/measured/{posixpath.basename(target)}"
         elif not target.startswith("docs/"):
             return label[1:-1]

@@ -289,7 +289,7 @@ def test_the_grand_table_in_small(here: Path) -> None:
     assert found["mean_rank"]["f-DANN"] == found["mean_rank"]["FedAvg"]
     assert min(found["regret_always_points"].values()) == 0
     text = (here / "made" / "grand.md").read_text()
-    assert "f-DANN: " in text and "chosen without labels" in text
+    assert "- f-DANN: " in text and "chosen without labels" in text
     assert (here / "made" / "grand.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -51,6 +51,7 @@ from fedda.choose.search import Search
 from fedda.comparison import Plan, Score, Variant
 from fedda.comparison.statistics import MEAN, by_target, difference
 from fedda.comparison.tables import difference_text, markdown, spread_text
+from fedda.results.read import counted
 
 BASELINE = Variant("fedavg", label="FedAvg")
 VARIANTS = [
@@ -298,7 +299,7 @@ def of_validators(found: Mapping[str, Any]) -> list[str]:
 def report(every: Sequence[Task], found: Mapping[str, Any], command: str, picture: str) -> str:
     """The whole text."""
     lines = [f"## {STEM}", "", f"    {command}", ""]
-    lines += [f"{len(every)} targets, {found['seeds']} seeds or more each.", ""]
+    lines += [f"{counted(len(every), 'target')}, {counted(found['seeds'], 'seed')} or more.", ""]
     lines += [*summary(every, found), "", f"![Mean ranks and critical difference]({picture})", ""]
     lines += [*of_validators(found), ""]
     sets = dict.fromkeys(t.plan.out.name for t in every)
@@ -309,8 +310,11 @@ def report(every: Sequence[Task], found: Mapping[str, Any], command: str, pictur
         lines += [f"### {name}", "", f"{rounds} rounds, seeds {seeds}.", "", *of_set(own), ""]
         if papers := beside_papers(own):
             lines += [*papers, ""]
-        unfit = {(m, why) for t in own for m, why in t.unfit.items()}
-        lines += [f"- {method}: {why}" for method, why in sorted(unfit)] + [""] * bool(unfit)
+        unfit: dict[str, list[str]] = {}
+        for method, why in dict.fromkeys(pair for t in own for pair in t.unfit.items()):
+            unfit.setdefault(why, []).append(method)
+        lines += [f"- {', '.join(names)}: {why}" for why, names in unfit.items()]
+        lines += [""] * bool(unfit)
     return "\n".join(lines).rstrip() + "\n"
 
 
