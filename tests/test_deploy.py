@@ -323,7 +323,9 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
     expected = {f"sites/{name}/{file}" for name in SITES for file in ("ca.crt", "key")}
     expected |= {f"sites/{name}/data/data.npz" for name in SITES}
     expected |= {f"hub/nodes/{name}.pub" for name in SITES}
-    expected |= {f"hub/{file}" for file in ("ca.crt", "ca.key", "server.pem", "server.key")}
+    expected |= {
+        f"hub/{file}" for file in ("ca.crt", "ca.key", "server.pem", "server.key", "peers")
+    }
     assert set(first) == expected
     again = run()
     assert set(again) == expected
