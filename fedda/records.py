@@ -22,7 +22,7 @@ from typing import Any, Literal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
-from fedda.wire import Manifest, Packed, shown
+from fedda.wire import SCALARS, Manifest, Packed, shown
 
 Table = Literal["task", "step", "exchange", "kept", "metrics", "offer"]
 Numbers = dict[str, Any]
@@ -129,5 +129,5 @@ def size(content: RecordDict) -> dict[str, int]:
         arrays = (a for record in content.array_records.values() for a in record.values())
         sizes["unreadable"] = sum(len(a.data) for a in arrays)
     rest = (r for r in content.values() if not isinstance(r, ArrayRecord))
-    sizes["scalars"] = sum(len(record.deflate()) for record in rest)
+    sizes[SCALARS] = sum(len(record.deflate()) for record in rest)
     return dict(sizes)

@@ -48,6 +48,10 @@ class Kind(StrEnum):
     KEY = "key"  # a site's signed key for one such sum
 
 
+SCALARS = "scalars"  # what is counted as such: all that is no array
+COUNTED = (*map(str, Kind), SCALARS)  # by which bytes are counted
+
+
 @dataclass(frozen=True)
 class Entry:
     """One array inside a packed one; `dtype` is the type in which the receiver gets it."""

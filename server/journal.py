@@ -10,11 +10,11 @@ from typing import Any
 
 from fedda.errors import FeddaError
 from fedda.ops.lock import GoingOnError
+from fedda.results.read import Event, event_in
 
 LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
 
 logger = logging.getLogger("fedda.server")
-Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
 
@@ -80,11 +80,8 @@ class Journal:
         if self.path is None or not self.path.is_file():
             return
         for line in self.path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if entry.get("event") == event:
+            entry = event_in(line)
+            if entry is not None and entry["event"] == event:
                 yield entry
 
 

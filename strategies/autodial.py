@@ -3,7 +3,7 @@
 Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from flwr.app import Message
@@ -14,6 +14,7 @@ from fedda.wire import Arrays
 
 from .base import Numbers
 from .fedavg import FedAvg
+from .sites.replies import Reply
 
 
 class AutoDIAL(FedAvg):
@@ -30,27 +31,22 @@ class AutoDIAL(FedAvg):
         Raises:
             QuorumError: the target gave no usable reply, or too few sources did.
         """
-        target, sent = self.roster.target, self.model.unpack()
-        self.shares = self.count(self.roster.sources)
-        mean = self.mean_of(self.global_model.unpack())
-        losses: dict[str, float] = {}
-        adapted: Arrays | None = None
-        entropy = 0.0
-        for reply in self.accept(replies, needs={"loss"}):
-            if reply.node is target:
-                adapted = {n: a.copy() for n, a in reply.model().unpack().items()}
-                entropy = float(reply.numbers["loss"])
-            else:
-                losses[reply.node.name] = float(reply.numbers["loss"])
-                mean.add(reply.model().unpack(), self.weigh(reply), reply.node.name)
-            del reply  # free it before the next one is fetched
-        self.enough(len(losses))
-        if adapted is None:
+        target = self.roster.target
+        adapted: list[Reply] = []
+
+        def sources() -> Iterator[Reply]:
+            for reply in self.accept(replies, needs={"loss"}):
+                if reply.node is target:
+                    adapted.append(reply)
+                else:
+                    yield reply
+                del reply  # free it before the next one is fetched
+
+        mean, numbers = self.averaged(sources())
+        if not adapted:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
-        total = sum(self.shares[name] for name in sorted(losses))
-        self.weights = {name: self.shares[name] / total for name in sorted(losses)}
-        loss = sum(self.weights[name] * losses[name] for name in sorted(losses))
-        return joined(mean.result(), sent, adapted), {"loss": loss, "entropy": entropy}
+        numbers["entropy"] = float(adapted[0].numbers["loss"])
+        return joined(mean, self.model.unpack(), adapted[0].model().unpack()), numbers
 
 
 def joined(sources: Arrays, sent: Arrays, target: Arrays) -> Arrays:

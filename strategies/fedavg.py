@@ -42,12 +42,20 @@ class FedAvg(FedDA):
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
         if self.task.secure == "sum":
             return self._add_masked(replies)
+        return self.averaged(self.accept(replies, needs={"loss"}))
+
+    def averaged(self, replies: Iterable[Reply]) -> tuple[Arrays, Numbers]:
+        """Average the models of replies that have passed the checks, by the rule of `guard.mean`.
+
+        Raises:
+            QuorumError: there are too few.
+        """
         self.shares = self.count(self.roster.sources)
         mean = self.mean_of(self.global_model.unpack(), self._memory)
         if isinstance(mean, RunningMean):
             self._memory = mean.memory
         losses, weight = {}, {}
-        for reply in self.accept(replies, needs={"loss"}):
+        for reply in replies:
             name = reply.node.name
             weight[name], losses[name] = self.weigh(reply), float(reply.numbers["loss"])
             mean.add(reply.model().unpack(), weight[name], name)

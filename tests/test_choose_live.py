@@ -93,20 +93,29 @@ def test_a_training_that_fails_is_named_and_goes_on_later(
 
 
 def test_obstacles_are_those_of_the_sites_that_joined(tmp_path: Path) -> None:
-    made = Live(tmp_path, tmp_path, [Variant("fedavg")], ["town"], [0], TINY)
+    made = Live(
+        tmp_path,
+        tmp_path,
+        [Variant("fedavg")],
+        ["town"],
+        [0],
+        TINY,
+        launch=Launch(),
+        submit=lambda *_: None,
+    )
     seen = {
         "sites": [
             {"name": "anna", "role": "source", "examples": 100},
             {"name": "town", "role": "target", "examples": 300},
         ],
-        "config": {"exchange.min-examples": 256},
+        "config": {"exchange.min-examples": 256, "model.name": "mlp"},
         "batchnorm": False,
     }
     assert "no BatchNorm" in made.obstacle("adabn", seen)
     assert "there is one" in made.obstacle("mdan", seen)
     assert made.obstacle("fdann", seen).startswith("anna has 100 examples")
     assert made.obstacle("kd3a", seen) == ""
-    seen["config"] = {"exchange.min-examples": 64}
+    seen["config"] = {"exchange.min-examples": 64, "model.name": "mlp"}
     assert made.obstacle("fdann", seen) == ""
 
 

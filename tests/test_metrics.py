@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.live.story import Story, tell
+from fedda.wire import Kind
 from server.superlink.live import METRICS
 from server.superlink.metrics import metrics
 from tests.test_live import client_of, run, serving, sites
@@ -89,6 +91,14 @@ def test_labels_take_few_values_whatever_sites_say(run: Run) -> None:
     assert found["fedda_bytes", other] == 1000
     assert found["fedda_troubles", (("what", "other"),)] == 1000
     assert not [labels for _, labels in found if "site" in str(labels)]
+
+
+@pytest.mark.parametrize("kind", [*Kind, "scalars"])
+def test_bytes_of_every_kind_that_crosses_have_its_label(run: Run, kind: str) -> None:
+    story = tell([*events(), events()[-1] | {"round": 3, "bytes": {f"from source {kind}": 9}}])
+    bytes_of = {k: n for k, n in told(sites(run), story).items() if k[0] == "fedda_bytes"}
+    own = (("direction", "from"), ("kind", str(kind)), ("role", "source"))
+    assert bytes_of["fedda_bytes", own] == 9 + 1800 * (kind == "model")
 
 
 def test_the_operators_port_serves_them(run: Run) -> None:

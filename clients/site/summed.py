@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import PolicyError, SecureError
+from fedda.files import replacing
 from fedda.maths.masks import FixedPoint, hide, layouts
 from fedda.ops import keys
 from fedda.ops.agree import Occasion, Own, verify
@@ -139,9 +140,8 @@ class Summed:
         self._memory["sent"] = {**sent, place: group}
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            new = self._file.with_suffix(".new")
-            new.write_text(json.dumps(self._memory))
-            new.replace(self._file)
+            with replacing(self._file) as part:
+                part.write_text(json.dumps(self._memory))
         logger.info("secure sum of round %d over %s", occasion.round, ", ".join(group))
 
 

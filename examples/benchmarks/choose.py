@@ -30,7 +30,7 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,15 +149,8 @@ def judge(whole: Plan, target: str, jobs: int) -> Judged:
 def figures(every: Sequence[Judged]) -> dict[str, Any]:
     """All that the last line says."""
     mean = validators.mean
-    ranks: dict[str, list[float]] = {kind: [] for kind in KINDS}
     errors = []
     for judged in every:
-        for kind in KINDS:
-            known = [
-                (v, judged.truth[c.variant]) for c in judged.full if (v := c.mean(kind)) is not None
-            ]
-            rank = validators.correlation([v for v, _ in known], [t for _, t in known])
-            ranks[kind] += [] if rank is None else [rank]
         for c in judged.full:
             told = c.mean("estimate")
             errors += [] if told is None else [abs(told - judged.truth[c.variant])]
@@ -169,10 +162,27 @@ def figures(every: Sequence[Judged]) -> dict[str, Any]:
         "regret_rule_points": mean([j.regret(j.ruled.chosen) for j in every]),
         **{f"regret_always_{m}": value for m, value in always.items()},
         "regret_alone": {kind: mean(values) for kind, values in alone.items()},
-        "correlation": {kind: mean(values) for kind, values in ranks.items()},
+        "correlation": correlations([(c, j.truth[c.variant]) for c in j.full] for j in every),
         "estimate_error_points": mean(errors, 100),
         "seconds": round(sum(j.seconds for j in every)),
     }
+
+
+def correlations(
+    every: Iterable[Sequence[tuple[Candidate, float]]],
+) -> dict[str, float | None]:
+    """Rank correlation of each kind of evidence with the accuracy, mean over the targets.
+
+    Args:
+        every: each target's candidates with their accuracies.
+    """
+    ranks: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for candidates_ in every:
+        for kind in KINDS:
+            known = [(v, truth) for c, truth in candidates_ if (v := c.mean(kind)) is not None]
+            rank = validators.correlation([v for v, _ in known], [t for _, t in known])
+            ranks[kind] += [] if rank is None else [rank]
+    return {kind: validators.mean(values) for kind, values in ranks.items()}
 
 
 def table(every: Sequence[Judged]) -> list[str]:
@@ -201,22 +211,32 @@ def validator_table(found: Mapping[str, Any]) -> list[str]:
     return markdown(heads, rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser, usual: Sequence[str], out: Path) -> None:
+    """Add the options of a benchmark over the targets of several sets.
+
+    Args:
+        parser: to add them to.
+        usual: the sets that it takes without --set.
+        out: where it keeps its trainings without --out.
+    """
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
-    every_set = ", ".join(SETS)
-    parser.add_argument("--set", choices=SETS + MORE, action="append", help=f"default: {every_set}")
+    sets = f"default: {', '.join(usual)}"
+    parser.add_argument("--set", choices=SETS + MORE, action="append", help=sets)
     parser.add_argument("--target", action="append", help="default: all domains")
     parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
     parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
-    out = Path("runs/choose")
     parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
-    parser.add_argument("--results", type=Path, help="also write the table here")
+    parser.add_argument("--results", type=Path, help="also write what is found here")
     jobs = 1 if torch.cuda.is_available() else os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser, SETS, Path("runs/choose"))
     args = parser.parse_args(arguments)
 
     every = []

@@ -30,7 +30,6 @@ The last line is one JSON object:
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,11 +41,10 @@ import accuracy
 import choose
 import numpy as np
 import ranks
-import torch
 import validators
 
 from fedda.choose.candidates import obstacle
-from fedda.choose.decision import KINDS, Candidate, Decision, decide
+from fedda.choose.decision import Candidate, decide
 from fedda.choose.search import Search
 from fedda.comparison import Plan, Score, Variant
 from fedda.comparison.statistics import MEAN, by_target, difference
@@ -154,8 +152,13 @@ class Task:
         return Search(self.plan).evidence(replace(self.plan, seeds=self.seeds))
 
     @cached_property
-    def decision(self) -> Decision:
-        return decide(self.evidence)
+    def chosen(self) -> str:
+        """The name of what the rule of `fedda choose` takes."""
+        return decide(self.evidence).chosen.name
+
+    def gain(self, name: str) -> float:
+        """Accuracy of a method minus FedAvg's."""
+        return self.truth[name] - self.truth[BASELINE.name]
 
     def regret(self, name: str) -> float:
         """Points that the best method in hindsight is above one."""
@@ -179,7 +182,7 @@ def tasks(args: argparse.Namespace) -> list[Task]:
 
 
 def gains(every: Sequence[Task], name: str) -> list[float]:
-    return [t.truth[name] - t.truth[BASELINE.name] for t in every]
+    return [t.gain(name) for t in every]
 
 
 def interval(values: Sequence[float]) -> str:
@@ -194,21 +197,10 @@ def figures(every: Sequence[Task]) -> dict[str, Any]:
     names = every[0].names
     scores = np.array([[t.truth[n] for n in names] for t in every])
     mean_ranks = ranks.ranks(scores).mean(axis=0)
-    correlations: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for task in every:
-        for kind in KINDS:
-            known = [
-                (v, task.truth[c.variant.name])
-                for c in task.evidence
-                if (v := c.mean(kind)) is not None
-            ]
-            found = validators.correlation([v for v, _ in known], [t for _, t in known])
-            correlations[kind] += [] if found is None else [found]
     scored = [s for t in every for scores in t.scores.values() for s in scores]
     errors = [
         abs(s.estimate - s.last) for s in scored if s.estimate is not None and s.last is not None
     ]
-    taken = [t.truth[t.decision.chosen.name] - t.truth[BASELINE.name] for t in every]
     points = {n: 100 * statistics.fmean(gains(every, n)) for n in names}
     return {
         "tasks": len(every),
@@ -217,12 +209,14 @@ def figures(every: Sequence[Task]) -> dict[str, Any]:
         "critical_difference": round(ranks.critical_difference(len(names), len(every)), 2),
         "friedman": ranks.friedman(scores) if len(every) > 1 and len(names) > 2 else None,
         "gain_points": {n: round(p, 2) for n, p in points.items()},
-        "chosen_gain_points": validators.mean(taken, 100),
-        "regret_points": validators.mean([t.regret(t.decision.chosen.name) for t in every]),
+        "chosen_gain_points": validators.mean([t.gain(t.chosen) for t in every], 100),
+        "regret_points": validators.mean([t.regret(t.chosen) for t in every]),
         "regret_always_points": {
             n: round(statistics.fmean(t.regret(n) for t in every), 2) for n in names
         },
-        "correlation": {kind: validators.mean(values) for kind, values in correlations.items()},
+        "correlation": choose.correlations(
+            [(c, t.truth[c.variant.name]) for c in t.evidence] for t in every
+        ),
         "estimate_error_points": validators.mean(errors, 100),
         "seconds": round(sum(s.seconds for s in scored)),
     }
@@ -246,7 +240,7 @@ def summary(every: Sequence[Task], found: Mapping[str, Any]) -> list[str]:
         row += [f"{statistics.fmean(s.bytes for s in scores) / 1e6:.1f}" if scores else "–"]
         row += [f"{statistics.fmean(s.seconds for s in scores):.1f}" if scores else "–"]
         rows.append(row)
-    taken = [t.truth[t.decision.chosen.name] - t.truth[BASELINE.name] for t in every]
+    taken = [t.gain(t.chosen) for t in every]
     ends = [interval(taken), f"{100 * min(taken):+.1f}", f"{found['regret_points']:.1f}"]
     rows.append(["*chosen without labels*", "", "", *ends, "", "", ""])
     return markdown(heads, rows)
@@ -261,9 +255,7 @@ def of_set(every: Sequence[Task]) -> list[str]:
         [name, *(spread_text(row[h]) if h in row else "–" for h in heads[1:])]
         for name, row in table.items()
     ]
-    taken = [
-        f"{t.decision.chosen.name}, {100 * t.truth[t.decision.chosen.name]:.1f}" for t in every
-    ]
+    taken = [f"{t.chosen}, {100 * t.truth[t.chosen]:.1f}" for t in every]
     rows.append(["*chosen without labels*", *taken])
     return markdown(heads, rows)
 
@@ -332,21 +324,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
-    known, usual = (*SETS, "office", "rotated"), ", ".join(SETS)
-    parser.add_argument("--set", choices=known, action="append", help=f"default: {usual}")
+    choose.add_options(parser, SETS, Path("runs/grand"))
     names = [*dict.fromkeys(v.method for v in VARIANTS)]
     parser.add_argument("--method", choices=names, action="append", help="default: all")
-    parser.add_argument("--target", action="append", help="default: all domains")
-    parser.add_argument("--rounds", type=int, default=0, help="default: the set's")
-    parser.add_argument("--images", type=int, default=0, help="per domain; default: the set's")
-    parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
-    out = Path("runs/grand")
-    parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
-    parser.add_argument("--results", type=Path, help="also write table and picture here")
     parser.add_argument("--report", action="store_true", help="train nothing")
-    jobs = 1 if torch.cuda.is_available() else os.cpu_count() or 1
-    parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
     args = parser.parse_args(arguments)
 
     every = tasks(args)

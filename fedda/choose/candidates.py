@@ -78,14 +78,21 @@ def obstacle(name: str, plan: Plan) -> str:
     """Why a method does not fit data, network and number of sources; empty if it does."""
     cell = Cell(Variant(name), plan.targets[0], plan.seeds[0])
     config, sites = plan.config(cell), plan.sites(cell)
-    if name in ("adabn", "autodial") and not _has_batchnorm(config, sites):
-        return f"model.name={config.model.name} has no BatchNorm layer"
-    if name == "mdan" and len(sites) < 3:
-        return "it weighs several sources, and there is one"
+    if why := unfit(name, config.model.name, len(sites) - 1, lambda: _has_batchnorm(config, sites)):
+        return why
     try:
         load("server", "simulation").rehearse(config, sites, _described)
     except FeddaError as error:
         return str(error)
+    return ""
+
+
+def unfit(name: str, network: str, sources: int, has_batchnorm: Callable[[], bool]) -> str:
+    """Why a method does not fit a network or a number of sources; empty if it does."""
+    if name in ("adabn", "autodial") and not has_batchnorm():
+        return f"model.name={network} has no BatchNorm layer"
+    if name == "mdan" and sources < 2:
+        return "it weighs several sources, and there is one"
     return ""
 
 

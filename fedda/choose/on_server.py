@@ -4,20 +4,21 @@ The operator has no site's data. So the sites and their network are learnt from 
 and there is no agreement of models on the target's images: that evidence needs these images.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedda import models, plugins
 from fedda.comparison import Cell, Plan, Variant
 from fedda.comparison.cells import Notify
-from fedda.errors import FeddaError, RunError
+from fedda.errors import FeddaError
 from fedda.library.beginning import Launch, beginning
 from fedda.results.read import begun, model_file
 from fedda.settings import RunConfig
+
+from .candidates import unfit
 
 LOOK = "look"  # the folder of the first round
 
@@ -26,11 +27,7 @@ LOOK = "look"  # the folder of the first round
 Submit = Callable[[RunConfig, Launch, Path, Callable[[dict[str, Any]], None]], None]
 
 
-def _none(*_: Any) -> None:
-    raise AssertionError("a live plan needs a way to start runs")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Live(Plan):
     """All trainings over the sites that have joined a server; `data` is the server's folder.
 
@@ -39,8 +36,8 @@ class Live(Plan):
         submit: what starts one and waits for its end.
     """
 
-    launch: Launch = field(default_factory=Launch)
-    submit: Submit = _none
+    launch: Launch
+    submit: Submit
     simulated: ClassVar[bool] = False
 
     def where(self, target: str) -> list[str]:
@@ -76,10 +73,9 @@ class Live(Plan):
         """Why a method does not fit what a first round has shown; empty if it does."""
         sources = [s for s in seen["sites"] if s["role"] == "source"]
         target = next(s for s in seen["sites"] if s["role"] == "target")
-        if name in ("adabn", "autodial") and not seen["batchnorm"]:
-            return "the network has no BatchNorm layer"
-        if name == "mdan" and len(sources) < 2:
-            return "it weighs several sources, and there is one"
+        network = seen["config"]["model.name"]
+        if why := unfit(name, network, len(sources), lambda: bool(seen["batchnorm"])):
+            return why
         least = int(seen["config"]["exchange.min-examples"])
         able = [s for s in sources if s["examples"] >= least]
         if plugins.method(name).gradients and (target["examples"] < least or not able):
@@ -97,9 +93,7 @@ class Live(Plan):
             ConfigError: settings contradict each other.
             RunError: OUT holds other trainings.
         """
-        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
-        if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
-            raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
+        self.check_variants()
         for cell in self.cells():
             self.config(cell)
             self.results(cell)

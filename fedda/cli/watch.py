@@ -19,7 +19,6 @@ from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.results.read import JOURNAL, counted, printable
 
 LOOK = 1.0  # seconds between two looks while no run goes on
-WORK = {"train": "trains", "evaluate": "is tested", "query": "answers"}
 SHOWN = 20  # most sites in the picture
 
 
@@ -136,8 +135,7 @@ class Watcher:
         return run is not None and run.ended
 
     def _conclude(self, run: Run) -> int:
-        how = "finished" if run.ending == "completed" else run.ending or "ended"
-        self.say(f"run {run.name} has {'been ' * (how == 'stopped')}{how}")
+        self.say(f"run {run.name} has {run.how}")
         if run.ending != "completed":
             self.say(f"go on with: fedda run --resume {run.folder}")
             return 1
@@ -153,15 +151,13 @@ class Watcher:
             table.add_column(heading)
         order = sorted(sites, key=lambda site: (not site.work, not site.online, called(site)))
         for site in order[:SHOWN]:
-            mine = run is not None and site.run == run.number and not run.ended
-            work = WORK.get(site.work.partition(".")[0], "") if mine else ""
             reach = Text("yes", "green") if site.online else Text("no", "red")
-            table.add_row(Text(called(site)), site.role, reach, work)
+            table.add_row(Text(called(site)), site.role, reach, printable(site.working(run)))
         if len(order) > SHOWN:
             table.caption = f"{len(order) - SHOWN} more are not shown"
         return table
 
 
 def called(site: Site) -> str:
-    """A site's name, or its number if it was registered without one."""
-    return printable(site.name) or f"node {site.node}"
+    """A site's name as a terminal can show it."""
+    return printable(site.called)

@@ -261,12 +261,7 @@ class Plan:
             RosterError: the domains cannot form a run, for example because their classes differ.
             RunError: the data have no such sites, or OUT holds other trainings.
         """
-        names = Counter(v.name for v in dict.fromkeys(self.variants))
-        if same := next((n for n, count in names.items() if count > 1), None):
-            raise RunError(f"Two variants are called '{same}'; give one of them another label.")
-        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
-        if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
-            raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
+        self.check_variants()
         if self.tests_on_training and any(v.oracle for v in self.variants):
             raise RunError(
                 f"{self.data} tests on all training images, and an oracle has learnt their labels "
@@ -282,6 +277,19 @@ class Plan:
                 self._check_settings(cell, _read(self.folder(cell) / SETTINGS))
             if self.results(cell) is None:
                 load("server", "simulation").rehearse(self.config(cell), sites, _described)
+
+    def check_variants(self) -> None:
+        """Refuse variants that cannot be told apart.
+
+        Raises:
+            RunError: two have one name, or are the same training.
+        """
+        names = Counter(v.name for v in dict.fromkeys(self.variants))
+        if same := next((n for n, count in names.items() if count > 1), None):
+            raise RunError(f"Two variants are called '{same}'; give one of them another label.")
+        slugs = Counter(v.slug for v in dict.fromkeys(self.variants))
+        if same := next((v.name for v in self.variants if slugs[v.slug] > 1), None):
+            raise RunError(f"Two variants are the same training as '{same}'; leave out one.")
 
     def _check_labels(self, site: Mapping[str, Any]) -> None:
         """Refuse an oracle whose target has no labels to train on."""

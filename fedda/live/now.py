@@ -14,7 +14,6 @@ from .snapshot import Run, Site, Snapshot
 from .story import DONE, FAILED, STARTS, WAITS, Story
 
 MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
-WORK = {"train": "trains", "evaluate": "is tested", "query": "answers a question"}
 STATES = {STARTS: "starting", WAITS: "waiting for sites", DONE: "finished", FAILED: "failed"}
 
 
@@ -96,7 +95,7 @@ def _cards(snapshot: Snapshot, run: Run, story: Story) -> list[Html]:
         cards.append(card("Accuracy", f"{100 * newest['accuracy']:.1f} %", "of the newest round"))
     elif "loss" in newest:
         cards.append(card("Training loss", f"{newest['loss']:.3f}", "of the newest round"))
-    cards.append(card("Bytes so far", human(total), "models, atoms, gradients and scalars"))
+    cards.append(card("Bytes so far", human(total), "arrays of all kinds, and scalars"))
     cards.append(card("Sites reachable", f"{online:,}", f"of {len(snapshot.sites):,} registered"))
     bad = e("span", f"{len(story.troubles):,}", class_="bad")
     cards.append(card("Troubles", bad if story.troubles else "none", "of the run so far"))
@@ -123,14 +122,13 @@ def _sites(
     rows = []
     for site in sorted(shown, key=lambda s: (not s.online, called(s, names))):
         name = called(site, names)
-        mine = site.work if run is not None and site.run == run.number and not run.ended else ""
         rows.append(
             [
                 name,
                 story.joined.get(name) or site.role or NOTHING,
                 e("span", "yes", class_="good") if site.online else e("span", "no", class_="bad"),
                 "yes" if name in story.joined else NOTHING,
-                WORK.get(mine.partition(".")[0], mine) or NOTHING,
+                site.working(run) or NOTHING,
                 f"{troubles[name]:,}",
             ]
         )
@@ -143,8 +141,8 @@ def _sites(
 
 
 def called(site: Site, names: Mapping[int, str]) -> str:
-    """A site's name: as the run knows it, as it was registered, or its number."""
-    return names.get(site.node) or site.name or f"node {site.node}"
+    """A site's name: as the run knows it, or as the server does."""
+    return names.get(site.node) or site.called
 
 
 def _troubles(story: Story) -> Html | None:

@@ -8,6 +8,8 @@ from typing import Any
 from fedda.errors import RunError
 
 FINISHED = "finished"
+WORK = {"train": "trains", "evaluate": "is tested", "query": "answers a question"}
+ENDINGS = {"completed": "finished", "stopped": "been stopped", "failed": "failed"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,17 @@ class Site:
     online: bool
     work: str = ""
     run: int = 0
+
+    @property
+    def called(self) -> str:
+        """Its name, or its number if it was registered without one."""
+        return self.name or f"node {self.node}"
+
+    def working(self, run: "Run | None") -> str:
+        """What it does for a run, in words; empty if nothing."""
+        if run is None or run.ended or self.run != run.number:
+            return ""
+        return WORK.get(self.work.partition(".")[0], self.work)
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,11 @@ class Run:
     def ended(self) -> bool:
         """Whether it has ended, well or not."""
         return self.status == FINISHED
+
+    @property
+    def how(self) -> str:
+        """How it ended: finished, been stopped or failed; empty while it goes on."""
+        return ENDINGS.get(self.ending, "failed") if self.ended else ""
 
     @property
     def path(self) -> Path:

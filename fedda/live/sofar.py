@@ -1,12 +1,11 @@
 """A run so far, in the form of results.json: what the report's sections draw."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from fedda.results.pace import Key
-from fedda.results.read import Results
+from fedda.results.read import Results, noted
 
 from .story import Story
 
@@ -45,11 +44,7 @@ def results(story: Story, name: str, settings: dict[str, Any], roster: dict[str,
 
 def roster_of(folder: Path) -> dict[str, Any]:
     """The roster in a run's folder; empty if there is none yet."""
-    try:
-        roster = json.loads((folder / "roster.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return roster if isinstance(roster, dict) else {}
+    return noted(folder / "roster.json")
 
 
 def _training(story: Story, key: Key) -> dict[str, Any]:

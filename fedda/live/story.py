@@ -3,7 +3,6 @@
 Everything here may come from a site: texts are kept as they are, and escaped where they are shown.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedda.results.pace import Key, Pace
-from fedda.results.read import JOURNAL
+from fedda.results.read import JOURNAL, Event, event_in, noted
 
-Event = dict[str, Any]
 Entry = dict[str, Any]  # a round, as in results.json
 
 WAITS, TRAINS, DONE, FAILED, STARTS = "waiting", "training", "done", "failed", "starting"
@@ -191,7 +189,7 @@ class Journal:
                     added = file.read(size - self.read)
                 whole = added[: added.rfind(b"\n") + 1]  # the last line may be half written
                 self.read += len(whole)
-                for event in events(whole):
+                for event in filter(None, map(event_in, whole.splitlines())):
                     self.story.add(event)
         except OSError:
             pass  # not begun, or its folder is gone: the story stays as it is
@@ -205,21 +203,6 @@ class Journal:
             self._planned = True
 
 
-def events(lines: bytes) -> Iterable[Event]:
-    """Yield the events in lines of a journal; lines that a crash cut short are passed over."""
-    for line in lines.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
-            yield event
-
-
 def settings_of(folder: Path) -> dict[str, Any]:
     """The settings in a run's folder; empty if there are none yet."""
-    try:
-        settings = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    return noted(folder / "config.json")

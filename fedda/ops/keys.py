@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda.errors import KeyFileError
+from fedda.files import replacing
 from fedda.ops.certificate import (
     SERVER_DAYS,
     check_certificate,
@@ -199,7 +200,8 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _write_peers(directory: Path) -> None:
     folder = Path(directory) / "nodes"
     lines = [(folder / f"{name}.pub").read_bytes() for name in names(directory)]
-    (Path(directory) / "peers").write_bytes(b"".join(lines))
+    with replacing(Path(directory) / "peers") as part:
+        part.write_bytes(b"".join(lines))
 
 
 def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:

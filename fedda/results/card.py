@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedda.comparison.tables import markdown
+from fedda.wire import COUNTED
 
 from . import read
 
@@ -16,7 +17,6 @@ CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
 TOLD = ("input", "model", "train", "wire", "guard")
 BASELINES = ("fedavg", "adabn")
-KINDS = ("model", "atoms", "gradient", "masked", "key", "scalars")
 
 
 def card(results: read.Results, defaults: Mapping[str, Any]) -> str:
@@ -107,7 +107,7 @@ def _crossed(results: read.Results) -> list[str]:
         for training in trainings:
             total.update(training["bytes"])
     rows = []
-    for kind in KINDS:
+    for kind in COUNTED:
         sent = [sum(n for k, n in total.items() if k == f"{way} {role} {kind}")
                 for way, role in (("from", "source"), ("from", "target"))]  # fmt: skip
         if any(sent):

@@ -1,10 +1,9 @@
 """Show the progress of a run: a bar on a terminal, a few plain lines anywhere else."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,10 +13,8 @@ from rich.text import Text
 from fedda import plugins
 from fedda.errors import ConfigError
 from fedda.results.pace import Key, Pace
-from fedda.results.read import printable
+from fedda.results.read import Event, event_in, printable
 from fedda.settings import RunConfig
-
-Event = dict[str, Any]
 
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
@@ -239,7 +236,7 @@ def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Eve
             start += len(added)
             *lines, rest = (rest + added).split(b"\n")  # the last line may be half written
             for line in lines:
-                event = _read(line)
+                event = event_in(line)
                 if event is None:
                     continue
                 yield event
@@ -251,12 +248,3 @@ def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Eve
         looks += 1
         if not stopping:
             time.sleep(_LOOK)
-
-
-def _read(line: bytes) -> Event | None:
-    """Read an event from a line; None if a crash cut the line short."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None

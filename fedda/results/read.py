@@ -18,6 +18,7 @@ RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 
 Results = dict[str, Any]
+Event = dict[str, Any]
 
 
 def load(path: Path) -> Results:
@@ -43,6 +44,24 @@ def load(path: Path) -> Results:
             "give the folder of a run of this version."
         )
     return results
+
+
+def event_in(line: bytes | str) -> Event | None:
+    """Read an event from a line of a journal; None if a crash cut the line short."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def noted(file: Path) -> dict[str, Any]:
+    """Read a JSON object that a run or server writes; empty if there is none yet."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def begun(folder: Path) -> bool:

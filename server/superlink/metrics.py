@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from fedda.live.snapshot import Run, Snapshot
 from fedda.live.story import Story
+from fedda.wire import COUNTED
 
-KINDS = ("model", "atoms", "gradient", "scalars")
 ROLES = ("source", "target", "unknown")
 OTHER = "other"
 LONGEST = 80  # characters of a label's value
@@ -106,7 +106,7 @@ def _bytes(story: Story) -> Metric:
         known = (
             way if way in ("to", "from") else OTHER,
             role if role in ROLES else OTHER,
-            kind if kind in KINDS else OTHER,
+            kind if kind in COUNTED else OTHER,
         )
         sums[known] = sums.get(known, 0) + count
     words = "Bytes of the run's messages so far, seen from the server."

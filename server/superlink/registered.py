@@ -30,6 +30,19 @@ def write(path: Path, entries: Mapping[int, Entry]) -> None:
             part.write_text(text)
 
 
+def read(path: Path) -> dict[int, Entry]:
+    """Read what `write` wrote.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is something else.
+    """
+    try:
+        return {int(key): Entry(**entry) for key, entry in json.loads(path.read_text()).items()}
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
 def objection(node_id: int, name: str, role: str) -> str:
     """Why a node is not the site that it says it is; empty if nothing speaks against it.
 
@@ -40,9 +53,8 @@ def objection(node_id: int, name: str, role: str) -> str:
     if path is None:  # a server without keys, or none at all
         return ""
     try:
-        read = json.loads(Path(path).read_text())
-        entries = {int(key): Entry(**entry) for key, entry in read.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        entries = read(Path(path))
+    except (OSError, ValueError) as error:
         raise RunError(
             f"{path}, which says whose key is whose, cannot be read ({error}); start the server "
             "again, which writes it anew."

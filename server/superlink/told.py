@@ -40,8 +40,7 @@ class Told:
         for site in snapshot.sites:
             if site.online != self._online.get(site.node, False):
                 self._online[site.node] = site.online
-                name = site.name or f"node {site.node}"
-                self.say(f"site {name} {'joined' if site.online else 'has left'}")
+                self.say(f"site {site.called} {'joined' if site.online else 'has left'}")
         run, story = self._newest()
         for each in reversed(snapshot.runs):  # the oldest first
             self._run(each, story if run is not None and each.number == run.number else None)
@@ -61,9 +60,10 @@ class Told:
             self._trouble(run, story)
         if run.ended:
             self._runs[run.number] = True
-            how = {"completed": "finished", "stopped": "been stopped"}.get(run.ending, "failed")
-            why = f": {story.why}" if how == "failed" and story is not None and story.why else ""
-            self.say(f"run {run.name} has {how}{why}")
+            why = (
+                f": {story.why}" if run.how == "failed" and story is not None and story.why else ""
+            )
+            self.say(f"run {run.name} has {run.how}{why}")
 
     def _trouble(self, run: Run, story: Story) -> None:
         number, said = self._troubles

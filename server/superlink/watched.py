@@ -3,10 +3,9 @@
 This is flwr's own state, read in the SuperLink's process: no request to its API is needed.
 """
 
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedda.live.snapshot import FINISHED, Run, Site, Snapshot
 from fedda.live.story import Journal, Story
 from fedda.settings import RunConfig
 
+from . import registered
 from .book import Book
 
 FRESH_S = 0.5  # for how long an answer serves all who ask
@@ -70,7 +70,7 @@ class Watched:
             Site(
                 info.node_id,
                 info.name,
-                str(roles.get(str(info.node_id), {}).get("role", "")),
+                roles.get(info.node_id, ""),
                 info.status == ONLINE,
                 *work.get(info.node_id, ("", 0)),
             )
@@ -80,12 +80,12 @@ class Watched:
         newest = state.get_run_info(order_by="pending_at", ascending=False, limit=MOST_RUNS)
         return Snapshot(sites, tuple(map(_run, newest)))
 
-    def _roles(self) -> Mapping[str, Any]:
+    def _roles(self) -> dict[int, str]:
         if self._registered is None:
             return {}
         try:
-            return json.loads(self._registered.read_text())
-        except (OSError, ValueError):
+            return {node: entry.role for node, entry in registered.read(self._registered).items()}
+        except (OSError, ValueError):  # not written yet
             return {}
 
 
