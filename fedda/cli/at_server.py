@@ -11,11 +11,16 @@ from fedda.errors import KeyFileError, RunError
 from fedda.live.snapshot import Snapshot
 
 ABOUT = "server.json"
+OTHERWISE = "or name another by --server"
 PATIENCE = 10.0
 
 
-def server_of(folder: Path) -> tuple[str, Path | None]:
+def server_of(folder: Path, otherwise: str = OTHERWISE) -> tuple[str, Path | None]:
     """Return HOST:PORT where a folder's server listens for operators, and its authority's file.
+
+    Args:
+        folder: what `fedda superlink` was given as --dir.
+        otherwise: what else the user can do if no server runs.
 
     Raises:
         RunError: no server runs from the folder.
@@ -25,8 +30,7 @@ def server_of(folder: Path) -> tuple[str, Path | None]:
         return about["admin"], Path(about["ca"]) if about["ca"] else None
     except (OSError, ValueError, KeyError):
         raise RunError(
-            f"No server runs from {folder}; start one with fedda superlink --dir, name another by "
-            "--server or --superlink, or run without one by --simulate."
+            f"No server runs from {folder}; start one with fedda superlink --dir, {otherwise}."
         ) from None
 
 

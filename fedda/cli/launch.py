@@ -167,7 +167,8 @@ def _server_of(launch: Launch) -> tuple[str, Path | None]:
     """Return the address of the server's control API and its certificate authority's file."""
     if launch.superlink:
         return launch.superlink, Path(launch.ca) if launch.ca else None
-    return server_of(Path(launch.server))
+    otherwise = "name another by --server or --superlink, or run without one by --simulate"
+    return server_of(Path(launch.server), otherwise)
 
 
 def on_terminate() -> None:
