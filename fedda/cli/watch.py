@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedda.cli.at_server import Watching
+from fedda.cli.at_server import server_of
 from fedda.cli.exits import clear_exit
 from fedda.cli.launch import INTERRUPTED, on_terminate, settings_of
 from fedda.cli.watching import TRIES, began
@@ -48,9 +48,11 @@ def watch(
     https://127.0.0.1:8000/live.
     """
     on_terminate()
+    from fedda.live.asking import Watching  # no other command needs an HTTP client
+
     with clear_exit():
         try:
-            with Watching(server.absolute()) as at:
+            with Watching(*server_of(server.absolute())) as at:
                 code = Watcher(at.look, run, Console()).follow()
         except KeyboardInterrupt:
             typer.echo("\nNo longer watching; a run that goes on is not ended.", err=True)

@@ -3,6 +3,7 @@
 story.py     the journal's events, gathered; no torch, as the server reads it
 sofar.py     the same in the form of results.json, so that the report's sections can draw it
 snapshot.py  the sites and runs of a server
+asking.py    asks a server for them
 now.py       the first screen: the state, who is there and who trains, the last troubles
 live_page.py the live page: the first screen, and the report of what there is
 """
