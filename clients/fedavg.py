@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from fedda import models
 from fedda.data import Labelled
+from fedda.errors import PolicyError
 from fedda.train import balanced
 from fedda.wire import Packed
 
 from .base import Client
-from .site import appraisal
+from .site import appraisal, noised
 from .site.request import Numbers, Request
 
 
@@ -32,7 +33,7 @@ class Source(Client):
             return self.keys(request)
         seeds = self.site.summed.agree(request)
         _, numbers = super().serve(request)
-        model, loss = models.to_arrays(self.model), numbers.pop("loss")
+        model, loss = models.to_arrays(self.model), numbers.pop("loss", 0.0)
         masked = self.site.summed.hide(request, seeds, model, loss, self.site.examples)
         return {"masked": masked}, numbers
 
@@ -43,6 +44,9 @@ class Source(Client):
         return {"key": key}, {"seconds": time.perf_counter() - start}
 
     def train(self) -> Numbers:
+        """Lines 2 to 4; with `privacy.noise` by DP-SGD."""
+        if self.task.privacy.noise:
+            return noised.train(self)
         optimizer = self.optimizer()
         total, steps = 0.0, 0
         for indices in self.batches():
@@ -71,6 +75,9 @@ class Source(Client):
 
         It tests on the site's labelled test files. If there are none, or too few to hide an image,
         it tests on the training images: then all numbers are better than on new images.
+
+        Raises:
+            PolicyError: these are the training images, of which noise is to hide each.
         """
         start = time.perf_counter()
         self.begin(request)
@@ -79,6 +86,11 @@ class Source(Client):
         images = self.data if tests is None or few else tests
         p = self.checked(self.predict(images.x))
         new = images is tests and not appraisal.same(images.x, self.data.x)
+        if self.task.privacy.noise and not new:
+            raise PolicyError(
+                "The training hides single examples, so the model is not tested on them, and this "
+                "site has too few other labelled images; add test images."
+            )
         numbers = appraisal.calibrated(self, p, images.y, new)
         return numbers | {"seconds": time.perf_counter() - start}
 

@@ -3,6 +3,7 @@
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,30 +18,77 @@ from fedda.errors import ConfigError
 from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.train import batches
-from fedda.wire import Packed
+from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
 from .base import Client
 from .site.clusters import gap_of
-from .site.request import Numbers
-
-Source = fedavg.Source
+from .site.request import Numbers, Request
+from .site.sealed import Opened
+from .site.state import Kept
 
 Moments = list[tuple[Tensor, Tensor]]  # running mean and variance, layer by layer
 
 CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not its result
 
 
+class Past:
+    """The last round's alpha by site, of which `kd3a.smoothing` keeps a share."""
+
+    def __init__(self) -> None:
+        self.alpha: dict[str, float] = {}
+
+    def put_down(self) -> Kept:
+        """Return the state from which the next round continues."""
+        return Kept(about=dict(self.alpha))
+
+    def take_up(self, kept: Kept, device: torch.device) -> None:
+        """Continue from a state that `put_down` returned."""
+        self.alpha = dict(kept.about)
+
+
+class Source(fedavg.Source):
+    """Trains on its labels; with `kd3a.relay=sealed` only the target can read the result."""
+
+    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
+        """Answer a training request."""
+        if request.task.options.relay == "open":
+            return super().serve(request)
+        address = self.site.sealed.address(request)
+        arrays, numbers = super().serve(request)
+        model, examples = arrays["model"], self.site.examples
+        return {"sealed": self.site.sealed.seal(address, model, examples)}, numbers
+
+
 class Target(Client):
-    """Lets the teachers vote, distils the vote, and reports what each source added to it."""
+    """Lets the teachers vote, distils the vote, and reports what each source added to it.
+
+    With `kd3a.relay=sealed` it also weighs and averages the models, as in the paper.
+    """
 
     data: Unlabelled
+
+    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
+        """Answer a training request."""
+        self._mean: Arrays | None = None
+        return self.keys(request) if request.hop == "keys" else super().serve(request)
+
+    def keys(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
+        """Sign a key for this round, to which the sources seal their models."""
+        start = time.perf_counter()
+        key = self.site.sealed.offer(request)
+        return {"key": key}, {"seconds": time.perf_counter() - start}
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return the trained model, or where this site averages the mean, in full precision."""
+        return super().outgoing() if self._mean is None else {"model": pack(self._mean, Kind.MODEL)}
 
     def distil(self) -> Numbers:
         """Lines 7 to 11."""
         request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
-        teachers = _by_site(request.arrays, "teacher")
+        sealed = self.site.sealed.open(request) if options.relay == "sealed" else None
+        teachers = sealed.models if sealed else _by_site(request.arrays, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(teachers, images)  # (N, K, C)
 
@@ -56,9 +104,34 @@ class Target(Client):
         numbers["kept"] = float(heard.float().mean())
         if options.weighting == "focus":
             about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
-        if options.teacher_batchnorm == "updated":
-            self.mix_statistics(numbers | about, moments)
-        return numbers | about
+        updated = options.teacher_batchnorm == "updated"
+        alpha = self.weigh(numbers | about, sealed) if updated or sealed else {}
+        if updated:
+            self.mix_statistics(alpha, moments)
+        return numbers | (self.average(alpha, sealed) if sealed else about)
+
+    def weigh(self, numbers: Numbers, sealed: Opened | None) -> dict[str, float]:
+        """Lines 10 to 12: alpha by site, this one first."""
+        own, options, past = self.site.name, self.options, Past()
+        if sealed is None:
+            examples, before = (_by_site(self.request.numbers, w) for w in ("examples", "past"))
+            return kd3a.site_weights(options, examples, own, numbers, before)
+        # Not from the server: it could give one source all the weight, and read its model.
+        if options.smoothing:
+            self.stays("alpha", past)
+        most = int(self.request.numbers["most"])
+        examples = {own: min(self.site.examples, most)} | sealed.examples
+        before = {n: w for n, w in past.alpha.items() if n in examples}
+        alpha = kd3a.site_weights(options, examples, own, numbers, before)
+        past.alpha |= alpha  # a site that is away keeps its last weight
+        return alpha
+
+    def average(self, alpha: dict[str, float], sealed: Opened) -> Numbers:
+        """Line 13 -> what the server is told of it."""
+        models = [self.packed_model(), *sealed.models.values()]
+        self._mean = kd3a.mix([m.unpack() for m in models], list(alpha.values()), self.options)
+        told = {f"alpha/{name}": weight for name, weight in alpha.items()}
+        return told | {f"refused/{name}": 1 for name in sealed.refused}
 
     @torch.no_grad()
     def teach(
@@ -108,16 +181,13 @@ class Target(Client):
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
     @torch.no_grad()
-    def mix_statistics(self, numbers: Numbers, moments: dict[str, Moments]) -> None:
-        """Line 13 for BatchNorm's statistics alone; the server does it for all other values.
+    def mix_statistics(self, alpha: dict[str, float], moments: dict[str, Moments]) -> None:
+        """Line 13 for BatchNorm's statistics alone, before it is done for all other values.
 
         The teachers' statistics have changed here, during the vote. Mixed, they fit into the model
         that goes back anyway. Sent one by one, they would need one more model per source.
         """
-        examples, past = (_by_site(self.request.numbers, what) for what in ("examples", "past"))
-        own = self.site.name
-        alpha = kd3a.site_weights(self.options, examples, own, numbers, past)
-        everyone = {own: _statistics(self.model), **moments}
+        everyone = {self.site.name: _statistics(self.model), **moments}
         weights = torch.tensor([alpha[name] for name in everyone], dtype=torch.float64)
         form = "linear" if self.options.batchnorm == "linear" else "moments"
         for layer, *of_sites in zip(

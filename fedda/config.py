@@ -90,6 +90,11 @@ class ModelConfig(Section):
         lt=1,
         description="share of the bottleneck's values that are left out in a step of training",
     )
+    norm: Literal["batch", "group"] = Field(
+        default="batch",
+        description="group: GroupNorm in place of BatchNorm, which mixes a batch's examples, in "
+        "what learns",
+    )
     train: Literal["all", "last-block", "bottleneck"] = Field(
         default="all",
         description="what learns, besides the head: all, the network's last-block with the "
@@ -163,6 +168,21 @@ class TrainConfig(Section):
         default="shuffle",
         description="balanced: sources repeat images of rare classes until all classes are "
         "equally frequent in an epoch; steps whose gradients are summed stay as they are",
+    )
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of each example of a source, by DP-SGD (Abadi et al., CCS 2016)."""
+
+    noise: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="noise on each step's sum of a source's clipped gradients, in units of the "
+        "clip; 0: none (needs model.norm=group and the extra privacy)",
+    )
+    clip: float = Field(
+        default=1.0, gt=0, description="largest norm of the gradient of one example"
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedda.config import Scalar, Section, Secure
+from fedda.config import ModelConfig, PrivacyConfig, Scalar, Section, Secure, TrainConfig
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Manifest, Part
 
@@ -122,6 +122,10 @@ class Method:
         open: a function of the settings: whether a chain goes on with targets that join later.
         summed: its phases where sources send their models under masks, with `secure=sum`; none if
             the method needs single models.
+        private: whether sources train on nothing but a loss per example, so that the run can ask
+            them for differential privacy of each example (`privacy.noise`).
+        sealed: its phases where sources' models are sealed to the target's key, with
+            `METHOD.relay=sealed`; none if the method has no such setting.
     """
 
     name: str
@@ -139,6 +143,8 @@ class Method:
     sharpens: bool = False
     search: Search = field(default_factory=dict)
     summed: tuple[Phase, ...] = ()
+    sealed: tuple[Phase, ...] = ()
+    private: bool = False
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]
@@ -165,20 +171,52 @@ class Method:
         """Whether the target computes anything with its training images, in any phase."""
         return any("target" in phase.parts for phase in self.phases)
 
-    def secured(self, secure: Secure) -> "Method":
-        """Return the method with the phases that a run's setting `secure` asks for.
+    def seals(self, options: Any) -> bool:
+        """Whether sources' models are sealed with these settings."""
+        return bool(self.sealed) and options.relay == "sealed"
+
+    def secured(self, secure: Secure, options: Any) -> "Method":
+        """Return the method with the phases that `secure` and the method's own settings ask for.
 
         Raises:
             ConfigError: the method needs single models.
         """
         if secure == "none":
-            return self
+            return replace(self, phases=self.sealed) if self.seals(options) else self
         if not self.summed:
             raise ConfigError(
                 f"secure is sum, but {self.name} needs single models; set it to none, or choose a "
                 "method whose sources' models are only added up, such as fedavg."
             )
         return replace(self, phases=self.summed)
+
+    def check_privacy(self, privacy: PrivacyConfig, model: ModelConfig, train: TrainConfig) -> None:
+        """Refuse settings of a training with which single examples would not be private.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        if not privacy.noise:
+            return
+        asked = f"privacy.noise is {privacy.noise:g}"
+        if not self.private:
+            raise ConfigError(
+                f"{asked}, but sources of {self.name} send more than what they train on single "
+                "examples; set it to 0, or choose fedavg, fedprox or kd3a. (exchange.noise is for "
+                "gradients that are exchanged.)"
+            )
+        if model.norm != "group":
+            raise ConfigError(
+                f"{asked}, but model.norm is {model.norm}, which mixes the examples of a batch; "
+                "set it to group."
+            )
+        others = {"sampler": "shuffle", "accumulate": 1, "precision": "float32"}
+        for key, needed in others.items():
+            if (found := getattr(train, key)) != needed:
+                raise ConfigError(
+                    f"{asked}, but train.{key} is {found}; DP-SGD draws and clips single examples "
+                    f"in full precision, so set it to {needed}."
+                )
 
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.

@@ -1,6 +1,6 @@
 """The wire contract: what may enter and leave a process, and its layout in bytes.
 
-    Kind       model, atoms, gradient, masked or key: the only kinds of arrays that are sent
+    Kind       model, atoms, gradient, masked, sealed or key: no other kind of array is sent
     Manifest   the layout of a packed array: its kind, and each entry's name, dtype and shape
     Packed     one flat array of bytes with its manifest
     Rule       the arrays and numbers that one direction may carry; all others are refused
@@ -45,7 +45,8 @@ class Kind(StrEnum):
     ATOMS = "atoms"
     GRADIENT = "gradient"
     MASKED = "masked"  # a model under masks that vanish only in the sum over a group of sites
-    KEY = "key"  # a site's signed key for one such sum
+    SEALED = "sealed"  # a model encrypted to the target's key, which the server only relays
+    KEY = "key"  # a site's signed key for one such sum, or for one round's sealed models
 
 
 SCALARS = "scalars"  # what is counted as such: all that is no array
@@ -202,6 +203,11 @@ def layout(arrays: Mapping[str, NDArray[Any]], kind: Kind, floats: str = "float3
             raise WireError(f"{name} is of type {array.dtype}, which cannot be sent.")
     entries = tuple(Entry(n, str(a.dtype), tuple(a.shape)) for n, a in arrays.items())
     return Manifest(kind, floats, entries)
+
+
+# The layout of a signed key: X25519's 32 bytes, then r and s, 66 bytes each on the largest curve.
+SIGNATURE = 132
+KEY = (Entry("public", "uint8", (32,)), Entry("signature", "uint8", (SIGNATURE,)))
 
 
 def lay_out(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> Packed:
@@ -366,6 +372,11 @@ class Part:
     gradients: frozenset[str] = frozenset()
     labels: bool = False
     judges: bool = False
+
+    @property
+    def signs(self) -> bool:
+        """Whether the site only makes a key, for a later hop."""
+        return set(self.leaves.arrays.values()) == {Kind.KEY}
 
     def check_groups(self, groups: Mapping[str, int], layouts: Mapping[str, Manifest]) -> None:
         """Refuse gradients that may not leave this part, or that have another size.

@@ -153,7 +153,7 @@ def simulate(
     mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
     mine |= {"features-dir": str(place.parent.parent / FEATURES), "weights": config.model.weights}
     sites = [mine | dict(site) for site in sites]
-    if config.secure == "sum":
+    if config.hides:
         sites = _with_keys(sites, place.parent)
     everyone = config.run.model_copy(update={"expect": len(sites)})
     config = config.model_copy(update={"run": everyone})
@@ -165,7 +165,7 @@ def simulate(
 
 
 def _with_keys(sites: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Give simulated sites the keys that a secure sum needs; `fedda keys` makes those of others."""
+    """Give simulated sites the keys that hide models; `fedda keys` makes those of others."""
     for site in sites:
         if str(site["name"]) not in keys.names(folder):
             keys.add(folder, str(site["name"]))

@@ -162,7 +162,7 @@ class Training:
         self._layout = wire.layout(state.model, Kind.MODEL)
         setup = base.Setup(
             self.task,
-            self._layout,
+            replace(self._layout, floats=self.task.wire.dtype),
             wait=self.config.wait,
             guard=self.config.guard,
             summing=self.config.summing,

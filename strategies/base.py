@@ -116,6 +116,22 @@ class FedDA(Strategy):
         return self.stage.phase
 
     @property
+    def told(self) -> str:
+        """The number that each source says of its training: its loss, or with noise epsilon."""
+        return "epsilon" if self.task.privacy.noise else "loss"
+
+    def of_sources(self, told: Mapping[str, float], weights: Mapping[str, float]) -> Numbers:
+        """A round's number of its sources: the mean loss, or the largest epsilon.
+
+        Args:
+            told: each source's `told`, by name.
+            weights: how much each source counts in the mean; they sum to 1.
+        """
+        if self.told == "epsilon":
+            return {"epsilon": max(told.values())}
+        return {"loss": sum(weights[name] * told[name] for name in sorted(told))}
+
+    @property
     def mail(self) -> Mail:
         """What sends requests and fetches replies; only set once a round has begun."""
         assert self._mail is not None

@@ -42,7 +42,7 @@ class FedAvg(FedDA):
         """Theta = sum_k w_k theta_k, parameters and buffers alike."""
         if self.task.secure == "sum":
             return self._add_masked(replies)
-        return self.averaged(self.accept(replies, needs={"loss"}))
+        return self.averaged(self.accept(replies, needs={self.told}))
 
     def averaged(self, replies: Iterable[Reply]) -> tuple[Arrays, Numbers]:
         """Average the models of replies that have passed the checks, by the rule of `guard.mean`.
@@ -54,21 +54,20 @@ class FedAvg(FedDA):
         mean = self.mean_of(self.global_model.unpack(), self._memory)
         if isinstance(mean, RunningMean):
             self._memory = mean.memory
-        losses, weight = {}, {}
+        told, weight = {}, {}
         for reply in replies:
             name = reply.node.name
-            weight[name], losses[name] = self.weigh(reply), float(reply.numbers["loss"])
+            weight[name], told[name] = self.weigh(reply), float(reply.numbers[self.told])
             mean.add(reply.model().unpack(), weight[name], name)
             del reply  # free it before the next one is fetched
-        self.enough(len(losses))
+        self.enough(len(told))
         model = mean.result()
         if isinstance(mean, RobustMean):
             self.weights = mean.shares
         else:
-            total = sum(weight[name] for name in sorted(losses))
-            self.weights = {name: weight[name] / total for name in sorted(losses)}
-        loss = sum(self.weights[name] * losses[name] for name in sorted(losses))
-        return model, {"loss": loss}
+            total = sum(weight[name] for name in sorted(told))
+            self.weights = {name: weight[name] / total for name in sorted(told)}
+        return model, self.of_sources(told, self.weights)
 
     def _add_masked(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """The same mean, of which the server sees no term.
@@ -85,8 +84,11 @@ class FedAvg(FedDA):
         sent = {"model": self.model} | {f"key/{node.name}": keys[node] for node in group}
         like = self.model.unpack()
         total = MaskedSum(like, FixedPoint(like, len(group), most))
-        for reply in self.ask(group, "train", sent, attempt=self._try[1], most=most):
+        private, epsilon = self.told == "epsilon", {}
+        needs = {"epsilon"} if private else ()  # the loss is in the sum
+        for reply in self.ask(group, "train", sent, needs, attempt=self._try[1], most=most):
             total.add(reply.arrays["masked"])
+            epsilon[reply.node.name] = float(reply.numbers.get("epsilon", 0.0))
             del reply
         if total.count < len(group):
             raise QuorumError(
@@ -100,7 +102,7 @@ class FedAvg(FedDA):
             raise QuorumError(str(error)) from error
         self.post.checks.mean(model)
         self.weights = {name: count / weight for name, count in counts.items()}
-        return model, {"loss": loss}
+        return model, self.of_sources(epsilon, self.weights) if private else {"loss": loss}
 
     @property
     def least_sources(self) -> int:

@@ -3,19 +3,22 @@
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1. In the paper the target does
 all of this itself. Here the target keeps its data and the server does the averaging. So the target
 sends its model and one number per source, and the server's operator can see the weights.
+
+With `kd3a.relay=sealed` the target averages, as in the paper, and the server relays models that
+only the target can read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-import torch
 from flwr.app import Message
 
 from fedda.algorithms import kd3a
-from fedda.maths.average import heads_of, statistics_of
-from fedda.wire import Arrays, Kind, Packed, pack, pieces
+from fedda.errors import QuorumError
+from fedda.maths.average import heads_of
+from fedda.wire import Arrays, Kind, Packed, pack
 
 from .base import FedDA, Numbers
+from .sites.replies import Reply
 from .sites.roster import Node
 
 # Name of the number that the target sends about each source, by weighting.
@@ -29,13 +32,19 @@ class KD3A(FedDA):
     """
 
     def requests(self) -> list[Message]:
-        """Line 3: send a model to every source."""
-        return [self.request(node, {"model": self.model_for(node)}) for node in self.present()]
+        """Line 3: send a model to every source, or first ask the target for a key."""
+        nodes = self.present()
+        if self.options.relay == "sealed":
+            self._sources = nodes
+            return [self.request(self.roster.target, {})]
+        return [self.request(node, {"model": self.model_for(node)}) for node in nodes]
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Algorithm 1, lines 6 to 16."""
         options = self.options
-        sources = sorted(self.accept(replies, needs={"loss"}), key=lambda r: r.node.name)
+        if options.relay == "sealed":
+            return self._relay(replies)
+        sources = sorted(self.accept(replies, needs={self.told}), key=lambda r: r.node.name)
         self.enough(len(sources))
         teachers = {f"teacher/{r.node.name}": r.model() for r in sources}
         about = ABOUT[options.weighting]
@@ -50,24 +59,63 @@ class KD3A(FedDA):
         everyone = [target, *sources]
         alpha = kd3a.site_weights(options, examples, names[0], target.numbers, past)
         models = [r.model().unpack() for r in everyone]
-        model = mix(models, [alpha[n] for n in names], options.batchnorm)
-        if updated:  # only the target has the teachers' updated statistics, so it has mixed them
-            model |= statistics_of(models[0])
+        model = kd3a.mix(models, [alpha[n] for n in names], options)
         if options.heads == "local":
             model |= heads_of(models[0])
             heads = zip(sources, models[1:], strict=True)
             self.memory.arrays |= {r.node.name: pack(heads_of(m), Kind.MODEL) for r, m in heads}
-        if options.batchnorm == "loss":
-            mixed = self.as_sent(pack(model, Kind.MODEL))
-            model = self.ask_target("match_moments", {"model": mixed}).model().unpack()
         self.weights = alpha
         # A site that is away keeps its last weight.
         self.memory.numbers["alpha"] = self.memory.numbers.get("alpha", {}) | alpha
-        losses = {"loss": float(np.mean([r.numbers["loss"] for r in sources]))}
-        numbers = {"distillation": target.numbers["loss"], "kept": target.numbers["kept"]}
-        if options.weighting == "focus":
-            numbers["focused"] = float(kd3a.is_focused(options, float(numbers["kept"])))
-        return model, losses | numbers
+        return self._matched(model), self._numbers(sources, target)
+
+    def _relay(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
+        """The same mean, which the target makes of models that the server cannot read.
+
+        Raises:
+            QuorumError: the target made no key, or could use too few models.
+        """
+        name, counts = self.roster.target.name, self.roster.counts
+        keys = [reply.arrays["key"] for reply in self.accept(replies)]
+        if not keys:
+            raise QuorumError(f"{name} (target) made no key for this round.")
+        answered, sealed = [], {}
+        sent = {"model": self.model, f"key/{name}": keys[0]}
+        for reply in self.ask(self._sources, "train", sent, needs={self.told}):
+            answered.append(reply)
+            sealed[f"sealed/{reply.node.name}"] = reply.arrays["sealed"]
+        self.enough(len(sealed))
+        guard, members = self.setup.guard, {name, *(r.node.name for r in answered)}
+        numbers = {"max-change": guard.max_change, "max-statistics": guard.max_statistics}
+        numbers["most"] = max(counts[n] for n in members)
+        needs = {"loss", "kept", f"alpha/{name}"}
+        target = self.ask_target("distil", {"model": self.model} | sealed, needs, **numbers)
+        told = {n.partition("/")[2]: n for n in target.numbers if n.startswith("refused/")}
+        for source in told:
+            text = "the target cannot use its sealed model; the target's log says why"
+            self.setup.notice("refused", source, text)
+        self.enough(len(sealed) - len(told))
+        used = sorted(members - set(told))
+        self.weights = {n: float(target.numbers.get(f"alpha/{n}", 0.0)) for n in used}
+        model = self._matched(target.model().unpack())
+        return model, self._numbers([r for r in answered if r.node.name not in told], target)
+
+    def _matched(self, model: Arrays) -> Arrays:
+        """Line 16: with `batchnorm=loss` the target trains the mean."""
+        if self.options.batchnorm != "loss":
+            return model
+        mixed = self.as_sent(pack(model, Kind.MODEL))
+        return self.ask_target("match_moments", {"model": mixed}).model().unpack()
+
+    def _numbers(self, sources: Sequence[Reply], target: Reply) -> Numbers:
+        """The round's numbers."""
+        told = {r.node.name: float(r.numbers[self.told]) for r in sources}
+        numbers = self.of_sources(told, dict.fromkeys(told, 1 / len(told)))
+        numbers["distillation"] = target.numbers["loss"]
+        numbers["kept"] = target.numbers["kept"]
+        if self.options.weighting == "focus":
+            numbers["focused"] = float(kd3a.is_focused(self.options, float(numbers["kept"])))
+        return numbers
 
     def model_for(self, node: Node) -> Packed:
         """Return the model; with `kd3a.heads=local`, with the head that the source last trained."""
@@ -75,31 +123,6 @@ class KD3A(FedDA):
         if head is None:
             return self.model
         return self.as_sent(pack(self.global_model.unpack() | head.unpack(), Kind.MODEL))
-
-
-def mix(models: list[Arrays], alpha: list[float], batchnorm: str) -> Arrays:
-    """Line 13, theta = sum_k alpha_k theta_k, and eq. 18 for BatchNorm's running statistics.
-
-    Integer buffers cannot be averaged; they are copied from the first model, the target's.
-    """
-    form = "linear" if batchnorm == "linear" else "moments"
-    mixed: Arrays = {}
-    for name, first in models[0].items():
-        if first.dtype.kind != "f":
-            mixed[name] = first.copy()  # a view would keep the whole received model in memory
-        elif name.endswith("running_var"):
-            mean = name.replace("running_var", "running_mean")
-            means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
-            moments = torch.tensor(means), torch.tensor(variances)
-            weights = torch.tensor(alpha, dtype=torch.float64)
-            mu, var = kd3a.mix_moments(*moments, weights, form)
-            mixed[mean], mixed[name] = mu.numpy(), var.numpy()
-        elif not name.endswith("running_mean"):
-            mixed[name] = np.empty_like(first)
-            for mean, *parts in pieces(mixed[name], *(m[name] for m in models)):
-                terms = (a * part.astype(np.float64) for a, part in zip(alpha, parts, strict=True))
-                mean[...] = sum(terms, np.zeros(mean.shape))
-    return {name: mixed[name] for name in models[0]}
 
 
 def _weighing_inputs(examples: dict[str, int], past: dict[str, float]) -> dict[str, float]:

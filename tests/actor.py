@@ -3,11 +3,12 @@
     python -m tests.actor FILE client --role source ...
 
 FILE is read at every request. It is JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}}:
-what to do in round 2, and facts to offer instead of the true ones. "join": "hold" keeps the site
-from joining. "early": true makes it confirm its work before it has it. "gone": true makes it
-answer questions as the server does for a node that is gone. "loss": 0.3 loses so many of its
-requests to the server, or their answers. A reply is changed after the site's own
-checks, as a site with another program could; in a round of "half" its pieces never follow.
+what to do in round 2, and facts to offer instead of the true ones; "2 distil" is one hop of that
+round. "join": "hold" keeps the site from joining. "early": true makes it confirm its work before it
+has it. "gone": true makes it answer questions as the server does for a node that is gone. "loss":
+0.3 loses so many of its requests to the server, or their answers. A reply is changed after the
+site's own checks, as a site with another program could; in a round of "half" its pieces never
+follow.
 
 It asks for work less often than a real site: the more often sites ask, the more of its time a
 waiting server spends on answering that there is no work.
@@ -49,7 +50,9 @@ def act(key: str) -> Any:
 
 def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
     """Run the bridge's `train` and misbehave as FILE says for this round."""
-    step = str(records.read(message.content)[1]["step"]["round"])
+    asked = records.read(message.content)[1]["step"]
+    step = str(asked["round"])
+    step = step if act(step) else f"{step} {asked['hop']}"
     misdeed: Any = act(step) or ["", 0]
     what, value = misdeed
     if not what:

@@ -243,7 +243,7 @@ class Bench:
         self.notices: list[tuple[str, str, str]] = []
         setup = Setup(
             self.task,
-            wire.pack(self.model, Kind.MODEL).manifest,
+            wire.layout(self.model, Kind.MODEL, self.task.wire.dtype),
             wait=self.config.wait,
             guard=self.config.guard,
             summing=self.config.summing,
@@ -276,7 +276,7 @@ class Bench:
         return self.model, dict(numbers)
 
     def unpack(self, arrays: Any) -> Arrays:
-        text = self.strategy.setup.model.text
+        text = wire.layout(self.model, Kind.MODEL).text
         return records.from_arrays(arrays, {"model": text})["model"].unpack()
 
     def accept(self, *replies: Message) -> list[Reply]:

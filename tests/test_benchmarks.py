@@ -637,9 +637,17 @@ def test_the_relay_of_lazy_delays_every_byte_both_ways(load: Any) -> None:
             assert round_trip(port) >= 0.2
 
 
+def benchmark_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a benchmark as its script does; installed packages have a folder `examples`, too."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(name)
+
+
 @pytest.mark.parametrize("name", ["digits", "amazon", "office"])
-def test_every_table_of_the_accuracy_benchmark_has_valid_settings(name: str) -> None:
-    from examples.benchmarks import accuracy  # imports torch and the like
+def test_every_table_of_the_accuracy_benchmark_has_valid_settings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracy = benchmark_module("accuracy", monkeypatch)
 
     benchmark = accuracy.BENCHMARKS[name]
     for table in accuracy.TABLES.values():
@@ -717,9 +725,8 @@ def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
     assert page.is_file()
 
 
-def test_every_adversarial_variant_has_valid_settings() -> None:
-    from examples.benchmarks import adversaries as made  # imports torch and the like
-
+def test_every_adversarial_variant_has_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = benchmark_module("adversaries", monkeypatch)
     some = (made.BASELINE, made.BEGIN, *made.CONTROL, *made.DILS, *made.EVERY_STEP, *made.JOINT)
     some = (*some, *made.FADA)
     for variant in some:

@@ -74,7 +74,7 @@ def test_a_small_new_head_may_grow() -> None:
     for step, refused in ((0.99, False), (-0.99, False), (1.01, True)):
         moved = wire.pack({"head.weight": sent["head.weight"] + np.float32(step)}, Kind.MODEL)
         with pytest.raises(WireError, match=r"5\.[01] norms") if refused else nullcontext():
-            checks._check_model(node, "model", moved)
+            checks._bounds.check(node.name, "model", moved.unpack())
 
 
 # ---- Flower's own loop -------------------------------------------------------------------------

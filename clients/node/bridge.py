@@ -184,7 +184,7 @@ def _reply(
     _check(request.contract.leaves, arrays, numbers, request, site, "to be sent")
     content = records.write(arrays, metrics=numbers)
     sizes = records.size(content)
-    site.gate.release(arrays, sum(sizes.values()))
+    site.gate.release(arrays, sum(sizes.values()), request.contract)
     sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
     logger.info("sent after %s: %s", message.metadata.message_type, sent)
     return Message(content, reply_to=message)

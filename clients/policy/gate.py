@@ -15,8 +15,9 @@ from typing import Any, Self
 
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
+from fedda.maths.accountant import Steps
 from fedda.settings import Task
-from fedda.wire import Kind, Packed
+from fedda.wire import Kind, Packed, Part
 
 from ..site.request import Request
 from . import sizes
@@ -24,7 +25,9 @@ from .rules import Names, Policy, named
 from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
-WORDS |= {Kind.MASKED: "models"}  # keys may always leave
+WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
+
+NOTHING = Part()
 
 
 class Gate:
@@ -81,6 +84,7 @@ class Gate:
         self._check_named("phase", phase, self.policy.allow.phases)
         self._check_task(task)
         self._check_kinds(request)
+        self._check_noise(request)
         if request.exchange is not None:
             self._check_exchange(request.exchange.invitation)
         limits = self.policy.limits
@@ -128,39 +132,64 @@ class Gate:
             tests = len(request.arrays) if request.contract.judges else int(request.is_test)
             self._spent.request(training, tests, size)
 
-    def release(self, arrays: Mapping[str, Packed], size: int) -> None:
+    @property
+    def books(self) -> bool:
+        """Whether what a server uses is booked, over all runs."""
+        return self._spent is not None
+
+    def spend(self, steps: Steps) -> float:
+        """Book steps of private training, before they are taken -> epsilon of all so far.
+
+        Raises:
+            BudgetError: it is more than the policy allows; nothing was booked.
+        """
+        assert self._spent is not None
+        return self._spent.steps(steps, self.policy.privacy.delta, self.policy.privacy.epsilon)
+
+    def release(self, arrays: Mapping[str, Packed], size: int, contract: Part = NOTHING) -> None:
         """Let a reply leave.
 
         Args:
             arrays: its arrays.
             size: all of its bytes.
+            contract: that of the request.
 
         Raises:
             PolicyError: a kind of array may not leave.
             BudgetError: so many bytes are not left in the budget.
         """
         for packed in arrays.values():
-            self._check_kind(packed.manifest.kind)
+            self._check_kind(packed.manifest.kind, contract)
         if self._spent is not None:
             self._spent.leaving(size)
 
     def _check_kinds(self, request: Request) -> None:
         for kind in request.contract.leaves.arrays.values():
-            self._check_kind(kind)
+            self._check_kind(kind, request.contract)
         if request.contract.gradients or request.exchange is not None:
-            self._check_kind(Kind.GRADIENT)
+            self._check_kind(Kind.GRADIENT, request.contract)
         told = request.is_test or request.contract.judges
         if told and not self.policy.leaving.tests:
             raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
 
-    def _check_kind(self, kind: Kind) -> None:
+    def _check_noise(self, request: Request) -> None:
+        least, given = self.policy.privacy.noise, request.task.privacy.noise
+        if request.contract.labels and not request.is_test and given < least:
+            raise PolicyError(
+                f"The run trains with noise of {given:g} on each step, but the policy asks for "
+                f"{least:g} or more (privacy.noise)."
+            )
+
+    def _check_kind(self, kind: Kind, contract: Part) -> None:
         word = WORDS.get(kind)
         if word and not getattr(self.policy.leaving, word):
             raise PolicyError(f"The policy lets no {word} leave (leaving.{word}).")
-        if kind is Kind.MODEL and self.policy.secure.demand:
+        # A target that opens sealed models sends back their mean.
+        mean = Kind.SEALED in contract.enters.arrays.values()
+        if kind is Kind.MODEL and self.policy.secure.demand and not mean:
             raise PolicyError(
-                "The policy lets models leave in secure sums only (secure.demand); the run needs "
-                "secure=sum, and a method that has it."
+                "The policy lets models leave in secure sums or sealed only (secure.demand); the "
+                "run needs secure=sum or kd3a.relay=sealed, and a method that has it."
             )
 
     def _check_exchange(self, invitation: Invitation) -> None:

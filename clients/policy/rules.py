@@ -96,6 +96,19 @@ class Secure(Section):
     changes: int | None = Field(default=None, ge=0)
 
 
+class Privacy(Section):
+    """Differential privacy of each example that the site's labels train on.
+
+    noise    least noise of a step, in units of the clip; 0: a run may go without
+    epsilon  the most that all runs may spend together; None: no limit
+    delta    at which epsilon is computed; less than one over the number of examples
+    """
+
+    noise: float = Field(default=0.0, ge=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+
+
 class Times(Section):
     """When the site answers, in its local time; without any entry always."""
 
@@ -131,6 +144,7 @@ class Policy(Section):
     budget: Budget = Budget()
     exchange: Exchange = Exchange()
     secure: Secure = Secure()
+    privacy: Privacy = Privacy()
     times: Times = Times()
     keep: Keep = Keep()
 

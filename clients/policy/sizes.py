@@ -73,7 +73,8 @@ def check_parameters(request: Request, most: int) -> None:
     )
     outline = Manifest(Kind.MODEL, "float32", tuple(entries))
     layouts = [outline, *request.layouts(task.options, outline).values()]
-    built = (layout for layout in layouts if layout.kind is not Kind.MASKED)  # the model once more
+    again = (Kind.MASKED, Kind.SEALED)  # the model once more, which is not built again
+    built = (layout for layout in layouts if layout.kind not in again)
     values = sum(entry.size for layout in built for entry in layout.entries)
     values += _frozen_values(task)
     if values > most:

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedda.errors import BudgetError, DataError
+from fedda.maths.accountant import Steps, epsilon
 
 from .rules import Budget
 
 FILE = "budget.db"
+STEPS = (
+    "CREATE TABLE IF NOT EXISTS steps "
+    "(noise REAL, share REAL, n INTEGER, PRIMARY KEY (noise, share))"
+)
 WAIT = 30.0  # seconds for another process that books
 
 
@@ -74,6 +79,37 @@ class Spent:
             _add(base, bytes=size)
             self._check(_used(base))
 
+    def steps(self, steps: Steps, delta: float, most: float | None) -> float:
+        """Book noisy steps on the site's labelled examples -> epsilon of all so far.
+
+        Args:
+            steps: noise, share of the examples, and how many steps.
+            delta: at which epsilon is computed.
+            most: the largest epsilon; None: any.
+
+        Raises:
+            BudgetError: it is more than is left; nothing was booked.
+        """
+        with self._open() as base:
+            noise, share, n = steps
+            base.execute("INSERT OR IGNORE INTO steps VALUES (?, ?, 0)", (noise, share))
+            change = "UPDATE steps SET n = n + ? WHERE noise = ? AND share = ?"
+            base.execute(change, (n, noise, share))
+            spent = epsilon(base.execute("SELECT noise, share, n FROM steps"), delta)
+            if most is not None and spent > most:
+                raise BudgetError(
+                    f"With this round epsilon of the site's examples would be {spent:.3g}, but the "
+                    f"policy allows {most:g} over all runs (privacy.epsilon)."
+                )
+        return spent
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of all noisy steps so far."""
+        if not self.path.exists():
+            return 0.0
+        with self._open() as base:
+            return epsilon(base.execute("SELECT noise, share, n FROM steps"), delta)
+
     def _check(self, used: Used) -> None:
         most, left = self._budget, "nothing more is done until the site's policy gives more"
         for what, count, limit in (
@@ -100,6 +136,7 @@ class Spent:
                 with base:  # commits at the end, or takes everything back if there is an error
                     base.execute("CREATE TABLE IF NOT EXISTS used (what PRIMARY KEY, n INTEGER)")
                     base.execute("CREATE TABLE IF NOT EXISTS trainings (name PRIMARY KEY)")
+                    base.execute(STEPS)
                     yield base
         except sqlite3.Error as error:
             raise DataError(

@@ -46,10 +46,15 @@ megabytes = 100_000          # that leave this site
 hosts = []
 ports = []                   # empty: any port from 1024 on
 
-[secure]                     # sums of models of which the server sees no single one
+[secure]                     # models of which the server sees only a mean
 demand = false               # true: models leave in no other way
-least = 3                    # least sites in such a sum, this one included
-changes = 10                 # how often the group may change, over all runs
+least = 3                    # least sites in such a mean, this one included
+changes = 10                 # how often the group of a sum may change, over all runs
+
+[privacy]                    # of each labelled example, by noise on the steps of training
+noise = 0.0                  # least noise of a step; 0: a run may go without
+epsilon = 8.0                # the most that all noisy runs may spend together
+delta = 1e-5                 # at which epsilon is computed; below one over the number of examples
 
 [times]                      # when this site answers, in its local time; empty: always
 hours = []                   # for example ["mon-fri 20:00-06:00", "sat-sun 00:00-24:00"]
@@ -88,8 +93,16 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Gradients are summed at {hosts}, on ports {ports}."
     secure = policy.secure
     yield (
-        f"{'All models leave' if secure.demand else 'A secure sum is'} under masks, summed over "
-        f"{secure.least} sites or more, whose group may change {_most(secure.changes)} times."
+        f"{'All models leave' if secure.demand else 'Models may leave'} under masks or sealed to "
+        f"the target; a mean is over {secure.least} sites or more, and the group of a sum may "
+        f"change {_most(secure.changes)} times."
+    )
+    privacy = policy.privacy
+    noise = f"at least {privacy.noise:g} times the clip" if privacy.noise else "as the run asks"
+    epsilon = "any" if privacy.epsilon is None else f"{privacy.epsilon:g} at most"
+    yield (
+        f"Noise on steps of training: {noise}; all noisy runs together spend an epsilon of "
+        f"{epsilon}, at a delta of {privacy.delta:g}."
     )
     hours = policy.times.hours
     yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
@@ -98,13 +111,14 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
 
-def left(policy: Policy, used: Used) -> Iterator[tuple[str, str, str]]:
+def left(policy: Policy, used: Used, epsilon: float) -> Iterator[tuple[str, str, str]]:
     """What was used of each budget -> its name, what was used, and what it is."""
     most = policy.budget
     yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
     yield "models to test", f"{used.tests:,}", _most(most.tests)
     yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
     yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
+    yield "epsilon of noisy runs", f"{epsilon:.3g}", _most(policy.privacy.epsilon)
 
 
 def _names(patterns: Names) -> str:

@@ -23,6 +23,8 @@ from ..policy.trail import Trail
 from . import blocks, reading, state
 from .blocks import Blocks
 from .frozen import Frozen
+from .identity import Identity
+from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
 
@@ -109,7 +111,9 @@ class Site:
         self.gate, self.trail = Gate.of(node, policy, booked), Trail(booked)
         files = str(node.get("key", "")), str(node.get("peers", ""))
         place = self.state_dir / self.name if self.state_dir else None
-        self.summed = Summed(self.name, *files, policy.secure, place)
+        identity = Identity(self.name, *files)
+        self.summed = Summed(identity, policy.secure, place)
+        self.sealed = Sealed(identity, policy.secure)
 
     @property
     def labels(self) -> bool:
@@ -302,7 +306,7 @@ class Workspace:
         self.held: dict[str, Any] = {}
         self._kept: dict[tuple[str, int], state.Kept] = {}
         self.model = self.blank()
-        self.schema = wire.layout(models.to_arrays(self.model), wire.Kind.MODEL)
+        self.schema = wire.layout(models.to_arrays(self.model), wire.Kind.MODEL, task.wire.dtype)
 
     def blank(self, extension: models.Extension | None = None) -> models.Model:
         """Make the run's network on the site's device; its weights are loaded later.

@@ -152,9 +152,10 @@ class Request:
 
     @property
     def comes_first(self) -> bool:
-        """Whether this is the first hop of the round in which this part is asked for anything."""
-        hops = self.stage.phase.hops.items()
-        return self.hop == next((name for name, hop in hops if self.part in hop), "")
+        """Whether this is the first hop of the round that asks this part for more than a key."""
+        phase = self.stage.phase
+        asked = ((hop, phase.part(hop, self.part)) for hop in phase.hops)
+        return self.hop == next((hop for hop, part in asked if part and not part.signs), "")
 
     @property
     def draw(self) -> tuple[int, ...]:

@@ -36,10 +36,14 @@ class Shelf:
     def take(self, arrays: Mapping[str, Packed], table: Mapping[str, Any]) -> Arrays:
         """Return a request's arrays with those that it only names, which are kept no longer.
 
+        A request that has no arrays, as for a key, changes nothing.
+
         Raises:
             WireError: an array comes with the request although it is named as kept.
             ForgottenError: an array is not kept here.
         """
+        if not arrays and not table:
+            return {}
         kept, self._kept = self._kept, {}
         found = dict(arrays)
         for name, digest in table.items():

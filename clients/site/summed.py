@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedda.errors import PolicyError, SecureError
 from fedda.files import replacing
 from fedda.maths.masks import FixedPoint, hide, layouts
-from fedda.ops import keys
 from fedda.ops.agree import Occasion, Own, verify
 from fedda.settings import Task
-from fedda.wire import Arrays, Kind, Packed, pack
+from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure
+from .identity import Identity
 from .request import Request
 
 FILE = "secure.json"
@@ -33,15 +31,13 @@ class Summed:
     another group, and how often the group may change in all is up to the site's policy.
 
     Args:
-        name: the site.
-        key: the file of its node key; empty: it has none.
-        peers: the file of the federation's public keys; empty: it has none.
+        identity: its node key and the other sites' keys.
         rules: the policy's part about secure sums.
         state: the folder in which groups are remembered; None: in memory only.
     """
 
-    def __init__(self, name: str, key: str, peers: str, rules: Secure, state: Path | None) -> None:
-        self._name, self._key, self._peers = name, key, peers
+    def __init__(self, identity: Identity, rules: Secure, state: Path | None) -> None:
+        self._identity = identity
         self._rules = rules
         self._file = None if state is None else state / FILE
         self._own: Own | None = None
@@ -55,11 +51,8 @@ class Summed:
         Raises:
             SecureError: the site has no node key or knows no peers.
         """
-        self._known()
         self._own = Own(_occasion(request))
-        signature = self._own.sign(self._name, keys.load_node_key(Path(self._key)))
-        parts = {"public": self._own.public, "signature": signature}
-        return pack({n: _bytes(b) for n, b in parts.items()}, Kind.KEY)
+        return self._identity.offer(self._own)
 
     def agree(self, request: Request) -> dict[bytes, bool]:
         """Check the group of a sum, before training -> the seeds of this site's masks.
@@ -71,14 +64,14 @@ class Summed:
             PolicyError: the group is too small, or changes too often.
         """
         own, self._own = self._own, None
-        peers, occasion = self._known(), _occasion(request)
+        peers, occasion = self._identity.peers(), _occasion(request)
         group = {}
         for name, packed in request.arrays.items():
             if name.startswith("key/"):
                 site, parts = name.removeprefix("key/"), packed.raw()
                 group[site] = parts["public"].tobytes()
                 verify(occasion, site, group[site], parts["signature"].tobytes(), peers)
-        if own is None or own.occasion != occasion or group.get(self._name) != own.public:
+        if own is None or own.occasion != occasion or group.get(self._identity.name) != own.public:
             raise SecureError(
                 f"The group for round {occasion.round}, try {occasion.attempt}, does not have the "
                 "key that this site made for it; the round has to be repeated."
@@ -88,7 +81,7 @@ class Summed:
         self._admit(occasion, sorted(group))
         agreed = [vars(occasion), _digest(request.task), _most(request)]
         agreed += [hashlib.sha256(request.arrays["model"].buffer).hexdigest()]
-        return own.seeds(self._name, group, json.dumps(agreed).encode())
+        return own.seeds(self._identity.name, group, json.dumps(agreed).encode())
 
     def hide(
         self, request: Request, seeds: Mapping[bytes, bool], model: Arrays, loss: float, weight: int
@@ -106,14 +99,6 @@ class Summed:
         point = FixedPoint(sent.unpack(), len(seeds) + 1, most)
         layout = layouts(None, sent.manifest)["masked"]
         return hide(model, loss, min(weight, most), point, seeds, layout)
-
-    def _known(self) -> Mapping[str, Any]:
-        if not self._key or not self._peers:
-            raise SecureError(
-                "The run asks for a secure sum, but this site was not given the federation's "
-                "public keys; start fedda-client with --key and --peers."
-            )
-        return keys.peers(Path(self._peers))
 
     def _admit(self, occasion: Occasion, group: list[str]) -> None:
         """Check a group against the policy and against the earlier ones, and remember it."""
@@ -161,7 +146,3 @@ def _most(request: Request) -> int:
 
 def _digest(task: Task) -> str:
     return hashlib.sha256(json.dumps(task.flat(), sort_keys=True).encode()).hexdigest()
-
-
-def _bytes(data: bytes) -> Any:
-    return np.frombuffer(data, np.uint8)

@@ -36,7 +36,8 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
     return n / n.sum()
 
 
-TRAINED = Rule(MODEL, frozenset({"loss", "steps", "seconds"}))
+# With `privacy.noise`, epsilon in place of the loss, which would tell of the examples.
+TRAINED = Rule(MODEL, frozenset({"loss", "epsilon", "steps", "seconds"}))
 
 # Training on labels, which most methods request from the sources.
 TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
@@ -52,7 +53,7 @@ KEYS: Hop = {
 MASKED: Hop = {
     "source": Part(
         Rule(MODEL | {"key/*": Kind.KEY}, frozenset({"attempt", "most"})),
-        Rule({"masked": Kind.MASKED}, frozenset({"steps", "seconds"})),
+        Rule({"masked": Kind.MASKED}, frozenset({"epsilon", "steps", "seconds"})),
         labels=True,
     )
 }
@@ -63,5 +64,6 @@ METHOD = Method(
     Config,
     (Phase("train", {"train": TRAIN}),),
     robust=True,
+    private=True,
     summed=(Phase("train", {"keys": KEYS, "train": MASKED}, layouts=layouts),),
 )

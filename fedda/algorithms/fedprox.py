@@ -41,4 +41,5 @@ METHOD = Method(
     search=SEARCH,
     robust=True,
     summed=fedavg.METHOD.summed,
+    private=True,
 )

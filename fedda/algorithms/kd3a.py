@@ -14,20 +14,23 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
+from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.gap import gap_weights
 from fedda.maths.mixup import Among
-from fedda.methods import Method, Phase
-from fedda.wire import MODEL, Kind, Part, Rule
+from fedda.methods import Hop, Method, Phase
+from fedda.ops.seal import layouts
+from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
 
 
 class Gate(Section):
@@ -88,6 +91,11 @@ class Config(Section):
     heads: Literal["average", "local"] = Field(
         default="average", description="average the classifier heads, or keep each one at its site"
     )
+    relay: Literal["open", "sealed"] = Field(
+        default="open",
+        description="sealed: sources encrypt their models to the target, which averages them; the "
+        "server relays them and sees only the mean (sites need --peers)",
+    )
     mixup: float = Field(
         default=0.2,
         ge=0,
@@ -103,6 +111,15 @@ class Config(Section):
         default=True,
         description="also mix the images' weights n; false (official): each keeps its n",
     )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.relay == "sealed" and self.heads == "local":
+            raise ValueError(
+                "relay is sealed, but heads is local, for which the server keeps each source's "
+                "head; set one of them to its default (open, average)"
+            )
+        return self
 
 
 # The bounds of the gate depend on the data set, so the benchmarks' presets have them.
@@ -378,7 +395,57 @@ def mix_moments(
     return mu.to(means.dtype), var.to(variances.dtype)
 
 
+def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Arrays:
+    """Line 13, theta = sum_k alpha_k theta_k, and eq. 18 for BatchNorm's running statistics.
+
+    Integer buffers cannot be averaged; they are copied from the first model, the target's. With
+    `teacher-batchnorm=updated` so are the statistics: only the target has those of the teachers, so
+    it has mixed them.
+    """
+    form: Literal["moments", "linear"] = "linear" if options.batchnorm == "linear" else "moments"
+    mixed: Arrays = {}
+    for name, first in models[0].items():
+        if first.dtype.kind != "f":
+            mixed[name] = first.copy()  # a view would keep the whole received model in memory
+        elif name.endswith("running_var"):
+            mean = name.replace("running_var", "running_mean")
+            means, variances = (np.stack([m[n] for m in models]) for n in (mean, name))
+            moments = torch.tensor(means), torch.tensor(variances)
+            weights = torch.tensor(alpha, dtype=torch.float64)
+            mu, var = mix_moments(*moments, weights, form)
+            mixed[mean], mixed[name] = mu.numpy(), var.numpy()
+        elif not name.endswith("running_mean"):
+            mixed[name] = np.empty_like(first)
+            for mean, *parts in pieces(mixed[name], *(m[name] for m in models)):
+                terms = (a * part.astype(np.float64) for a, part in zip(alpha, parts, strict=True))
+                mean[...] = sum(terms, np.zeros(mean.shape))
+    updated = options.teacher_batchnorm == "updated"
+    return {n: mixed[n] for n in models[0]} | (statistics_of(models[0]) if updated else {})
+
+
 OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*"})
+
+# With `batchnorm=loss`: the target trains the mean model by eq. 12.
+MATCH: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
+
+# With `relay=sealed`: the target signs a key, to which the sources seal their models.
+KEYS: Hop = {"target": Part(Rule(), Rule({"key": Kind.KEY}, frozenset({"seconds"})))}
+SEALED: Hop = {
+    "source": Part(
+        Rule(MODEL | {"key/*": Kind.KEY}),
+        Rule({"sealed": Kind.SEALED}, fedavg.TRAINED.numbers),
+        labels=True,
+    )
+}
+# No site counts for more than `most` examples; the target does what the server's guard does else.
+DISTIL: Hop = {
+    "target": Part(
+        Rule(
+            MODEL | {"sealed/*": Kind.SEALED}, frozenset({"most", "max-change", "max-statistics"})
+        ),
+        Rule(MODEL, fedavg.TRAINED.numbers | {"kept", "alpha/*", "refused/*"}),
+    )
+}
 
 # Table 5's lower gates and its mixup for vectors; the focus of the paper and of the code.
 SEARCH: dict[str, tuple[Scalar, ...]] = {
@@ -406,11 +473,18 @@ METHOD = Method(
                         Rule(MODEL, fedavg.TRAINED.numbers | {"kept"} | OF_SOURCES),
                     )
                 },
-                # With `batchnorm=loss`: the target trains the mean model by eq. 12.
-                "match_moments": {"target": Part(Rule(MODEL), fedavg.TRAINED)},
+                "match_moments": MATCH,
             },
         ),
     ),
     PRESETS,
     search=SEARCH,
+    private=True,
+    sealed=(
+        Phase(
+            "train",
+            {"keys": KEYS, "train": SEALED, "distil": DISTIL, "match_moments": MATCH},
+            layouts=layouts,
+        ),
+    ),
 )

@@ -68,7 +68,8 @@ def client(
             exists=True,
             dir_okay=False,
             help="The public keys of the federation's sites, which you got from their operators "
-            "and not from the server; needed where models are added up in secret (secure=sum).",
+            "and not from the server; needed where models are hidden from it (secure=sum, "
+            "kd3a.relay=sealed).",
         ),
     ] = None,
     insecure: Annotated[

@@ -21,7 +21,8 @@ app = typer.Typer(
       fedda keys add clinic-a --dir hub       (hand hub/ca.crt and hub/nodes/clinic-a to clinic A)
 
     A site takes part under its key's name only, here clinic-a. hub/peers has all public keys: sites
-    whose models are added up in secret (secure=sum) need it, by a way that is not the server's.
+    that hide models from the server (secure=sum, kd3a.relay=sealed) need it, by a way that is not
+    the server's.
 
       fedda keys revoke clinic-a --dir hub    (clinic A is turned away from now on)
     """,

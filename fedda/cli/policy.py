@@ -71,10 +71,11 @@ def show(path: File, state_dir: State = None) -> None:
         policy = load("clients", "policy.rules").Policy.read(path)
         spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
         words, used = load("clients", "policy.words"), spent.used()
+        epsilon = spent.epsilon(policy.privacy.delta)
     for line in words.words(policy):
         typer.echo(line)
     table = Table("budget", "used", "in all")
-    for row in words.left(policy, used):
+    for row in words.left(policy, used, epsilon):
         table.add_row(*row)
     Console().print(table)
 

@@ -25,15 +25,16 @@ class Crossing(NamedTuple):
 
 def of_method(method: str) -> list[Crossing]:
     """List what a method's contracts allow; optional arrays are in brackets."""
-    phases = plugins.method(method).phases
-    crossings = []
+    about = plugins.method(method)
+    phases, crossings = about.phases, []
     for phase in phases:
         for hop, parts in phase.hops.items():
             when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
             crossings += [_crossing(name, when, part) for name, part in parts.items()]
-    for phase in plugins.method(method).summed:
+    others = {"secure=sum": about.summed, f"{method}.relay=sealed": about.sealed}
+    for setting, phase in ((s, phase) for s, own in others.items() for phase in own):
         for hop, parts in phase.hops.items():
-            rows = [_crossing(n, f"{hop}, if `secure=sum`", part) for n, part in parts.items()]
+            rows = [_crossing(n, f"{hop}, if `{setting}`", part) for n, part in parts.items()]
             crossings += [row for row in rows if row._replace(when=hop) not in crossings]
     tests: list[tuple[str, Part]] = []  # each different test, with its first phase
     for phase in phases:
@@ -42,7 +43,7 @@ def of_method(method: str) -> list[Crossing]:
     for name, test in tests:
         when = "test" if len(tests) == 1 else f"{name}: test"
         crossings.append(_crossing("target", when, test))
-    if plugins.method(method).calibrates:
+    if about.calibrates:
         parts = {part for phase in phases for part in phase.parts} - {"target"}
         crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
     return crossings

@@ -24,23 +24,21 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedda.errors import NotFiniteError, SecureError
-from fedda.wire import PIECE, Arrays, Entry, Kind, Manifest, Packed, lay_out
+from fedda.wire import KEY, PIECE, Arrays, Entry, Kind, Manifest, Packed, lay_out
 
 WEIGHT, LOSS = "sum:weight", "sum:loss"  # no network's entry has a colon in its name
 BITS = 62  # of the sum's magnitude; one of the other two is the sign, and one a reserve
 GROWTH = 16  # bits by which an entry may exceed the largest value of the model that was sent
-PUBLIC, SIGNATURE = 32, 132  # bytes of an X25519 key, and of r and s on any of NIST's curves
 
 Values = NDArray[np.uint64]
 
 
 def layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
     """Return the layouts of a site's signed key and of its masked model."""
-    key = (Entry("public", "uint8", (PUBLIC,)), Entry("signature", "uint8", (SIGNATURE,)))
     masked = [Entry(e.name, "int64", e.shape) for e in model.entries]
     masked += [Entry(name, "int64", (1,)) for name in (WEIGHT, LOSS)]
     return {
-        "key": Manifest(Kind.KEY, model.floats, key),
+        "key": Manifest(Kind.KEY, model.floats, KEY),
         "masked": Manifest(Kind.MASKED, model.floats, tuple(masked)),
     }
 

@@ -241,7 +241,26 @@ def _assemble(
         model = Model(encoder, head, normalise, _learns_pretrained(config))
     if weights and not frozen(config):
         fill(network, None if config.bottleneck else head, config, shape[1:], fetch=True)
+    if config.norm == "group":
+        group_norms(model)
     return model
+
+
+def group_norms(module: nn.Module) -> None:
+    """Put GroupNorm in place of each BatchNorm, with its scale and shift, in 32 groups at most.
+
+    Wu and He, ECCV 2018: each example is normalised by itself.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            channels = child.num_features
+            device = None if child.weight is None else child.weight.device
+            norm = nn.GroupNorm(math.gcd(32, channels), channels, child.eps, child.affine, device)
+            if child.affine:
+                norm.weight, norm.bias = child.weight, child.bias
+            setattr(module, name, norm)
+        else:
+            group_norms(child)
 
 
 def _network(

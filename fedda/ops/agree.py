@@ -1,13 +1,14 @@
-"""How the sites of a group agree on masks behind a server that they do not trust.
+"""How sites agree on keys behind a server that they do not trust.
 
 A site makes an X25519 key pair for each try of a round and signs its public key with its node key,
 the one that it registered. The others know that node key from a file that they did not get through
 the server (`fedda.ops.keys.peers`), so the server cannot put a key of its own between two sites.
 
-The seed of a pair's mask comes from their shared secret and from everything that the sites must
-agree on: the group with its keys, the settings of the training, the model that was sent, round,
-try and largest weight. If the server tells two sites different things, their masks do not cancel,
-and it gets noise.
+For sealed models (`fedda.ops.seal`) the target makes such a key. For secure sums all sources do,
+and each pair has a mask. Its seed comes from the pair's shared secret and from everything that the
+sites must agree on: the group with its keys, the settings of the training, the model that was sent,
+round, try and largest weight. If the server tells two sites different things, their masks do not
+cancel, and it gets noise.
 """
 
 import hashlib
@@ -23,11 +24,14 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedda.errors import SecureError
+from fedda.wire import SIGNATURE
 
-HALF = 66  # bytes of r, and of s: as many as the largest of NIST's curves needs
+HALF = SIGNATURE // 2  # bytes of r, and of s: as many as the largest of NIST's curves needs
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Occasion:
     def text(self, name: str, public: bytes) -> bytes:
         """What the site of this name signs."""
         about = [self.training, self.round, self.attempt, self.role, name, public.hex()]
-        return b"fedda secure sum key\0" + json.dumps(about).encode()
+        return b"fedda secure key\0" + json.dumps(about).encode()
 
 
 @dataclass
@@ -63,8 +67,15 @@ class Own:
 
     def sign(self, name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
         """Sign the public key with the site's node key -> r and s, 132 bytes."""
-        signed = key.sign(self.occasion.text(name, self.public), ec.ECDSA(hashes.SHA512()))
-        return b"".join(n.to_bytes(HALF, "big") for n in decode_dss_signature(signed))
+        return sign(self.occasion.text(name, self.public), key)
+
+    def decrypt(self, sealed: bytes, info: bytes) -> bytes:
+        """Open what was sealed to this key by HPKE.
+
+        Raises:
+            InvalidTag: it was sealed to another key or for something else, or was changed.
+        """
+        return SUITE.decrypt(sealed, self._private, info)
 
     def seeds(self, name: str, group: Mapping[str, bytes], agreed: bytes) -> dict[bytes, bool]:
         """The seed of each pair's mask, and whether this site adds that mask.
@@ -113,17 +124,44 @@ def verify(
     Raises:
         SecureError: the site is unknown, or did not sign this.
     """
+    check(occasion.text(name, public), "key", name, signature, peers)
+
+
+def sign(text: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Sign with a node key -> r and s, 132 bytes."""
+    signed = key.sign(text, ec.ECDSA(hashes.SHA512()))
+    return b"".join(n.to_bytes(HALF, "big") for n in decode_dss_signature(signed))
+
+
+def check(
+    text: bytes,
+    what: str,
+    name: str,
+    signature: bytes,
+    peers: Mapping[str, ec.EllipticCurvePublicKey],
+) -> None:
+    """Check that a site signed a text.
+
+    Args:
+        text: what it should have signed.
+        what: what the text is about, for the error message.
+        name: the site.
+        signature: r and s.
+        peers: the node keys that this site was given.
+
+    Raises:
+        SecureError: the site is unknown, or did not sign this.
+    """
     if name not in peers:
         raise SecureError(
-            f"The group of a secure sum has {name[:80]!r}, whose key is not in this site's peers; "
-            "get a file with it from its operator, or leave the site out."
+            f"A {what} came from {name[:80]!r}, whose key is not in this site's peers for that "
+            "role; get a file with it from its operator, or leave the site out."
         )
     r, s = (int.from_bytes(half, "big") for half in (signature[:HALF], signature[HALF:]))
     try:
-        text = occasion.text(name, public)
         peers[name].verify(encode_dss_signature(r, s), text, ec.ECDSA(hashes.SHA512()))
     except InvalidSignature:
         raise SecureError(
-            f"The key that came as that of {name!r} is not signed by it for this round; the peers' "
-            "file is out of date, or somebody stands between the sites."
+            f"The {what} that came as that of {name!r} is not signed by it for this round; the "
+            "peers' file is out of date, or somebody stands between the sites."
         ) from None

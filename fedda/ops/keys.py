@@ -138,11 +138,14 @@ def revoked_keys(directory: Path) -> list[ec.EllipticCurvePublicKey]:
     return [public_key(file) for file in folder.glob("*.pub")]
 
 
-def peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Read the public keys of a federation's sources from one file, by the sites' names.
+def peers(path: Path, role: str = "source") -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the public keys of a federation's sites from one file, by the sites' names.
 
-    Each line is that of a site's .pub file, whose comment begins with the site's name. Sites that
-    may only be targets are left out.
+    Each line is that of a site's .pub file, whose comment begins with the site's name.
+
+    Args:
+        path: the file.
+        role: source or target; sites that may only have the other role are left out.
 
     Raises:
         KeyFileError: the file is missing, a line is not a public key with a name, or two have one.
@@ -157,7 +160,7 @@ def peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
                 "`peers` that `fedda keys add` writes"
             )
         key, only = _public(line, path), ROLE.search(line)
-        if only is None or only[1] == b"source":
+        if only is None or only[1] == role.encode():
             found[site] = key
     return found
 

@@ -20,6 +20,7 @@ from fedda.config import (
     GuardConfig,
     InputConfig,
     ModelConfig,
+    PrivacyConfig,
     RunSection,
     Scalar,
     Section,
@@ -57,6 +58,7 @@ class RunConfig(Section):
     input: InputConfig = InputConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     wire: WireConfig = WireConfig()
     wait: WaitConfig = WaitConfig()
     guard: GuardConfig = GuardConfig()
@@ -130,6 +132,8 @@ class RunConfig(Section):
                 f"guard.mean is {self.guard.mean}, but {self.method} combines the sites' models in "
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
+        for name in self.trainings:
+            plugins.method(name).check_privacy(self.privacy, self.model, self.train)
         if self.secure == "sum":
             self._check_secure()
         if len(set(self.sources)) < len(self.sources) or not all(map(is_site_name, self.sources)):
@@ -162,7 +166,9 @@ class RunConfig(Section):
     def _check_secure(self) -> None:
         """Refuse what a sum without single models cannot do."""
         for name in self.trainings:
-            plugins.method(name).secured(self.secure)  # raises if it needs single models
+            plugins.method(name).secured(
+                self.secure, self.options[name]
+            )  # raises if it needs single models
         if self.guard.mean != "weighted":
             raise ConfigError(
                 f"secure is sum, but guard.mean is {self.guard.mean}, which compares single "
@@ -178,6 +184,12 @@ class RunConfig(Section):
         """Whether a training of a method sums gradients with these settings."""
         about = plugins.method(method)
         return about.gradients and about.sums(self.options[method])
+
+    @property
+    def hides(self) -> bool:
+        """Whether a training hides single models from the server, so that sites need keys."""
+        methods = ((plugins.method(m), self.options[m]) for m in self.trainings)
+        return self.secure == "sum" or any(about.seals(options) for about, options in methods)
 
     @property
     def summing(self) -> ExchangeConfig:
@@ -218,7 +230,8 @@ class RunConfig(Section):
             later: whether the training follows others in a chain. It starts from their models, so
                 it has no rounds that prepare one, and all others as often as the first.
         """
-        about, options = plugins.method(method).secured(self.secure), self.options[method]
+        options = self.options[method]
+        about = plugins.method(method).secured(self.secure, options)
         stages = about.schedule(options, self.rounds, bool(self.run.start_from))
         if not later:
             return stages
@@ -269,6 +282,7 @@ class RunConfig(Section):
             secure=self.secure,
             model=self.model,
             train=self.train,
+            privacy=self.privacy,
             wire=self.wire,
             options=self.options[method],
         )

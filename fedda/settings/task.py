@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from fedda import plugins
 from fedda.config import (
     ModelConfig,
+    PrivacyConfig,
     Section,
     Secure,
     TrainConfig,
@@ -44,6 +45,7 @@ class Task(Section):
     )
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     wire: WireConfig = WireConfig()
     options: Any = None
 
@@ -67,7 +69,7 @@ class Task(Section):
     @cached_property
     def about(self) -> Method:
         """The method's phases and contract."""
-        return plugins.method(self.method).secured(self.secure)
+        return plugins.method(self.method).secured(self.secure, self.options)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -118,6 +120,7 @@ class Task(Section):
         options = plugins.method(str(tree.get("method", ""))).config
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
+        task.about.check_privacy(task.privacy, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:
             raise ConfigError(
                 f"The training's schedule '{task.schedule[:80]}' must end with its last round, "

@@ -42,8 +42,10 @@ class Held:
     def name(self, site: str, arrays: Mapping[str, Packed]) -> dict[str, str]:
         """The table of a request that leaves out the models that a site has; empty if it has none.
 
-        A site gives a model away with its first use.
+        A site gives a model away with the next request that has arrays.
         """
+        if not arrays:
+            return {}
         held = self._held.pop(site, {})
         return {n: d for n, d in held.items() if n in arrays and self._hash(arrays[n]) == d}
 

@@ -5,19 +5,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import Message
 
 from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import QuorumError, WireError
-from fedda.wire import Arrays, Kind, Manifest, Packed, Part, pieces
+from fedda.maths.bounds import Bounds
+from fedda.wire import Arrays, Kind, Manifest, Packed, Part
 
 from .roster import Node, Roster
-
-# A model whose weights are smaller than this, in the root of their mean square, counts as if they
-# were so large. A new head is small, and it grows by many times its norm in its first round.
-SMALL = 0.2
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,12 @@ class Checks:
     """
 
     def __init__(self, guard: GuardConfig, layout: Manifest) -> None:
-        self._guard = guard
+        self._bounds = Bounds(guard.max_change, guard.max_statistics)
         self._layout = layout
 
     def begin(self, sent: Packed) -> None:
         """Set the model at the start of a round, with which the round's replies are compared."""
-        self._sent = sent.unpack()
-        self._unit = max(norm(self._sent), SMALL * math.sqrt(weights(self._sent)))
+        self._bounds.begin(sent)
 
     def read(
         self,
@@ -105,7 +100,7 @@ class Checks:
         for name, packed in arrays.items():
             packed.check_finite(node.name)
             if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in layouts:
-                self._check_model(node, name, packed)
+                self._bounds.check(node.name, name, packed.unpack())
         return Reply(node, arrays, numbers)
 
     def mean(self, model: Arrays) -> None:
@@ -115,55 +110,6 @@ class Checks:
             QuorumError: it is out of bounds, so the round has to be repeated.
         """
         try:
-            self._check_arrays("the secure sum", "model", model)
+            self._bounds.check("the secure sum", "model", model)
         except WireError as error:
             raise QuorumError(f"{error} A source sent what it should not.") from None
-
-    def _check_model(self, node: Node, name: str, packed: Packed) -> None:
-        self._check_arrays(node.name, name, packed.unpack())
-
-    def _check_arrays(self, who: str, name: str, model: Arrays) -> None:
-        most = self._guard.max_change
-        for entry, values in model.items():
-            if entry.endswith("running_var") and (values < 0).any():
-                raise WireError(f"{entry} of '{name}' from {who} is a negative variance.")
-            if "running_" in entry and self._guard.max_statistics:
-                largest = max(1.0, float(np.abs(self._sent[entry]).max()))
-                bound = self._guard.max_statistics * largest
-                if np.abs(values).max() > bound:
-                    raise WireError(
-                        f"{entry} of '{name}' from {who} exceeds {bound:g}, the most that "
-                        "guard.max-statistics allows."
-                    )
-        if not most:
-            return
-        change = norm(model, self._sent) / self._unit
-        if change > most:
-            raise WireError(
-                f"'{name}' from {who} is {change:.1f} norms away from the model that was "
-                f"sent; guard.max-change allows {most:g}."
-            )
-
-
-def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
-    """Return the Euclidean norm of a model's weights, or of their difference from another's.
-
-    BatchNorm's running statistics are left out: they follow the data, not the training.
-    """
-    total = 0.0
-    for name, values in arrays.items():
-        if _is_weight(name, values):
-            for part, other in pieces(values, values if minus is None else minus[name]):
-                with np.errstate(over="ignore"):  # an infinite norm is beyond every bound
-                    moved = part if minus is None else part - other
-                    total += float(np.vdot(moved, moved))
-    return math.sqrt(total)
-
-
-def weights(arrays: Arrays) -> int:
-    """Return how many numbers `norm` is over."""
-    return sum(values.size for name, values in arrays.items() if _is_weight(name, values))
-
-
-def _is_weight(name: str, values: np.ndarray) -> bool:
-    return values.dtype.kind == "f" and "running_" not in name

@@ -1,0 +1,58 @@
+"""Who a site is to the other sites, whatever the server says: its node key, and their keys."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedda.errors import SecureError
+from fedda.ops import keys
+from fedda.ops.agree import Own
+from fedda.wire import Kind, Packed, pack
+
+
+class Identity:
+    """A site's own key, and the keys of its federation's sites.
+
+    Args:
+        name: the site.
+        key: the file of its node key; empty: it has none.
+        peers: the file of the federation's public keys; empty: it has none.
+    """
+
+    def __init__(self, name: str, key: str, peers: str) -> None:
+        self.name = name
+        self._key, self._peers = key, peers
+
+    def peers(self, role: str = "source") -> Mapping[str, Any]:
+        """Return the public keys of the sites that may have a role, by name.
+
+        Raises:
+            SecureError: this site was not given its key or the others'.
+        """
+        if not self._key or not self._peers:
+            raise SecureError(
+                "The run hides models from the server, but this site was not given the "
+                "federation's public keys; start fedda-client with --key and --peers."
+            )
+        return keys.peers(Path(self._peers), role)
+
+    def private(self) -> Any:
+        """Return this site's own node key."""
+        return keys.load_node_key(Path(self._key))
+
+    def offer(self, own: Own) -> Packed:
+        """Sign a key for one occasion -> what is sent to the others.
+
+        Raises:
+            SecureError: this site was not given its key or the others'.
+        """
+        self.peers()
+        parts = {"public": own.public, "signature": own.sign(self.name, self.private())}
+        return pack({n: as_array(b) for n, b in parts.items()}, Kind.KEY)
+
+
+def as_array(data: bytes) -> np.ndarray:
+    """Bytes as an array that can be packed."""
+    return np.frombuffer(data, np.uint8)

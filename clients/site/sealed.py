@@ -1,0 +1,156 @@
+"""Models that only the target reads: sources seal them to its key of the round, it opens them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedda.errors import NotFiniteError, SecureError, WireError
+from fedda.maths.bounds import Bounds
+from fedda.ops.agree import Occasion, Own, check, sign, verify
+from fedda.ops.seal import Address, layouts, seal, unseal
+from fedda.wire import Packed, lay_out
+
+from ..policy.rules import Secure
+from .identity import Identity, as_array
+from .request import Request
+
+logger = logging.getLogger("fedda.site")
+
+
+@dataclass
+class Opened:
+    """What a target found in the sealed models of a round.
+
+    Attributes:
+        models: the usable ones, by source.
+        examples: N_k of these sources, as they signed it; none counts more than the server says.
+        refused: the sources whose models are not used.
+    """
+
+    models: dict[str, Packed] = field(default_factory=dict)
+    examples: dict[str, int] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+
+
+class Sealed:
+    """Makes keys and opens models at a target, and seals models at a source.
+
+    Args:
+        identity: the site's node key and the other sites' keys.
+        rules: the policy's part about models that are hidden from the server.
+    """
+
+    def __init__(self, identity: Identity, rules: Secure) -> None:
+        self._identity = identity
+        self._rules = rules
+        self._own: Own | None = None
+
+    def offer(self, request: Request) -> Packed:
+        """Make the target's key of a round, and sign it.
+
+        Raises:
+            SecureError: this site has no node key or knows no peers.
+        """
+        self._own = Own(_occasion(request))
+        return self._identity.offer(self._own)
+
+    def address(self, request: Request) -> Address:
+        """Check the target's key, before a source trains -> where its model is to go.
+
+        Raises:
+            SecureError: the key is not that of a site that may be a target.
+        """
+        found = {n: p.raw() for n, p in request.arrays.items() if n.startswith("key/")}
+        if len(found) != 1:
+            raise SecureError(f"The request has {len(found)} targets' keys; it needs one.")
+        ((name, key),) = found.items()
+        target, public = name.removeprefix("key/"), key["public"].tobytes()
+        peers = self._identity.peers("target")
+        verify(_occasion(request), target, public, key["signature"].tobytes(), peers)
+        return Address(request.task.training, request.round, self._identity.name, target, public)
+
+    def seal(self, address: Address, model: Packed, examples: int) -> Packed:
+        """Seal a trained model, and sign it with the number of examples behind it."""
+        sealed = seal(bytes(model.buffer), address)
+        arrays = {
+            "sealed": as_array(sealed),
+            "examples": np.array([examples]),
+            "signature": as_array(sign(address.text(sealed, examples), self._identity.private())),
+        }
+        return lay_out(layouts(None, model.manifest)["sealed"], arrays)
+
+    def open(self, request: Request) -> Opened:
+        """Open a round's models; the key serves for one request.
+
+        A model that is not its source's, or that breaks the bounds, is left out.
+
+        Raises:
+            SecureError: this site was not asked for its key before, or too few models are left.
+        """
+        own, self._own = self._own, None
+        if own is None or own.occasion != _occasion(request):
+            raise SecureError(
+                f"This site has no key for round {request.round}; the round has to be repeated."
+            )
+        most = request.numbers.get("most")
+        if type(most) is not int or most < 1:
+            raise SecureError("The request has no largest weight; it needs 1 or more.")
+        bounds = Bounds(*(_bound(request, n) for n in ("max-change", "max-statistics")))
+        bounds.begin(request.arrays["model"])
+        peers, opened = self._identity.peers(), Opened()
+        for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
+            source = array.removeprefix("sealed/")
+            address = Address(
+                own.occasion.training, request.round, source, self._identity.name, own.public
+            )
+            try:
+                model, examples = _opened(request, array, address, own, peers)
+                bounds.check(source, "model", model.unpack())
+            except (SecureError, WireError, NotFiniteError) as error:
+                logger.error("%s", error)
+                opened.refused.append(source)
+                continue
+            opened.models[source], opened.examples[source] = model, min(examples, most)
+        if len(opened.models) + 1 < self._rules.least:
+            raise SecureError(
+                f"{len(opened.models)} sealed models can be used, but this site sends back a mean "
+                f"over {self._rules.least} sites or more, itself included (secure.least)."
+            )
+        return opened
+
+
+def _opened(
+    request: Request, array: str, address: Address, own: Own, peers: Mapping[str, Any]
+) -> tuple[Packed, int]:
+    """Return one source's model and its number of examples.
+
+    Raises:
+        SecureError: the source did not sign it, or it was sealed for something else.
+        WireError: it is no model of this training.
+        NotFiniteError: it has a value that is not finite.
+    """
+    raw = request.arrays[array].raw()
+    sealed, examples = raw["sealed"].tobytes(), int(raw["examples"][0])
+    text, signature = address.text(sealed, examples), raw["signature"].tobytes()
+    check(text, "sealed model", address.source, signature, peers)
+    if examples < 1:
+        raise WireError(f"{address.source} trained on {examples} examples; it needs 1 or more.")
+    layout = replace(request.arrays["model"].manifest, floats=request.task.wire.dtype)
+    model = Packed(layout, unseal(sealed, address, own))
+    model.check_finite(address.source)
+    return model, examples
+
+
+def _occasion(request: Request) -> Occasion:
+    return Occasion(request.task.training, request.round, 1, "target")
+
+
+def _bound(request: Request, name: str) -> float:
+    """A bound of the server's guard; without one a model may be anything."""
+    value = request.numbers.get(name, 0.0)
+    if not value >= 0:
+        raise WireError(f"The request's {name} is {value}; it needs 0 or more.")
+    return float(value)
