@@ -46,7 +46,7 @@ class Pair(Summing):
         draws = self.generator("penalty")
         totals: dict[str, Tensor | float] = {}
         with self.stream() as stream, self.mode(half):
-            copies = [self.copy(stream, group.name) for group in self.exchange.invitation.groups]
+            copies = [self.copy(stream, group.name) for group in self.exchange.groups]
             encoder = self.paced(self.adam()) if half.mapping else None
             self.stays("model", Network(self.model, encoder), strict=True)
             for copy in copies:

@@ -113,7 +113,7 @@ class Member(Summing):
         """Load the discriminators; in the first round make new ones, the same at all sites."""
         self.half = HALVES[self.loss, self.side]
         self.copies: dict[str, Any] = {}
-        for group in self.exchange.invitation.groups:
+        for group in self.exchange.groups:
             name = array_of(self.shared, group)
             # 1/K for each of K sources; 1 for the target.
             share = 1 / (len(group.members) - 1) if self.side == "source" else 1.0

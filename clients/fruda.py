@@ -52,7 +52,7 @@ class Measuring(dils.Pair):
         options, half = self.options.measure, HALVES[self.loss, self.side]
         draws = {name: self.generator(f"penalty/{name}") for name in z}
         with self.stream() as stream:
-            groups = {group.name for group in self.exchange.invitation.groups}
+            groups = {group.name for group in self.exchange.groups}
             if groups != {f"critic/{name}" for name in z}:
                 raise WireError("The request has models of other candidates than its critics are.")
             copies = {name: self.critic(stream, name) for name in z}
@@ -163,7 +163,7 @@ class Target(Measuring, dils.Target):
 
         The model that came is the collaborator's, from which this target has adapted.
         """
-        (group,) = self.exchange.invitation.groups
+        (group,) = self.exchange.groups
         collaborator = group.name.removeprefix("critic/")
         came = {n: w.clone() for n, w in self.model.state_dict().items()}
         before = self.quality()

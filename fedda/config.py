@@ -92,8 +92,8 @@ class ModelConfig(Section):
     )
     norm: Literal["batch", "group"] = Field(
         default="batch",
-        description="group: GroupNorm in place of BatchNorm, which mixes a batch's examples, in "
-        "what learns",
+        description="group: GroupNorm (for vectors LayerNorm) in place of BatchNorm, which mixes a "
+        "batch's examples, in what learns",
     )
     train: Literal["all", "last-block", "bottleneck"] = Field(
         default="all",
@@ -285,6 +285,11 @@ class LazyConfig(Section):
         default=0.0,
         ge=0,
         description="Gaussian noise on that gradient, in multiples of exchange.clip",
+    )
+    masked: bool = Field(
+        default=False,
+        description="hide each site's gradients from the server, which sees their sum alone (sites "
+        "need the others' keys: fedda-client --peers)",
     )
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -120,15 +121,19 @@ class FedDA(Strategy):
         """The number that each source says of its training: its loss, or with noise epsilon."""
         return "epsilon" if self.task.privacy.noise else "loss"
 
-    def of_sources(self, told: Mapping[str, float], weights: Mapping[str, float]) -> Numbers:
+    def of_sources(
+        self, told: Mapping[str, float], weights: Mapping[str, float] | None = None
+    ) -> Numbers:
         """A round's number of its sources: the mean loss, or the largest epsilon.
 
         Args:
             told: each source's `told`, by name.
-            weights: how much each source counts in the mean; they sum to 1.
+            weights: how much each source counts in the mean; they sum to 1. None: all alike.
         """
         if self.told == "epsilon":
             return {"epsilon": max(told.values())}
+        if weights is None:
+            return {"loss": float(np.mean([told[name] for name in sorted(told)]))}
         return {"loss": sum(weights[name] * told[name] for name in sorted(told))}
 
     @property

@@ -110,7 +110,7 @@ class KD3A(FedDA):
     def _numbers(self, sources: Sequence[Reply], target: Reply) -> Numbers:
         """The round's numbers."""
         told = {r.node.name: float(r.numbers[self.told]) for r in sources}
-        numbers = self.of_sources(told, dict.fromkeys(told, 1 / len(told)))
+        numbers = self.of_sources(told)
         numbers["distillation"] = target.numbers["loss"]
         numbers["kept"] = target.numbers["kept"]
         if self.options.weighting == "focus":

@@ -174,7 +174,7 @@ def test_a_task_has_no_settings_of_the_server() -> None:
     assert {key.split(".")[0] for key in flat} == {
         *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"),
         *("secure", "frozen", "resize"),
-        *("model", "train", "wire", "options"),
+        *("model", "train", "privacy", "wire", "options"),
     }
 
 

@@ -234,7 +234,7 @@ TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class
 TASK |= {"secure", "frozen", "resize"}
 OFFER = {"role": str, "name": str, "version": str, "examples": int, "tested": int}
 OFFER |= {"classes": list, "shape": list}
-SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise"}
+SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise", "masked"}
 SUM |= {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
 # Of all arrays in these runs: an MLP for images of 8 x 8 and 4 classes, a discriminator with its
 # optimizer, and three atoms of 32 points.
@@ -327,7 +327,7 @@ def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
             task, step = content["task"], content["step"]
             assert set(content) - {"exchange", "kept"} <= {"arrays", "manifests", "task", "step"}
             assert set(content.get("kept", {})) <= {"model"}
-            sections = ("model.", "train.", "wire.", "options.")
+            sections = ("model.", "train.", "privacy.", "wire.", "options.")
             assert all(k in TASK or k.startswith(sections) for k in task)
             heading = [str(step[k]) for k in ("part", "phase", "hop")]
             enters, leaves = cells(str(task["method"]), *heading)

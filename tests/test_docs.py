@@ -164,7 +164,7 @@ def test_the_wire_table_of_the_documentation_matches_the_contracts() -> None:
 
 def test_optional_content_is_in_brackets() -> None:
     (fedavg,) = [c for c in wire_table.of_method("fedavg") if c.when == "train"]
-    assert fedavg == ("source", "train", "`model`", "`model`; `loss, seconds, steps`")
+    assert fedavg == ("source", "train", "`model`", "`model`; `epsilon, loss, seconds, steps`")
     dils = {c.part: c for c in wire_table.of_method("dils") if c.when == "adapt"}
     assert dils["target"].leaves.startswith("[`model`]; ")
     assert dils["target"].leaves.endswith("; sums of gradients: `discriminator`")

@@ -98,7 +98,7 @@ def train(message: Message, site: Site) -> Message:
     if request.is_test:
         raise WireError("A training request asks for a test.")
     if request.exchange is not None:
-        sizes = {g.name: g.size for g in request.exchange.invitation.groups}
+        sizes = {g.name: g.size for g in request.exchange.groups}
         request.contract.check_groups(sizes, _layouts(request, site))
     state.make_room(site, request.task, site.keep.megabytes)
     site.gate.book(request)

@@ -168,6 +168,12 @@ class Gate:
             self._check_kind(kind, request.contract)
         if request.contract.gradients or request.exchange is not None:
             self._check_kind(Kind.GRADIENT, request.contract)
+            plain = request.exchange is not None and not request.exchange.lazy.masked
+            if plain and self.policy.secure.demand:
+                raise PolicyError(
+                    "The policy lets gradients leave under masks only (secure.demand); the run "
+                    "needs exchange.masked=true."
+                )
         told = request.is_test or request.contract.judges
         if told and not self.policy.leaving.tests:
             raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")

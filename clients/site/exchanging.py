@@ -1,6 +1,6 @@
 """The base of clients that sum gradients with other sites in mid-round."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from fedda import exchange
 from fedda.adversarial.lazy import LazySync
 from fedda.errors import ConfigError, WireError
 from fedda.exchange import Stream
+from fedda.exchange.masked import FixedPoint, Masked
 from fedda.train import joined, seed_for, windows
 
 from ..base import Client
@@ -17,6 +18,8 @@ from .request import Exchange
 
 class Summing(Client):
     """A client whose part sums gradients."""
+
+    _seeds: Mapping[str, Mapping[bytes, bool]]  # of this site's masks, by masked group
 
     @property
     def exchange(self) -> Exchange:
@@ -36,11 +39,12 @@ class Summing(Client):
         Raises:
             WireError: the request has no invitation, or one to too many groups.
             PolicyError: the site may not dial the exchange's address.
+            SecureError: gradients are to be masked, and the members did not agree on keys.
             ExchangeError: the exchange cannot be reached, refused this site, or ended early.
         """
         invitation = self.exchange.invitation
         # Gradients of many discriminators over one window reveal more about it than those of one.
-        asked = len(invitation.groups)
+        asked = len(self.exchange.groups)
         most = 1 if self.side == "source" else max(1, self.task.sites - 1)
         if asked > most:
             raise WireError(
@@ -51,6 +55,8 @@ class Summing(Client):
         trail.joins(self.request)
         stream = exchange.connect(invitation, self.site.server, gate.hosts, gate.ports)
         try:
+            if self.exchange.lazy.masked:
+                self._seeds = self.site.summed.meet(self.request, stream)
             yield stream
         finally:
             stream.close()
@@ -72,13 +78,17 @@ class Summing(Client):
             ConfigError: this site has fewer images than a gradient must be over.
         """
         config, least = self.exchange.lazy, self._least
+        summing: Stream | Masked = stream
+        if config.masked:
+            seeds = self._seeds[group]
+            summing = Masked(stream, seeds, FixedPoint(config.clip, config.noise, len(seeds) + 1))
         if (images := sum(map(len, self.site.blocks.groups))) < least:
             raise ConfigError(
                 f"This site has {images} images, but its gradients must be computed from "
                 f"{least} or more; add images, or lower exchange.min-examples and --min-examples."
             )
         return LazySync(
-            stream,
+            summing,
             group,
             p or config.p,
             halves=halves,

@@ -33,10 +33,18 @@ class Identity:
         """
         if not self._key or not self._peers:
             raise SecureError(
-                "The run hides models from the server, but this site was not given the "
-                "federation's public keys; start fedda-client with --key and --peers."
+                "The run hides models or gradients from the server, but this site was not given "
+                "the federation's public keys; start fedda-client with --key and --peers."
             )
         return keys.peers(Path(self._peers), role)
+
+    def everyone(self) -> Mapping[str, Any]:
+        """Return the public keys of all sites, by name.
+
+        Raises:
+            SecureError: this site was not given its key or the others'.
+        """
+        return {**self.peers("source"), **self.peers("target")}
 
     def private(self) -> Any:
         """Return this site's own node key."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedda.config import LazyConfig, validate
 from fedda.errors import WireError
-from fedda.exchange import Invitation
+from fedda.exchange import Group, Invitation
+from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
 from fedda.settings import Task
 from fedda.wire import CALIBRATE, Manifest, Packed, Part
@@ -27,6 +28,11 @@ class Exchange:
 
     invitation: Invitation
     lazy: LazyConfig
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups in which gradients are summed; where members agree on keys is none of them."""
+        return [group for group in self.invitation.groups if group.name != KEYS]
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Exchange":

@@ -1,4 +1,4 @@
-"""A site's part in secure sums: its key for each try of a round, and what it agrees to add to."""
+"""A site's part in sums under masks, of models and of gradients: its keys, and whom it adds to."""
 
 import hashlib
 import json
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedda.errors import PolicyError, SecureError
+from fedda.exchange import Stream
+from fedda.exchange.groups import KEYS
+from fedda.exchange.masked import tell
 from fedda.files import replacing
 from fedda.maths.masks import FixedPoint, hide, layouts
 from fedda.ops.agree import Occasion, Own, verify
@@ -100,6 +103,55 @@ class Summed:
         layout = layouts(None, sent.manifest)["masked"]
         return hide(model, loss, min(weight, most), point, seeds, layout)
 
+    def meet(self, request: Request, stream: Stream) -> dict[str, dict[bytes, bool]]:
+        """Agree with the members of a session's groups on masks -> the seeds of each group.
+
+        Args:
+            request: the one with the invitation.
+            stream: to the session, before anything else was sent.
+
+        Raises:
+            SecureError: a key is not its site's, or a group is not masked.
+            PolicyError: the groups change too often.
+            ExchangeError: the session ended early.
+        """
+        assert request.exchange is not None
+        groups, peers = request.exchange.groups, self._identity.everyone()
+        agreeing = next((g for g in request.exchange.invitation.groups if g.name == KEYS), None)
+        if agreeing is None or not all(group.masked for group in groups):
+            raise SecureError("The request asks for masked gradients, but not in all its groups.")
+        own = Own(Occasion(request.task.training, request.round, 1, "exchange"))
+        signed = own.public + own.sign(self._identity.name, self._identity.private())
+        keys = tell(stream, agreeing, signed)
+        for site, (public, signature) in keys.items():
+            verify(own.occasion, site, public, signature, peers)
+        if len({public for public, _ in keys.values()}) < len(keys):
+            raise SecureError("Two sites of the exchange have the same key; remove one of them.")
+        self._admit_gradients(own.occasion, {g.name: sorted(g.members) for g in groups})
+        lazy, seeds = request.exchange.lazy, {}
+        for group in groups:
+            about = [vars(own.occasion), group.name, group.size, group.syncs, lazy.flat()]
+            agreed = json.dumps([*about, _digest(request.task)], sort_keys=True).encode()
+            members = {name: keys[name][0] for name in group.members}
+            seeds[group.name] = own.seeds(self._identity.name, members, agreed)
+        return seeds
+
+    def _admit_gradients(self, occasion: Occasion, groups: Mapping[str, list[str]]) -> None:
+        """Check the members of a session's groups against the earlier ones, and remember them."""
+        most, memory = self._rules.changes, self._memory
+        before = memory.get("gradients", {})
+        changes = memory.get("changes", 0)
+        changes += sum(before.get(name, group) != group for name, group in groups.items())
+        if most is not None and changes > most:
+            raise PolicyError(
+                f"The groups of masked sums have changed {changes} times, but the policy allows "
+                f"{most} (secure.changes); two sums that differ by one site reveal its part."
+            )
+        self._memory = {**memory, "changes": changes, "gradients": {**before, **groups}}
+        self._keep()
+        who = "; ".join(", ".join(group) for group in groups.values())
+        logger.info("masked sums of gradients of round %d over %s", occasion.round, who)
+
     def _admit(self, occasion: Occasion, group: list[str]) -> None:
         """Check a group against the policy and against the earlier ones, and remember it."""
         least, most, memory = self._rules.least, self._rules.changes, self._memory
@@ -121,13 +173,16 @@ class Summed:
                 f"This site has added its model of round {occasion.round}, try {occasion.attempt} "
                 "to that of another group; only another try or run.name can have this group."
             )
-        self._memory = {"changes": changes, "group": group, "training": occasion.training}
-        self._memory["sent"] = {**sent, place: group}
+        about = {"changes": changes, "group": group, "training": occasion.training}
+        self._memory = {**memory, **about, "sent": {**sent, place: group}}
+        self._keep()
+        logger.info("secure sum of round %d over %s", occasion.round, ", ".join(group))
+
+    def _keep(self) -> None:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self._file) as part:
                 part.write_text(json.dumps(self._memory))
-        logger.info("secure sum of round %d over %s", occasion.round, ", ".join(group))
 
 
 def _occasion(request: Request) -> Occasion:

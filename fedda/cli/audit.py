@@ -1,4 +1,7 @@
-"""`fedda audit`: attack a site's own data, to measure what its gradients would reveal."""
+"""`fedda audit`: attack a site's own data, to measure what would be revealed.
+
+This module has the attack on gradients; the others are in `fedda.cli.attacks`.
+"""
 
 import json
 import math
@@ -11,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedda.cli import attacks
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption, reading_of
 from fedda.errors import ConfigError, ModelError, RunError
@@ -148,6 +152,12 @@ def gradients(
         else:
             _print(result, about)
         typer.echo(f"audit: {place}; fedda report shows it", err=as_json)
+
+
+app.command()(attacks.update)
+app.command()(attacks.membership)
+app.command()(attacks.shares)
+app.command("all")(attacks.every)
 
 
 def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:

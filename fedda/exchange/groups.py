@@ -21,6 +21,7 @@ MAX_SYNCS = 2**40
 MAX_MEMBERS = 10_000
 MAX_GROUPS = 10_000
 MAX_TEXT = 255  # characters of a name
+KEYS = "keys"  # the group in which members of masked groups agree on keys; no layout has this name
 MAX_WAIT = 7 * 24 * 3600.0
 FIRST_PORT = 1024  # below it are the ports of a machine's own services
 TICKET = re.compile(r"[0-9a-f]{64}")
@@ -39,12 +40,15 @@ class Group:
         size: float32 values of one flat gradient.
         syncs: how many sums the group makes.
         members: names of the sites; their gradients are added in this order.
+        masked: whether the values are whole numbers modulo 2^32, under masks that cancel in the
+            sum (`fedda.exchange.masked`).
     """
 
     name: str
     size: int
     syncs: int
     members: tuple[str, ...]
+    masked: bool = False
 
     def __post_init__(self) -> None:
         members = [_is_name(member) for member in self.members]
@@ -52,6 +56,8 @@ class Group:
             raise ExchangeError(
                 f"A group of the exchange and its members need names of 1 to {MAX_TEXT} characters."
             )
+        if type(self.masked) is not bool:
+            raise ExchangeError(f"Group '{self.name}' does not say whether its sums are masked.")
         if len(set(self.members)) != len(members) or len(members) > MAX_MEMBERS:
             raise ExchangeError(
                 f"Group '{self.name}' has {len(members)} members, of which "
@@ -104,7 +110,7 @@ class Invitation:
 
     def flat(self) -> dict[str, str | int | float]:
         """The invitation as the record of a Flower message."""
-        groups = [[g.name, g.size, g.syncs, list(g.members)] for g in self.groups]
+        groups = [[g.name, g.size, g.syncs, list(g.members), g.masked] for g in self.groups]
         return {
             "host": self.host,
             "port": self.port,
@@ -184,10 +190,10 @@ class Invitation:
             raise ValueError
 
 
-def _group(name: Any, size: Any, syncs: Any, members: Any) -> Group:
+def _group(name: Any, size: Any, syncs: Any, members: Any, masked: Any) -> Group:
     if type(members) is not list:
         raise ValueError
-    return Group(name, size, syncs, tuple(members))
+    return Group(name, size, syncs, tuple(members), masked)
 
 
 def _plain(host: str) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fedda.errors import ExchangeError
-from fedda.exchange.groups import Group, check_groups
+from fedda.exchange.groups import KEYS, Group, check_groups
 from fedda.exchange.sums import Sums, Vector
 
 Notice = Callable[[str, str, str], None]  # takes the event, its site and a sentence about it
@@ -123,7 +123,8 @@ class Meeting:
         except ExchangeError as error:
             self.refuse(site, str(error))
             raise ExchangeError(self.ended) from None
-        self.fewest[site] = min(examples, self.fewest.get(site, examples))
+        if group != KEYS:
+            self.fewest[site] = min(examples, self.fewest.get(site, examples))
         if total is not None:
             self._began.pop(group, None)
         else:

@@ -75,7 +75,7 @@ class Stream(ABC):
                 f"A gradient for group '{group}' sums over {examples!r} examples: "
                 "it must be a whole number above 0."
             )
-        if not np.isfinite(gradient).all():
+        if not agreed.masked and not np.isfinite(gradient).all():
             raise NotFiniteError(
                 f"The gradient for group '{group}' holds values that are not finite: "
                 "lower the learning rate or the weight of the adversarial loss."
@@ -100,7 +100,7 @@ class Stream(ABC):
                 f"{agreed.size}: it is not used."
             )
         total = total.copy()
-        if not np.isfinite(total).all():
+        if not agreed.masked and not np.isfinite(total).all():
             raise ExchangeError(
                 f"The sum of group '{group}' at sync {self._sent[group]} holds values that are not "
                 "finite: it is not used."

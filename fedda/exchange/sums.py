@@ -4,6 +4,8 @@
     early             gradients that came in before it was their turn to be added
     last    (size,)   the sum of the sync before, for a member whose connection broke before it came
 
+In a masked group the values are whole numbers modulo 2^32, which travel in the bytes of the floats.
+
 Floating-point sums depend on the order. So gradients are added in the order of the members, not of
 their arrival, and a session gives the same bits every time. A member sends its next gradient only
 after it received the sum before, so only the last sum is kept.
@@ -16,6 +18,7 @@ from fedda.errors import ExchangeError
 from fedda.exchange.groups import Group
 
 Vector = NDArray[np.float32]
+WHOLE = np.dtype("<u4")  # a masked value, in the bytes of a float
 
 
 class Sums:
@@ -49,14 +52,20 @@ class Sums:
                 self._total = due  # the caller's array: the first addition makes a new one
             else:
                 out = self._total if self._added > 1 else None
-                with np.errstate(over="ignore"):  # a site refuses an infinite sum
-                    self._total = np.add(self._total, due, out=out)
+                self._total = self._sum(self._total, due, out)
             self._added += 1
         if self._added < len(self._place):
             return None
         self.last, self._total, self._added = self._total, None, 0
         self.index += 1
         return self.last
+
+    def _sum(self, a: Vector, b: Vector, out: Vector | None) -> Vector:
+        if self.group.masked:
+            whole = None if out is None else out.view(WHOLE)
+            return np.add(a.view(WHOLE), b.view(WHOLE), out=whole).view(np.float32)
+        with np.errstate(over="ignore"):  # a site refuses an infinite sum
+            return np.add(a, b, out=out)
 
     def taken(self, member: str) -> int:
         """How many gradients of a member have come in."""
@@ -97,7 +106,7 @@ class Sums:
                 f"{member} sent group '{name}' {gradient.size} values, "
                 f"but its gradient has {self.group.size}."
             )
-        if not np.isfinite(gradient).all():
+        if not self.group.masked and not np.isfinite(gradient).all():
             raise ExchangeError(
                 f"{member} sent group '{name}' values that are not finite at sync {index + 1}."
             )

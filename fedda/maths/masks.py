@@ -87,19 +87,22 @@ class FixedPoint:
         return self.members / 2 * 2.0 ** -self.bits[name] / weight
 
 
-def add_mask(values: Values, seed: bytes, add: bool) -> None:
-    """Add or subtract the mask that a seed of 32 bytes gives, modulo 2^64, in place.
+def add_mask(values: NDArray[Any], seed: bytes, add: bool, number: int = 0) -> None:
+    """Add or subtract the mask that a seed of 32 bytes gives, in place.
 
     Args:
-        values: all masked values, (D,).
-        seed: of one pair and one sum; a second sum under the same seed would reveal differences.
+        values: all masked values, (D,), unsigned; they wrap around.
+        seed: of one pair; two sums under the same seed and number would reveal differences.
         add: whether to add it; the pair's other site subtracts it.
+        number: of the sum, if there are several under this seed.
     """
-    stream = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
-    zeros = bytes(8 * min(PIECE, values.size))
+    counter = number.to_bytes(8, "big") + bytes(8)
+    stream = Cipher(algorithms.AES256(seed), modes.CTR(counter)).encryptor()
+    width = values.itemsize
+    zeros = bytes(width * min(PIECE, values.size))
     for start in range(0, values.size, PIECE):
         part = values[start : start + PIECE]
-        mask = np.frombuffer(stream.update(zeros[: 8 * part.size]), "<u8")
+        mask = np.frombuffer(stream.update(zeros[: width * part.size]), f"<u{width}")
         (np.add if add else np.subtract)(part, mask, out=part)
 
 

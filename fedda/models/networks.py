@@ -249,13 +249,19 @@ def _assemble(
 def group_norms(module: nn.Module) -> None:
     """Put GroupNorm in place of each BatchNorm, with its scale and shift, in 32 groups at most.
 
-    Wu and He, ECCV 2018: each example is normalised by itself.
+    Wu and He, ECCV 2018: each example is normalised by itself. A vector's features are one group,
+    which is LayerNorm; torch's GroupNorm refuses a batch of a single vector.
     """
     for name, child in module.named_children():
         if isinstance(child, (nn.BatchNorm1d, nn.BatchNorm2d)):
             channels = child.num_features
             device = None if child.weight is None else child.weight.device
-            norm = nn.GroupNorm(math.gcd(32, channels), channels, child.eps, child.affine, device)
+            norm: nn.GroupNorm | nn.LayerNorm
+            if isinstance(child, nn.BatchNorm1d):
+                norm = nn.LayerNorm(channels, child.eps, child.affine, device=device)
+            else:
+                groups = math.gcd(32, channels)
+                norm = nn.GroupNorm(groups, channels, child.eps, child.affine, device)
             if child.affine:
                 norm.weight, norm.bias = child.weight, child.bias
             setattr(module, name, norm)

@@ -15,6 +15,7 @@ noted.py       the sites' own notes, if they are on this machine
 confusion.py   confusion matrix of the target's test
 features.py    features of all sites, before and after adaptation
 recovered.py   what `fedda audit` recovered from gradients, if it was run
+attacked.py    what it recovered from models and atoms
 windows.py     curves of that audit
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedda.files import replacing, writing
 from fedda.results.read import Results
 
-from . import recovered
+from . import attacked, recovered
 from .collaborators import collaborators
 from .conditions import doubts, events, settings, sites
 from .confusion import confusions
@@ -31,6 +31,7 @@ PARTS = {
     "training": "Training",
     "inside": "Confusion and features",
     "audit": "Audit",
+    "attacks": "Attacks",
     "bytes": "Bytes",
     "time": "Time",
     "sites": "Sites",
@@ -52,17 +53,23 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     Raises:
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
-    text = page(results, collect(results, run, given), recovered.collect(run))
+    noted = collect(results, run, given)
+    text = page(results, noted, recovered.collect(run), attacked.collect(run))
     with writing(path, "give another file by --html"), replacing(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
 
 
-def page(results: Results, noted: Noted, audited: recovered.Audited | None = None) -> str:
+def page(
+    results: Results,
+    noted: Noted,
+    audited: recovered.Audited | None = None,
+    tried: attacked.Attacked | None = None,
+) -> str:
     """Return the whole document."""
     run = Run(results)
     title = f"{run.short(run.own)} on {run.target}: {results['name']}"
-    return document(title, headline(run), *parts(run, noted, audited))
+    return document(title, headline(run), *parts(run, noted, audited, tried))
 
 
 def document(title: str, *content: Any, policy: str = POLICY, script: str = "") -> str:
@@ -88,11 +95,17 @@ def document(title: str, *content: Any, policy: str = POLICY, script: str = "") 
     return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
 
 
-def parts(run: Run, noted: Noted, audited: recovered.Audited | None = None) -> list[Html | None]:
+def parts(
+    run: Run,
+    noted: Noted,
+    audited: recovered.Audited | None = None,
+    tried: attacked.Attacked | None = None,
+) -> list[Html | None]:
     """Make everything below the headline: the links to the sections, and the sections."""
-    audits = recovered.section_of(audited)
+    audits, attacks = recovered.section_of(audited), attacked.section_of(tried)
     doubted, chosen, judged = doubts(run), collaborators(run), worth(run)
-    maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen, "worth": judged}
+    maybe = {"audit": audits, "attacks": attacks, "doubts": doubted}
+    maybe |= {"collaborators": chosen, "worth": judged}
     absent = {anchor for anchor, part in maybe.items() if not part}
     links = [
         e("a", words, href=f"#{anchor}") for anchor, words in PARTS.items() if anchor not in absent
@@ -104,6 +117,7 @@ def parts(run: Run, noted: Noted, audited: recovered.Audited | None = None) -> l
         rounds(run),
         inside(run, noted),
         audits,
+        attacks,
         costs(run),
         sites(run),
         events(run),

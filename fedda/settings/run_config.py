@@ -40,6 +40,8 @@ from fedda.methods import Stage, write_schedule
 
 from .task import Task
 
+MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits behind the point
+
 
 class RunConfig(Section):
     """All settings of a run."""
@@ -155,6 +157,13 @@ class RunConfig(Section):
                 f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
                 "shows it); raise it, or accept that with exchange.expose-features=true."
             )
+        largest = self.exchange.clip * (1 + self.exchange.noise)
+        if self.exchange.masked and largest > MASKED_CLIP:
+            raise ConfigError(
+                f"exchange.masked is true, but exchange.clip is {self.exchange.clip:g} and "
+                f"exchange.noise {self.exchange.noise:g}; masked gradients are in fixed point with "
+                f"room for the longest one, so lower them until clip (1 + noise) is {MASKED_CLIP}."
+            )
         batch, p = self.train.batch_size, self.summing.p
         if batch * p < few and any(self._sums(m) for m in self.trainings):
             raise ConfigError(
@@ -187,9 +196,10 @@ class RunConfig(Section):
 
     @property
     def hides(self) -> bool:
-        """Whether a training hides single models from the server, so that sites need keys."""
-        methods = ((plugins.method(m), self.options[m]) for m in self.trainings)
-        return self.secure == "sum" or any(about.seals(options) for about, options in methods)
+        """Whether a training hides single models or gradients, so that sites need keys."""
+        sealed = any(plugins.method(m).seals(self.options[m]) for m in self.trainings)
+        masked = self.exchange.masked and any(self._sums(m) for m in self.trainings)
+        return self.secure == "sum" or sealed or masked
 
     @property
     def summing(self) -> ExchangeConfig:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fedda.errors import ConfigError
 from fedda.exchange import Group, Session
+from fedda.exchange.masked import agreement
 from fedda.wire import Manifest
 
 from .setup import Setup
@@ -39,5 +40,10 @@ def convene(
             "train.rounds-per-epoch."
         )
     sizes = {name: sum(e.size for e in layouts[name.split("/")[0]].entries) for name in members}
-    groups = [Group(name, sizes[name], syncs, tuple(sites)) for name, sites in members.items()]
+    groups = [
+        Group(name, sizes[name], syncs, tuple(sites), lazy.masked)
+        for name, sites in members.items()
+    ]
+    if lazy.masked:
+        groups.append(agreement(groups))
     return setup.exchange.open(groups, join=lazy.join, wait=lazy.wait, rejoin=lazy.rejoin)

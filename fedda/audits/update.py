@@ -1,0 +1,223 @@
+"""Images from the change that training makes to a model: gradient inversion.
+
+Geiping et al., NeurIPS 2020, https://arxiv.org/abs/2003.14053, eq. 4; KD3A's figure 5 and FRUDA's
+appendix E.2 show attacks of this kind (Zhu et al., Deep Leakage from Gradients, NeurIPS 2019).
+
+    theta_0, theta_1  (P,)          the model that the server sent, and the one that came back
+    u                 (P,)          (theta_0 - theta_1) / (lr T): with one step, the gradient
+    x'                (n, *shape)   what the attack makes of noise
+    minimise  1 - cos(u, grad L(theta_0; x', y)) + tv TV(x')
+
+The attacker is a server that knows the labels, as an attack on them comes first. Each image that is
+recovered is matched with the closest original. For comparison each original meets as many guesses:
+other images of the same data, and their mean. An image counts as recovered if its PSNR is above
+what one in a hundred reaches by guesses, and at least 15 dB.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedda.errors import DataError
+from fedda.models import Model
+from fedda.train import generator
+
+from .subject import Subject, copy_of, flat, parameters_of
+
+SIZES = (1, 2, 4, 8, 16, 64)  # examples in one update
+LEAST = 15.0  # dB
+CHANCE = 0.01
+SMOOTH = 1e-4  # tv
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What the attack made of updates over so many examples.
+
+    Attributes:
+        examples: in an update.
+        steps: that the site took on them.
+        psnr: of each original with what it was matched with, in dB, mean over all trials.
+        best: the highest of them.
+        recovered: share of the originals above the threshold.
+    """
+
+    examples: int
+    steps: int
+    psnr: float
+    best: float
+    recovered: float
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Updates of all sizes, and what to compare them with.
+
+    Attributes:
+        threshold: PSNR above which an image counts as recovered.
+        guess: mean PSNR of an original with the best of as many guesses.
+        iterations: of the attack.
+        trials: updates of each size.
+        updates: by size.
+        pictures: original and reconstruction of the best of each size, if these are images.
+    """
+
+    threshold: float
+    guess: float
+    iterations: int
+    trials: int
+    updates: tuple[Inverted, ...]
+    pictures: tuple[tuple[Tensor, Tensor], ...]
+
+
+def invert(subject: Subject, *, trials: int = 2, iterations: int = 300, seed: int = 0) -> Inversion:
+    """Attack updates of one step over few examples, and of a whole round over all.
+
+    Args:
+        subject: what is attacked.
+        trials: updates of each size.
+        iterations: steps of the attack.
+        seed: of every draw.
+
+    Raises:
+        DataError: there are too few examples to compare with.
+    """
+    N = len(subject.x)
+    if 2 * SIZES[0] + 2 > N:
+        raise DataError(f"There are {N} examples; the attack on updates needs 4 or more.")
+    sizes = [n for n in SIZES if 2 * n <= N]
+    guesses = [_guess(subject, n, seed) for n in sizes]
+    every = torch.cat(guesses)
+    threshold = max(LEAST, float(every.quantile(1 - CHANCE)))
+    found, pictures = [], []
+    for n in sizes:
+        each, best = [], (-math.inf, None)
+        for trial in range(trials):
+            draws = generator(seed, "update", n, trial)
+            chosen = torch.randperm(N, generator=draws)[:n]
+            u = update(subject, chosen)
+            x, y = subject.x[chosen], subject.y[chosen]
+            made = reconstruct(subject, u, y, iterations, draws)
+            quality, order = matched(x, made)
+            each.append(quality)
+            k = int(quality.argmax())
+            if float(quality[k]) > best[0]:
+                best = float(quality[k]), (x[k].cpu(), made[order[k]].cpu())
+        quality = torch.cat(each)
+        share = float((quality > threshold).float().mean())
+        found.append(Inverted(n, 1, float(quality.mean()), float(quality.max()), share))
+        if subject.are_images and best[1] is not None:
+            pictures.append(best[1])
+    return Inversion(
+        threshold, float(every.mean()), iterations, trials, tuple(found), tuple(pictures)
+    )
+
+
+def update(subject: Subject, chosen: Tensor) -> Tensor:
+    """What a site's model tells after one step of gradient descent on some examples -> u (P,).
+
+    The step is taken as a site takes it, in training mode: with dropout, and with BatchNorm's
+    statistics of the batch where it has two examples or more.
+    """
+    model = copy_of(subject.model)
+    before = flat([p.detach().clone() for p in parameters_of(model)])
+    optimizer = torch.optim.SGD(parameters_of(model), lr=subject.train.lr)
+    _mode(model, len(chosen))
+    F.cross_entropy(model(subject.x[chosen]), subject.y[chosen]).backward()
+    optimizer.step()
+    return (before - flat([p.detach() for p in parameters_of(model)])) / subject.train.lr
+
+
+def reconstruct(
+    subject: Subject, u: Tensor, y: Tensor, iterations: int, draws: torch.Generator
+) -> Tensor:
+    """Make examples whose gradient points where an update does -> x' (n, *shape).
+
+    Args:
+        subject: what is attacked; only its model and the range of its examples are used.
+        u: (P,) the update.
+        y: (n,) the labels.
+        iterations: steps of Adam on the signs of the gradient, as in Geiping's code.
+        draws: of the first x'.
+    """
+    model = copy_of(subject.model)
+    _mode(model, len(y), dropout=False)
+    low, high = float(subject.x.min()), float(subject.x.max())
+    shape = (len(y), *subject.x.shape[1:])
+    made = torch.rand(shape, generator=draws).to(u.device) * (high - low) + low
+    made.requires_grad_()
+    optimizer = torch.optim.Adam([made], lr=0.1 * (high - low))
+    pace = torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [iterations * k // 8 for k in (3, 5, 7)], gamma=0.1
+    )
+    own = parameters_of(model)
+    for _ in range(iterations):
+        loss = F.cross_entropy(model(made), y)
+        g = torch.autograd.grad(loss, own, create_graph=True)
+        cost = 1 - F.cosine_similarity(flat(list(g)), u, dim=0) + SMOOTH * variation(made)
+        optimizer.zero_grad()
+        (slope,) = torch.autograd.grad(cost, made)
+        made.grad = slope.sign()
+        optimizer.step()
+        pace.step()
+        with torch.no_grad():
+            made.clamp_(low, high)
+    return made.detach()
+
+
+def variation(x: Tensor) -> Tensor:
+    """Total variation: the mean difference of neighbouring pixels -> scalar; 0 for vectors."""
+    if x.dim() < 4:
+        return x.new_zeros(())
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+    return down + (x[..., 1:] - x[..., :-1]).abs().mean()
+
+
+def psnr(a: Tensor, b: Tensor, span: float) -> Tensor:
+    """Peak signal-to-noise ratio of all pairs, in dB -> (n, m).
+
+    Args:
+        a: (n, ...)
+        b: (m, ...)
+        span: the range of values.
+    """
+    error = torch.cdist(a.flatten(1).double(), b.flatten(1).double()) ** 2 / a[0].numel()
+    return 10 * torch.log10(span**2 / error.clamp(min=1e-12))
+
+
+def matched(x: Tensor, made: Tensor) -> tuple[Tensor, list[int]]:
+    """Match originals with what was made, each with another -> PSNR (n,), and whose it is."""
+    span = float(x.max() - x.min()) or 1.0
+    quality = psnr(x, made, span).cpu()
+    rows, columns = linear_sum_assignment(-quality.numpy())
+    return quality[rows, columns], columns.tolist()
+
+
+def _guess(subject: Subject, n: int, seed: int) -> Tensor:
+    """Best PSNR of up to 256 examples with n others and their mean -> (m,)."""
+    order = torch.randperm(len(subject.x), generator=generator(seed, "guess", n))
+    others, own = subject.x[order[:n]], subject.x[order[n : n + 256]]
+    guesses = torch.cat([others, others.mean(dim=0, keepdim=True)])
+    span = float(subject.x.max() - subject.x.min()) or 1.0
+    return psnr(own, guesses, span).amax(dim=1).cpu()
+
+
+def _mode(model: Model, n: int, dropout: bool = True) -> None:
+    """Put a model into training mode, as far as a batch of n examples permits."""
+    model.train()
+    for module in model.modules():
+        norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        drop = isinstance(module, torch.nn.modules.dropout._DropoutNd)
+        if (norm and n < 2) or (drop and not dropout):
+            module.eval()
+
+
+def to_json(found: Inversion) -> dict[str, Any]:
+    """The figures as plain JSON types, without the pictures."""
+    plain = {k: v for k, v in vars(found).items() if k not in ("updates", "pictures")}
+    return plain | {"updates": [vars(u) for u in found.updates]}

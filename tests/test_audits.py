@@ -1,0 +1,355 @@
+"""Attacks on models, atoms and shares: their formulas, what they recover, and how it is shown."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from fedda import data, models
+from fedda.audits import drawings, membership, shares, update
+from fedda.audits.subject import Subject, subject
+from fedda.cli import app
+from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
+from fedda.errors import ConfigError, DataError
+from fedda.page import page
+from fedda.page.attacked import collect, parse, rows
+from fedda.page.noted import Noted
+from fedda.train import generator
+from tests.test_page import Read, results
+
+NAMES = ("0", "1", "2")
+TRAIN = TrainConfig(batch_size=8, lr=0.05)
+
+
+def made(tmp_path: Path, N: int = 48, side: int = 0, name: str = "mlp") -> Path:
+    """A run's folder with a model of three classes, and data beside it."""
+    rng = np.random.default_rng(0)
+    y = np.arange(N) % 3
+    x: np.ndarray = rng.random((N, 12), np.float32) + y[:, None]
+    if side:
+        x = (rng.random((N, side, side, 1)) * 255).astype(np.uint8)
+    np.savez(tmp_path / "clinic.npz", x_train=x, y_train=y, x_test=x[::-1] // 2, y_test=y[::-1])
+    run = tmp_path / "run"
+    run.mkdir()
+    config = ModelConfig(name=name, sizes="8" if name == "mlp" else "")
+    shape = (1, side, side) if side else (12,)
+    model = models.build(config, shape, 3, seed=0)
+    models.save(run / "model.safetensors", model, config=config, shape=shape, classes=NAMES)
+    (run / "results.json").write_text(json.dumps(results()))
+    settings = {"method": "fedavg", "rounds": 2, "train.batch-size": 8, "train.lr": 0.05}
+    (run / "config.json").write_text(json.dumps(settings))
+    return run
+
+
+def site(run: Path, **changes: Any) -> Subject:
+    found = subject(
+        run / "model.safetensors",
+        json.loads((run / "config.json").read_text()),
+        run.parent / "clinic.npz",
+        data.Reading(),
+        torch.device("cpu"),
+    )
+    return replace(found, **changes)
+
+
+# ---- the subject ---------------------------------------------------------------------------------
+
+
+def test_the_subject_is_the_run_and_the_sites_data(tmp_path: Path) -> None:
+    s = site(made(tmp_path))
+    assert (s.train.batch_size, s.train.lr, s.rounds, s.classes) == (8, 0.05, 2, 3)
+    assert s.x.shape == (48, 12) and s.held is not None and s.held[0].shape == (48, 12)
+    assert not s.are_images
+    with pytest.raises(ConfigError, match="layers of shot"):
+        replace(s, about=replace(s.about, extension=Extended())).fresh(0)
+
+
+class Extended:
+    method = "shot"
+
+
+def test_tests_that_are_the_training_examples_are_no_others(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with np.load(tmp_path / "clinic.npz") as file:
+        x, y = file["x_train"], file["y_train"]
+    np.savez(tmp_path / "clinic.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert site(run).held is None
+
+
+# ---- images from updates -------------------------------------------------------------------------
+
+
+def test_an_update_of_one_step_is_the_gradient(tmp_path: Path) -> None:
+    s = site(made(tmp_path))
+    chosen = torch.arange(5)
+    u = update.update(s, chosen)
+    model = s.model.train()
+    F.cross_entropy(model(s.x[:5]), s.y[:5]).backward()
+    wanted = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(u, wanted, atol=1e-5, rtol=1e-3)
+
+
+def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
+    s = site(made(tmp_path, 40, side=8, name="digit-cnn"))
+    found = update.invert(s, iterations=60)
+    by_size = {u.examples: u for u in found.updates}
+    assert list(by_size) == [1, 2, 4, 8, 16]
+    assert by_size[1].recovered == 1 and by_size[1].psnr > found.guess + 5
+    assert by_size[16].recovered < 0.2
+    assert found.threshold >= 15 and len(found.pictures) == 5
+
+
+def test_psnr_by_hand() -> None:
+    a = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    b = torch.tensor([[0.1, 0.1]])
+    assert update.psnr(a, b, 1.0).flatten().tolist() == pytest.approx(
+        [20.0, -10 * math.log10(0.81)]
+    )
+    assert float(update.psnr(10 * a, 10 * b, 10.0)[0, 0]) == pytest.approx(20.0)
+
+
+def test_each_original_is_matched_with_another_reconstruction() -> None:
+    x = torch.tensor([[0.0], [0.5], [1.0]])
+    quality, order = update.matched(x, torch.tensor([[0.9], [0.1], [0.5]]))
+    assert order == [1, 2, 0]
+    assert quality[0] == pytest.approx(20) and quality[1] > 100
+
+
+def test_total_variation_by_hand() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]])
+    assert float(update.variation(x)) == pytest.approx((0 + 2) / 2 + (1 + 3) / 2)
+    assert float(update.variation(torch.rand(3, 5))) == 0
+
+
+def test_guesses_set_the_threshold(tmp_path: Path) -> None:
+    """Of images that are all alike nothing counts as recovered: everybody could guess them."""
+    s = site(made(tmp_path, 40, side=8, name="digit-cnn"))
+    alike = s.x[:1].repeat(40, 1, 1, 1) + 0.001 * torch.rand(40, 1, 8, 8)
+    found = update.invert(replace(s, x=alike), iterations=20)
+    assert found.threshold > 30
+    assert max(u.recovered for u in found.updates) <= 0.5
+
+
+# ---- membership ----------------------------------------------------------------------------------
+
+
+def test_confidence_by_hand() -> None:
+    class Fixed(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    model: Any = Fixed()
+    p = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]])
+    phi = membership.confidences(model, p.log(), torch.tensor([0, 2]))
+    assert phi.tolist() == pytest.approx([math.log(4), math.log(3 / 7)], abs=1e-6)
+
+
+@pytest.mark.parametrize("S", [6, 70])
+def test_scores_match_a_naive_loop(S: int) -> None:
+    """With few shadow models one variance for all examples, with many one for each."""
+    N = 5
+    phi = torch.randn(S, N, generator=generator(0)).double()
+    inside = membership.halves(S, N, generator(1))
+    found = membership.scores(phi, inside)
+
+    def normal(x: float, mean: float, var: float) -> float:
+        return -((x - mean) ** 2) / (2 * var) - math.log(2 * math.pi * var) / 2
+
+    for s in range(S):
+        stats: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for i in range(N):
+            for member in (True, False):
+                of = [float(phi[t, i]) for t in range(S) if t != s and bool(inside[t, i]) == member]
+                stats[member].append((float(np.mean(of)), float(np.var(of))))
+        for i in range(N):
+            terms = []
+            for member in (True, False):
+                mean, var = stats[member][i]
+                if S < membership.FEW:
+                    var = float(np.mean([v for _, v in stats[member]]))
+                terms.append(normal(float(phi[s, i]), mean, var + membership.SPARE))
+            assert float(found[s, i]) == pytest.approx(terms[0] - terms[1], rel=1e-5, abs=1e-6)
+
+
+def test_every_example_is_in_half_of_the_models() -> None:
+    inside = membership.halves(8, 30, generator(0))
+    assert inside.sum(dim=0).tolist() == [4] * 30
+    assert len({tuple(row.tolist()) for row in inside}) == 8
+
+
+def test_auc_is_sklearns_and_the_rates_are_by_hand() -> None:
+    score = torch.randn(200, generator=generator(0)).round(decimals=1)
+    inside = torch.rand(200, generator=generator(1)) < 0.4
+    assert membership.told(score, inside).auc == pytest.approx(roc_auc_score(inside, score))
+    score = torch.tensor([9.0, 5.0, 2.0, *range(8), 8.0, 8.0])  # three members, ten others
+    found = membership.told(score, torch.arange(13) < 3, (0.0, 0.2, 1.0))
+    assert found.tpr == {0.0: 1 / 3, 0.2: pytest.approx(1 / 3), 1.0: 1.0}
+    assert (found.members, found.others) == (3, 10)
+    with pytest.raises(DataError, match="some examples are members"):
+        membership.told(score, torch.ones(13, dtype=torch.bool))
+
+
+def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Path) -> None:
+    s = site(made(tmp_path))
+    hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))  # nothing to learn
+    phi, inside = membership.shadows(hard, 8, 60, seed=0)
+    assert membership.told(membership.scores(phi, inside), inside).auc > 0.7
+    phi, inside = membership.shadows(hard, 8, 0, seed=0)  # nothing was learnt
+    assert 0.3 < membership.told(membership.scores(phi, inside), inside).auc < 0.7
+
+
+@pytest.mark.slow
+def test_noise_hides_members(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    s = site(made(tmp_path), privacy=PrivacyConfig(noise=4.0))
+    hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))
+    phi, inside = membership.shadows(hard, 8, 60, seed=0)
+    assert membership.told(membership.scores(phi, inside), inside).auc < 0.65
+
+
+def test_atoms_at_training_features_give_them_away() -> None:
+    z, held = torch.randn(20, 3, generator=generator(0)), torch.randn(30, 3, generator=generator(1))
+    assert membership.near(z, held, z).auc == 1
+    both = membership.near(z, held, torch.zeros(1, 3))
+    distance = -torch.cat([z, held]).norm(dim=1)
+    assert both.auc == pytest.approx(roc_auc_score(np.arange(50) < 20, distance))
+
+
+# ---- class shares --------------------------------------------------------------------------------
+
+
+def test_the_error_of_shares_by_hand() -> None:
+    a, b = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.0, 1.0], [0.5, 0.5]])
+    assert shares.error(a, b).tolist() == [1, 0]
+
+
+def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
+    """The change of the head's bias is the rate times (share - mean prediction)."""
+    s = site(made(tmp_path))
+    chosen = torch.arange(30)
+    u = shares.change(s, s.model, chosen, torch.arange(30, 48), 30)
+    model = s.model.train()
+    p = F.softmax(model(s.x[:30]), dim=1).mean(dim=0)
+    true = s.y[:30].bincount(minlength=3) / 30
+    torch.testing.assert_close(u[:3], s.train.lr * (true - p).detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_shares_that_follow_a_line_are_found() -> None:
+    s = torch.from_numpy(np.random.default_rng(0).dirichlet([1, 1, 1], 80)).float()
+    u = s @ torch.randn(3, 7, generator=generator(0)) + 1
+    predict = shares.fit(u[:60], s[:60])
+    assert float(shares.error(predict(u[60:]), s[60:]).max()) < 0.02
+
+
+def test_one_step_leaks_and_the_mean_over_sites_does_less(tmp_path: Path) -> None:
+    found = shares.leaked(site(made(tmp_path, 240)), sites=9)
+    assert found.step < 0.1 < found.guess
+    assert found.step <= found.last <= found.mean + 0.05
+    with pytest.raises(DataError, match="needs two classes and 24 examples"):
+        shares.leaked(replace(site_of(tmp_path), x=torch.rand(12, 12), y=torch.arange(12) % 3))
+
+
+def site_of(tmp_path: Path) -> Subject:
+    return site(tmp_path / "run")
+
+
+# ---- the command and the page --------------------------------------------------------------------
+
+
+def run_audit(*words: object) -> Any:
+    return CliRunner().invoke(app, ["audit", *map(str, words)])
+
+
+@pytest.mark.slow
+def test_all_attacks_and_the_report(tmp_path: Path) -> None:
+    run = made(tmp_path, 80, side=8, name="digit-cnn")
+    words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
+    shown = run_audit("all", run, *words, "--epochs", 1)
+    assert shown.exit_code == 0, shown.output
+    found = json.loads((run / "attacks.json").read_text())
+    assert set(found) == {"update", "membership", "shares", "data", "seed"}
+    with Image.open(run / "recovered.png") as picture:
+        assert picture.size == (5 * 104 + 8, 216)  # updates over 1 to 16 examples
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    html = (run / "report.html").read_text()
+    table = Read(html).tables["Audit of models"]
+    assert len(table) == 1 + 5 + 2 + 4
+    assert "<img" not in html
+    again = run_audit("membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
+    assert json.loads(again.stdout)["membership"] == found["membership"]
+    assert set(json.loads((run / "attacks.json").read_text())) == set(found)
+
+
+def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    np.savez(tmp_path / "wide.npz", x=np.zeros((9, 13), np.float32), y=np.arange(9) % 3)
+    np.savez(tmp_path / "few.npz", x=np.zeros((3, 12), np.float32), y=np.arange(3))
+    for words, says in (
+        ((tmp_path, "--data", tmp_path / "clinic.npz"), "holds no model.safetensors"),
+        ((run, "--data", tmp_path / "wide.npz"), "examples of 13 and the model takes 12"),
+        ((run, "--data", tmp_path / "few.npz"), "needs 4 or more"),
+        ((run, "--data", tmp_path / "gone"), "does not exist"),
+    ):
+        shown = run_audit("shares", *words)
+        assert shown.exit_code == 1 and says in shown.stderr, shown.stderr
+    assert not (run / "attacks.json").exists()
+
+
+FOUND: dict[str, Any] = {
+    "data": "<b>clinic</b>",
+    "update": {
+        "threshold": 19.2,
+        "guess": 13.2,
+        "updates": [{"examples": 64, "steps": 1, "psnr": 10.5, "best": 17.0, "recovered": 0.0}],
+    },
+    "membership": {
+        "shadows": 8,
+        "epochs": 5,
+        "examples": 600,
+        "noise": 1.0,
+        "lira": {"auc": 0.6, "tpr": {"0.001": 0, "0.01": 0.05, "0.1": 0.2}},
+        "confidence": {"auc": 0.5, "tpr": {"0.001": 0, "0.01": 0.01, "0.1": 0.1}},
+    },
+}
+
+
+def test_the_page_shows_numbers_and_escapes_names(tmp_path: Path) -> None:
+    (tmp_path / "attacks.json").write_text(json.dumps(FOUND))
+    html = page(results(), Noted(), tried=collect(tmp_path))
+    assert "<b>clinic" not in html
+    words = Read(html).words
+    assert "AUC 0.600; 5.0 % at 1 % false" in words and "with privacy.noise=1" in words
+    assert next(row[0] for row in rows(parse(FOUND))) == "images from a step over 64"
+
+
+@pytest.mark.parametrize(
+    "change", [{"update": {}}, {"membership": {"lira": "<script>"}}, {"update": None}, None]
+)
+def test_a_file_in_another_format_is_left_out(tmp_path: Path, change: Any) -> None:
+    (tmp_path / "attacks.json").write_text(json.dumps(FOUND | change if change else []))
+    html = page(results(), Noted(), tried=collect(tmp_path))
+    assert "Left out: " in html and "attacks.json cannot be read" in html
+
+
+def test_a_run_without_attacks_has_no_section(tmp_path: Path) -> None:
+    assert collect(tmp_path) is None
+    assert ("a", {"href": "#attacks"}) not in Read(page(results(), Noted())).elements
+
+
+def test_a_picture_has_the_original_above_what_was_made(tmp_path: Path) -> None:
+    black, white = torch.zeros(3, 4, 4), torch.ones(1, 4, 4)
+    drawings.pairs([(black, white)], tmp_path / "made.png")
+    with Image.open(tmp_path / "made.png") as picture:
+        middle = drawings.GAP + drawings.SIDE // 2
+        assert picture.getpixel((middle, middle)) == (0, 0, 0)
+        assert picture.getpixel((middle, middle + drawings.SIDE + drawings.GAP)) == (255,) * 3
