@@ -21,6 +21,7 @@ import torch
 from fedda import halves, models, plugins
 from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
+from fedda.maths.accountant import epsilon
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 
@@ -54,6 +55,8 @@ FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
 FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
 FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
 FEWER += ("--results", "HERE/made")
+PRIVACY = ("--images", "60", "--rounds", "1", "--epsilon", "8", "--seeds", "0", "--jobs", "1")
+PRIVACY += ("--out", "HERE/privacy", "--results", "HERE/made")
 ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
 ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.sizes=16")
 ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
@@ -102,6 +105,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "photos": PHOTOS,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
+    "privacy": PRIVACY,
     "robust": ROBUST,
     "rounds": ROUNDS,
     "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
@@ -220,6 +224,17 @@ def test_the_chain_in_small(here: Path, load: Any) -> None:
     for target, training in chain.chain(pens / "runs", "oracle", 0).items():
         chosen = known[target][training["selection"]["collaborator"]]
         assert chosen == max(known[target].values())
+
+
+@pytest.mark.slow
+def test_accuracy_against_epsilon_in_small(here: Path) -> None:
+    pytest.importorskip("opacus")
+    found = printed("privacy", here)["demo"]
+    noise = found.pop("noise")["8"]
+    assert set(found) == {"FedAvg (source-only)", "KD3A", "FedAvg, epsilon 8", "KD3A, epsilon 8"}
+    # 60 images a site in one batch of 128: one step over all of them.
+    assert 7.9 < epsilon([(noise, 1.0, 1)], 1e-5) <= 8
+    assert f"`privacy.noise` is {noise:g}" in (here / "made" / "privacy-demo.md").read_text()
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def clocked() -> Clock:
         clock.on("packing", module, "pack")
     clock.on("packing", wire.Packed, "check_finite", "unpack")
     clock.on("packing", load("strategies", "sites.replies").Checks, "read")
-    clock.on("averaging", strategy, "mix")
+    clock.on("averaging", kd3a, "mix")
     clock.on("testing", load("clients", "base").Client, "test")
     clock.on("checkpoint", load("server", "checkpoint"), "write")
     return clock

@@ -13,7 +13,9 @@ batches and number of steps. So there is no AdaBN: it has no BatchNorm to adapt.
 noise were chosen on other targets (`handwritten` of the demo, and mnist) and another seed.
 Accuracies are those of the last round. Trainings are kept in --out, so the same command continues
 where it was stopped. The last line is one JSON object: set -> row -> target -> [mean, standard
-deviation]; a set also holds `noise`, by epsilon.
+deviation], and in each set also
+
+    noise    `privacy.noise` by epsilon
 """
 
 import argparse
