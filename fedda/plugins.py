@@ -53,7 +53,7 @@ KINDS: dict[Group, str] = {
 
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.
 SECTIONS = frozenset(
-    {"run", "input", "model", "train", "wire", "wait", "guard", "exchange", "track"}
+    {"run", "input", "model", "privacy", "train", "wire", "wait", "guard", "exchange", "track"}
 )
 TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"

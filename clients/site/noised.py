@@ -14,7 +14,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,13 +25,32 @@ from fedda.models import Model
 
 from .request import Numbers
 
-if TYPE_CHECKING:
-    from ..fedavg import Source
-
 MEMORY = 2**26  # values that the gradients of single examples take at a time
 
 
-def train(client: "Source") -> Numbers:
+class Learner(Protocol):
+    """A source's client, as far as it matters here."""
+
+    @property
+    def task(self) -> Any: ...
+    @property
+    def site(self) -> Any: ...
+    @property
+    def request(self) -> Any: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def device(self) -> torch.device: ...
+    def optimizer(self) -> Any: ...
+    def generator(self, purpose: str) -> torch.Generator: ...
+    def inputs(self, indices: Tensor) -> Tensor: ...
+    def labels(self, indices: Tensor) -> Tensor: ...
+    def penalty(self) -> Tensor | float: ...
+
+
+def train(client: Learner) -> Numbers:
     """Train for a round.
 
     Raises:
@@ -68,7 +87,7 @@ def train(client: "Source") -> Numbers:
     return {"steps": n, "epsilon": spent}
 
 
-def _clipped_gradient(client: "Source", optimizer: Any, batch: Tensor, most: int) -> None:
+def _clipped_gradient(client: Learner, optimizer: Any, batch: Tensor, most: int) -> None:
     """Set each parameter's gradient to that of a step, in parts of so many examples."""
     parts = batch.split(most) if len(batch) else (batch,)
     for last, part in enumerate(parts, 1 - len(parts)):
@@ -83,7 +102,7 @@ def _clipped_gradient(client: "Source", optimizer: Any, batch: Tensor, most: int
             optimizer.zero_grad()
 
 
-def _penalty_gradient(client: "Source") -> None:
+def _penalty_gradient(client: Learner) -> None:
     """Add the gradient of what a method adds to the loss; it depends on no example."""
     penalty = client.penalty()
     if isinstance(penalty, Tensor):
@@ -109,7 +128,7 @@ def per_example(model: Model) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def _spend(client: "Source", steps: Steps) -> float:
+def _spend(client: Learner, steps: Steps) -> float:
     """Book a round's steps -> epsilon of all steps with them."""
     gate = client.site.gate
     if gate.books:
@@ -118,7 +137,7 @@ def _spend(client: "Source", steps: Steps) -> float:
     return epsilon([(sigma, q, n * client.request.round)], gate.policy.privacy.delta)
 
 
-def _generators(client: "Source") -> tuple[torch.Generator, torch.Generator]:
+def _generators(client: Learner) -> tuple[torch.Generator, torch.Generator]:
     """What draws the batches, and the noise; who knew the seed could take the noise away."""
     if client.site.reproducible:
         draws = client.generator("examples")
