@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fedda import data, models
-from fedda.audits import drawings, membership, shares, update
+from fedda.algorithms import feddadil, kd3a
+from fedda.audits import drawings, membership, properties, shares, update
 from fedda.audits.subject import Subject, subject
 from fedda.cli import app
 from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
@@ -263,6 +264,58 @@ def site_of(tmp_path: Path) -> Subject:
     return site(tmp_path / "run")
 
 
+# ---- moments, numbers and coordinates ------------------------------------------------------------
+
+
+def test_moments_by_hand(tmp_path: Path) -> None:
+    """Mean and mean square of what enters the only BatchNorm layer, channel by channel."""
+    s = site(made(tmp_path))
+    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    s = replace(s, model=model, x=torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]))
+    assert properties.moments(s, torch.tensor([0, 1])).tolist() == [2, 1, 5, 2]
+
+
+def test_the_votes_numbers_are_what_kd3a_sends() -> None:
+    p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
+    options = kd3a.Config(gate=kd3a.Gate(low=0.5, high=0.6))
+    u = properties.vote(p, options)
+    sure = p.amax(dim=2) > 0.6
+    Q = [kd3a.quality(kd3a.knowledge_vote(p[:, own], 0.6)) for own in ([0, 1, 2], [1, 2])]
+    assert float(u[0]) == pytest.approx(float(Q[0] - Q[1]) / 20, rel=1e-6)
+    assert u.shape == (4,) and float(u[3]) == pytest.approx(float(sure.any(dim=1).float().mean()))
+
+
+def test_coordinates_go_to_the_atom_that_is_like_the_site() -> None:
+    x = torch.randn(40, 2, generator=generator(0))
+    z = torch.stack([x[:20], x[:20] + 10])
+    y = torch.full((2, 20, 2), 0.5)
+    options = feddadil.Config(samples=20)
+    alpha = properties.coordinates(x, z, y, options, generator(1))
+    assert float(alpha.sum()) == pytest.approx(1) and alpha[0] > 0.9
+    assert properties.coordinates(x, z[:1], y[:1], options, generator(1)).tolist() == [1]
+
+
+def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) -> None:
+    s = site(made(tmp_path, 360))
+    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(12))  # the classes' means lie 1 apart
+    found = properties.leaked(replace(s, model=model), sites=9)
+    assert found.moments is not None and found.moments_mean is not None
+    assert 2 * found.moments < found.guess
+    assert found.moments < found.moments_mean
+    assert found.vote is None and found.coordinates is None
+    with pytest.raises(DataError, match="needs two classes and 36 examples"):
+        properties.leaked(replace(s, x=s.x[:20], y=s.y[:20]))
+    with pytest.raises(DataError, match="nothing for this attack"):
+        properties.leaked(replace(s, model=torch.nn.Sequential(torch.nn.Linear(12, 3))))  # type: ignore[arg-type]
+
+
+def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Path) -> None:
+    s = site(made(tmp_path, 360))
+    options = kd3a.Config(gate=kd3a.Gate(low=0.4, high=0.5))
+    found = properties.leaked(s, options=options, epochs=3, sites=30)
+    assert found.vote is not None and found.vote < found.guess
+
+
 # ---- the command and the page --------------------------------------------------------------------
 
 
@@ -272,18 +325,19 @@ def run_audit(*words: object) -> Any:
 
 @pytest.mark.slow
 def test_all_attacks_and_the_report(tmp_path: Path) -> None:
-    run = made(tmp_path, 80, side=8, name="digit-cnn")
+    run = made(tmp_path, 80, side=8, name="digit-cnn")  # 5 updates, 2 + 4 + 2 rows of the others
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
     shown = run_audit("all", run, *words, "--epochs", 1)
     assert shown.exit_code == 0, shown.output
     found = json.loads((run / "attacks.json").read_text())
-    assert set(found) == {"update", "membership", "shares", "data", "seed"}
+    assert set(found) == {"update", "membership", "shares", "properties", "data", "seed"}
+    assert found["properties"]["moments"] > 0 and found["properties"]["vote"] is None
     with Image.open(run / "recovered.png") as picture:
         assert picture.size == (5 * 104 + 8, 216)  # updates over 1 to 16 examples
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     html = (run / "report.html").read_text()
     table = Read(html).tables["Audit of models"]
-    assert len(table) == 1 + 5 + 2 + 4
+    assert len(table) == 1 + 5 + 2 + 4 + 2
     assert "<img" not in html
     again = run_audit("membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
     assert json.loads(again.stdout)["membership"] == found["membership"]

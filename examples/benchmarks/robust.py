@@ -1,9 +1,10 @@
 """Which means of models survive sources that lie.
 
     python examples/benchmarks/robust.py
+    python examples/benchmarks/robust.py --sources 5 --percent 20
 
-The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources.
-Two of the sources lie, or eight:
+The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources,
+or --sources. Two of them lie, or eight, or as many as --percent says:
 
     none       nobody lies
     flipped_N  N % of the sources have changed all their labels
@@ -46,9 +47,8 @@ from fedda.maths.average import STATISTICS
 from fedda.settings import RunConfig, overrides
 from fedda.wire import Arrays, Kind
 
-TARGET, SOURCES = "fonts", 20
+TARGET = "fonts"
 LIES = ("flipped", "scaled", "noise")
-LIARS = {10: 2, 40: 8}  # percent -> sources
 ENDED = "ended.txt"
 TIMES = 10  # as long as the honest update
 ROWS: dict[str, Flat] = {
@@ -79,20 +79,20 @@ HONEST: Any = load("server", "simulation").LocalGrid  # before a run puts liars 
 Found = dict[str, dict[str, list[float] | None]]
 
 
-def sites(out: Path, images: int, lying: int, lie: str) -> list[dict[str, Any]]:
+def sites(out: Path, images: int, sources: int, lying: int, lie: str) -> list[dict[str, Any]]:
     """The sources, of which the first so many of a drawn order lie, and the target."""
     folder = out / "digits"
     if not folder.is_dir():
         digits.build(folder, seed=0, train=images, test=500)
     others = [name for name in digits.DOMAINS if name != TARGET]
-    liars = set(np.random.default_rng(0).permutation(SOURCES)[:lying].tolist())
+    liars = set(np.random.default_rng(0).permutation(sources)[:lying].tolist())
     made, number = [], 0
     for place, domain in enumerate(others):
         with np.load(folder / domain / "data.npz") as arrays:
             x, y = arrays["x_train"], arrays["y_train"]
-        parts = np.array_split(np.arange(len(x)), SOURCES // 3 + (place < SOURCES % 3))
+        parts = np.array_split(np.arange(len(x)), sources // 3 + (place < sources % 3))
         for part in parts:
-            path = out / "sites" / f"{number:02}.npz"
+            path = out / f"sites-{sources}" / f"{number:02}.npz"
             path.parent.mkdir(exist_ok=True)
             if not path.is_file():
                 np.savez(path, x_train=x[part], y_train=y[part])
@@ -140,22 +140,22 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
     return LyingGrid
 
 
-def name_of(row: str, lie: str, lying: int, seed: int) -> str:
-    return f"{list(ROWS).index(row)}-{lie}-{lying}-{seed}"
+def name_of(row: str, lie: str, sources: int, lying: int, seed: int) -> str:
+    return f"{list(ROWS).index(row)}-{lie}-{lying}-of-{sources}-{seed}"
 
 
-def train(job: tuple[str, str, int, int], out: Path, images: int, changes: Flat) -> None:
+def train(job: tuple[str, str, int, int, int], out: Path, images: int, changes: Flat) -> None:
     """Run once, unless it has been run."""
-    row, lie, lying, seed = job
+    row, lie, sources, lying, seed = job
     runs = out / "runs"
     if any((runs / name_of(*job) / file).is_file() for file in ("results.json", ENDED)):
         return
     torch.set_num_threads(1)
-    nodes = sites(out, images, lying, lie)
+    nodes = sites(out, images, sources, lying, lie)
     flat = {**SETTINGS, **changes, **ROWS[row], "run.dir": str(runs), "run.name": name_of(*job)}
     flat |= {"run.seeds": str(seed), "run.resume": (runs / name_of(*job) / "config.json").is_file()}
     if ROWS[row].get("guard.mean") in ("trimmed", "krum"):
-        flat["guard.liars"] = max(lying, 1) / SOURCES
+        flat["guard.liars"] = max(lying, 1) / sources
     simulation: Any = load("server", "simulation")
     simulation.LocalGrid = lying_grid(nodes, lie, seed)
     plain = [{k: v for k, v in node.items() if k != "lies"} for node in nodes]
@@ -170,19 +170,24 @@ def train(job: tuple[str, str, int, int], out: Path, images: int, changes: Flat)
 def measure(args: argparse.Namespace) -> Found:
     """Run what is missing -> row -> column -> [mean, standard deviation]."""
     args.out.mkdir(parents=True, exist_ok=True)
-    sites(args.out, args.images, 0, "")  # written once, before several processes need them
+    sites(args.out, args.images, args.sources, 0, "")  # once, before several processes need them
     rows, lies = args.row or ROWS, args.lie or LIES
-    cases = [("none", 0), *((lie, n) for n in LIARS.values() for lie in lies)]
-    jobs = [(row, *case, seed) for seed in args.seeds for case in cases for row in rows]
+    liars = {percent: round(args.sources * percent / 100) for percent in args.percent or (10, 40)}
+    cases = [("none", 0, ""), *((lie, n, f"_{p}") for p, n in liars.items() for lie in lies)]
+    jobs = [
+        (row, lie, args.sources, lying, seed)
+        for seed in args.seeds
+        for lie, lying, _ in cases
+        for row in rows
+    ]
     run = partial(train, out=args.out, images=args.images, changes=args.settings)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
         for _ in pool.imap_unordered(run, jobs):
             pass
     found: Found = {}
     for row in rows:
-        for lie, lying in cases:
-            each = [result(args.out, row, lie, lying, seed) for seed in args.seeds]
-            percent = next((f"_{share}" for share, n in LIARS.items() if n == lying), "")
+        for lie, lying, percent in cases:
+            each = [result(args.out, (row, lie, args.sources, lying, s)) for s in args.seeds]
             found.setdefault(row, {})[lie + percent] = summary(each)
     return found
 
@@ -196,9 +201,9 @@ def summary(each: Sequence[float | None]) -> list[float] | None:
     return [round(statistics.fmean(known), 2), round(spread, 2)]
 
 
-def result(out: Path, row: str, lie: str, lying: int, seed: int) -> float | None:
+def result(out: Path, job: tuple[str, str, int, int, int]) -> float | None:
     """Accuracy of the last round, in %; None if the run ended early."""
-    folder = out / "runs" / name_of(row, lie, lying, seed)
+    folder = out / "runs" / name_of(*job)
     if (folder / ENDED).is_file():
         return None
     return 100 * json.loads((folder / "results.json").read_text())["final_accuracy"]
@@ -209,13 +214,13 @@ def cell(value: Sequence[float] | None) -> str:
     return "ended" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}"
 
 
-def report(found: Found, seeds: Sequence[int], settings: Flat, command: str) -> str:
+def report(found: Found, args: argparse.Namespace, settings: Flat, command: str) -> str:
     """The table as Markdown."""
     columns = list(next(iter(found.values())))
     rows = [[row, *(cell(of[column]) for column in columns)] for row, of in found.items()]
     told = ", ".join(f"`{k}={v}`" for k, v in settings.items())
     lines = ["## robust", "", f"    {command}", "", f"- settings: {told}"]
-    lines += [f"- {SOURCES} sources; seeds {', '.join(map(str, seeds))}", ""]
+    lines += [f"- {args.sources} sources; seeds {', '.join(map(str, args.seeds))}", ""]
     lines += ["Accuracy at the target in %, last round, by the share of lying sources and how."]
     lines += ["`krum` and `trimmed` are told the true share of liars.", ""]
     heads = [re.sub(r"_(\d+)", r" \1 %", column) for column in columns]
@@ -227,6 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
+    parser.add_argument("--sources", type=int, default=20, help="default: 20")
+    percent = "of sources that lie; default: 10 and 40"
+    parser.add_argument("--percent", type=int, action="append", help=percent)
     parser.add_argument("--images", type=int, default=1050, help="per domain")
     parser.add_argument("--row", choices=ROWS, action="append", help="default: all")
     parser.add_argument("--lie", choices=LIES, action="append", help="default: all")
@@ -234,17 +242,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = Path("runs/robust")
     parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
     parser.add_argument("--results", type=Path, help="also write the table here")
+    parser.add_argument("--name", default="robust.md", help="of the table; default: robust.md")
     jobs = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=jobs, help="trainings at the same time")
     args = parser.parse_args(arguments)
     args.settings = overrides("fedavg", args.changes)
     found = measure(args)
     command = "python examples/benchmarks/robust.py"
-    command += partial(accuracy.typed, parser, args)("seeds", "images", "row", "lie", "changes")
-    text = report(found, args.seeds, {**SETTINGS, **args.settings}, command)
+    command += partial(accuracy.typed, parser, args)(
+        *("sources", "percent", "seeds", "images", "row", "lie", "changes")
+    )
+    text = report(found, args, {**SETTINGS, **args.settings}, command)
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "robust.md").write_text(text)
+        (folder / args.name).write_text(text)
     print(text)
     print(json.dumps(found))
 

@@ -3,6 +3,7 @@
 update        images from the change that training makes to a model
 membership    whether an example was trained on, from a model, or from atoms
 shares        how many examples of each class a site has, from the change of a model's head
+properties    the same from moments, numbers and coordinates, without any label at the site
 subject       the data and the run that are attacked
 drawings      pictures of what was recovered
 

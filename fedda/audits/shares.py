@@ -110,8 +110,8 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
     order = torch.randperm(len(subject.y), generator=generator(seed, "shares"))
     half = len(order) // 2
     shown = order[:half][:SHOWN]
-    own = [_skewed(subject, order[:half], n, generator(seed, "own", i)) for i in range(OWN)]
-    others = [_skewed(subject, order[half:], n, generator(seed, "site", i)) for i in range(sites)]
+    own = [skewed(subject, order[:half], n, generator(seed, "own", i)) for i in range(OWN)]
+    others = [skewed(subject, order[half:], n, generator(seed, "site", i)) for i in range(sites)]
     known, true = (torch.stack([shares for _, shares in some]) for some in (own, others))
     new, batch = subject.fresh(seed_for(seed, "shares")), subject.train.batch_size
     errors = {}
@@ -163,10 +163,15 @@ def change(
     return torch.cat([bias, rows.mean(dim=1), says]).detach().cpu()
 
 
-def _skewed(
-    subject: Subject, pool: Tensor, n: int, draws: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw a site's examples by uneven shares -> indices (n,), and the shares (C,) of them."""
+def skewed(subject: Subject, pool: Tensor, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a site's examples by uneven shares -> indices (n,), and the shares (C,) of them.
+
+    Args:
+        subject: whose examples.
+        pool: indices of the examples to draw from.
+        n: how many.
+        draws: of shares and examples.
+    """
     y = subject.y.cpu()[pool]
     counts = y.bincount(minlength=subject.classes)
     drawn = np.random.default_rng(draws.initial_seed()).dirichlet([SKEW] * subject.classes)

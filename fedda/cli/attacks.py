@@ -1,4 +1,4 @@
-"""`fedda audit update`, `membership`, `shares` and `all`: attacks on what else leaves a site."""
+"""`fedda audit update`, `membership`, `shares`, `properties` and `all`: attacks on what leaves."""
 
 import json
 from collections.abc import Callable
@@ -13,12 +13,15 @@ from rich.text import Text
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.config import unflatten, validate
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
 from fedda.results.read import RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    import torch
+
     from fedda.audits.subject import Subject
 
 CONFIG, ATTACKS, PICTURES = "config.json", "attacks.json", "recovered.png"
@@ -129,6 +132,31 @@ def shares(
         attacker.finish(as_json)
 
 
+def properties(
+    run: RunArgument,
+    data: DataOption,
+    sites: SitesOption = 30,
+    epochs: EpochsOption = 0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Tell class shares from what crosses besides weights; that needs no labels at the site.
+
+    From BatchNorm's moments, if the model has such layers; from the vote's numbers, if the run's
+    method is KD3A; and from FedDaDiL's coordinates, if RUN has atoms. The sites are made of DIR's
+    labelled data, as for `shares`.
+
+      fedda audit properties runs/kd3a --data ./clinic-b
+    """
+    with clear_exit():
+        attacker = _Attacker(run, data, split, gray_bits, device, seed)
+        attacker.properties(sites, epochs)
+        attacker.finish(as_json)
+
+
 def every(
     run: RunArgument,
     data: DataOption,
@@ -145,8 +173,8 @@ def every(
 ) -> None:
     """Try every attack on what RUN's sites send, and say beside each what guesses would reach.
 
-    Runs `update`, `membership` and `shares`; if the run's method has a discriminator, `fedda audit
-    gradients` attacks that. It takes some minutes.
+    Runs `update`, `membership`, `shares` and `properties`; if the run's method has a discriminator,
+    `fedda audit gradients` attacks that. It takes some minutes.
 
       fedda audit all runs/kd3a --data ./clinic-b
     """
@@ -156,6 +184,7 @@ def every(
             lambda: attacker.update(trials, steps),
             lambda: attacker.membership(shadows, epochs),
             lambda: attacker.shares(sites),
+            lambda: attacker.properties(sites, epochs),
         ]
         for attack in tries:
             try:
@@ -196,6 +225,7 @@ class _Attacker:
         place = run if run.is_dir() else run.parent
         self._home = next((f for f in (place, place.parent) if (f / RESULTS).is_file()), place)
         config = _read(self._home / CONFIG) | ({"privacy.noise": noise} if noise >= 0 else {})
+        self._settings = unflatten(config)
         self._seed, self._data = seed, folder.resolve().name
         self._pictures = False
         self.found: dict[str, Any] = {}
@@ -220,8 +250,7 @@ class _Attacker:
         """Attack a model and atoms."""
         from fedda.audits import membership as attack
 
-        per = self.subject.train.rounds_per_epoch
-        epochs = epochs or max(1, round(self.subject.rounds / per))
+        epochs = epochs or self._epochs
         phi, inside = attack.shadows(
             self.subject,
             shadows + shadows % 2,
@@ -234,9 +263,10 @@ class _Attacker:
         about: dict[str, Any] = {"shadows": len(phi), "epochs": epochs, "examples": phi.shape[1]}
         about["noise"] = self.subject.privacy.noise
         self.found["membership"] = about | {"lira": vars(lira), "confidence": vars(plain)}
-        if (points := self._atoms()) is not None and self.subject.held is not None:
+        if (atoms := self._atoms()) is not None and self.subject.held is not None:
             import torch
 
+            points = atoms[0].flatten(end_dim=-2)
             with torch.no_grad():
                 z, held = (
                     self.subject.model.eval().features(x).flatten(1).cpu()
@@ -251,6 +281,32 @@ class _Attacker:
 
         _say("telling class shares")
         self.found["shares"] = vars(attack.leaked(self.subject, sites=sites, seed=self._seed))
+
+    def properties(self, sites: int, epochs: int) -> None:
+        """Attack moments, the vote's numbers and coordinates, as far as the run has them."""
+        from fedda.algorithms import feddadil, kd3a
+        from fedda.audits import properties as attack
+
+        _say("telling class shares from moments and numbers")
+        options, dictionary = (
+            validate(module.Config, self._settings.get(name, {}), name)
+            for name, module in (("kd3a", kd3a), ("feddadil", feddadil))
+        )
+        atoms = self._atoms()
+        found = attack.leaked(
+            self.subject,
+            options=options if self._settings.get("method") == "kd3a" else None,
+            atoms=None if atoms is None else (*atoms, dictionary),
+            epochs=epochs or self._epochs,
+            sites=sites,
+            seed=self._seed,
+        )
+        self.found["properties"] = vars(found)
+
+    @property
+    def _epochs(self) -> int:
+        """How many passes over its examples a site made in the run."""
+        return max(1, round(self.subject.rounds / self.subject.train.rounds_per_epoch))
 
     def finish(self, as_json: bool) -> None:
         """Write what was found beside what earlier calls found, and print it."""
@@ -270,16 +326,17 @@ class _Attacker:
             shown = self._home / PICTURES
             typer.echo(f"pictures: {shown}; they show images of this site", err=as_json)
 
-    def _atoms(self) -> Any:
-        """The points of the run's atoms, (K, d), if it has any."""
+    def _atoms(self) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """The run's atoms: points (K, n, d) and labels (K, n, C); None if it has none."""
         import torch
 
         checkpoint = load_folder("server", "checkpoint")
         for facts in sorted(self._home.glob("*/checkpoint.json")):
             state = checkpoint.read(facts.parent)
             if state is not None and "atoms" in state.arrays:
-                points = torch.tensor(state.arrays["atoms"].unpack()["z"]).float()
-                return points.flatten(end_dim=-2)
+                atoms = state.arrays["atoms"].unpack()
+                z, y = (torch.tensor(atoms[name]).float() for name in "zy")
+                return z, y / y.sum(dim=2, keepdim=True)
         return None
 
 

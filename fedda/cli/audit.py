@@ -157,6 +157,7 @@ def gradients(
 app.command()(attacks.update)
 app.command()(attacks.membership)
 app.command()(attacks.shares)
+app.command()(attacks.properties)
 app.command("all")(attacks.every)
 
 

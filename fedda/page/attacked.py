@@ -67,6 +67,11 @@ def parse(found: Any) -> dict[str, Any]:
     if "shares" in found:
         keys = ("sites", "examples", "step", "first", "last", "mean", "guess", "named", "chance")
         about["shares"] = {k: _number(found["shares"][k]) for k in keys}
+    if "properties" in found:
+        given = found["properties"]
+        about["properties"] = {k: _number(given[k]) for k in ("sites", "examples", "guess")}
+        signs = {k: given[k] for k in ("moments", "moments_mean", "vote", "coordinates")}
+        about["properties"] |= {k: _number(v) for k, v in signs.items() if v is not None}
     return about
 
 
@@ -96,6 +101,16 @@ def rows(about: Mapping[str, Any]) -> list[Row]:
             ("mean", "the same, from the mean of three sites", ""),
         ):
             found.append((name, f"error {shares[key]:.2f}", guess, closed))
+    if told := about.get("properties"):
+        guess = f"error {told['guess']:.2f}"
+        for key, name, closed in (
+            ("moments", "class shares, from BatchNorm's moments", "model.norm=group, secure sums"),
+            ("moments_mean", "the same, from the mean of three sites", ""),
+            ("vote", "class shares, from KD3A's numbers", "kd3a.weighting=examples"),
+            ("coordinates", "class shares, from FedDaDiL's coordinates", ""),
+        ):
+            if key in told:
+                found.append((name, f"error {told[key]:.2f}", guess, closed))
     return found
 
 
@@ -139,6 +154,11 @@ def remarks(about: Mapping[str, Any]) -> list[str]:
             f"Class shares: {shares['sites']:.0f} made sites of {shares['examples']:.0f} examples; "
             "error 0 if all shares are known, 1 if entirely wrong. The largest class is named for "
             f"{_percent(shares['named'])} of them, by guesses for {_percent(shares['chance'])}."
+        )
+    if told := about.get("properties"):
+        lines.append(
+            f"Moments and numbers: {told['sites']:.0f} made sites of {told['examples']:.0f} "
+            "examples, whose labels are not used by what they send; errors as for class shares."
         )
     return lines
 
