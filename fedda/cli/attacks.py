@@ -222,9 +222,8 @@ class _Attacker:
         from fedda.audits.subject import subject
 
         file = model_file(run)
-        place = run if run.is_dir() else run.parent
-        self._home = next((f for f in (place, place.parent) if (f / RESULTS).is_file()), place)
-        config = _read(self._home / CONFIG) | ({"privacy.noise": noise} if noise >= 0 else {})
+        self._home = home_of(run)
+        config = read_table(self._home / CONFIG) | ({"privacy.noise": noise} if noise >= 0 else {})
         self._settings = unflatten(config)
         self._seed, self._data = seed, folder.resolve().name
         self._pictures = False
@@ -313,7 +312,7 @@ class _Attacker:
         from fedda.page.attacked import parse, rows
 
         path = self._home / ATTACKS
-        about = (_read(path) if path.is_file() else {}) | self.found
+        about = (read_table(path) if path.is_file() else {}) | self.found
         about |= {"data": self._data, "seed": self._seed}
         with replacing(path) as part:
             part.write_text(json.dumps(about, indent=1))
@@ -344,7 +343,13 @@ def _say(text: str) -> None:
     typer.echo(f"{text} ...", err=True)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def home_of(run: Path) -> Path:
+    """Find the folder with the run's results, given the run, one of its trainings, or a file."""
+    folder = run if run.is_dir() else run.parent
+    return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
+
+
+def read_table(file: Path) -> dict[str, Any]:
     """Read a JSON table; empty if the file is missing, as beside a model without its run."""
     try:
         return dict(json.loads(file.read_text()))

@@ -17,7 +17,7 @@ from rich.text import Text
 from fedda.cli import attacks
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption, reading_of
-from fedda.errors import ConfigError, ModelError, RunError
+from fedda.errors import ConfigError, ModelError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
 from fedda.results.read import MODEL, RESULTS, model_file
@@ -131,15 +131,15 @@ def gradients(
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
     with clear_exit():
-        file, home = model_file(run), _home(run)
-        config = _read(home / CONFIG)
+        file, home = model_file(run), attacks.home_of(run)
+        config = attacks.read_table(home / CONFIG)
         from fedda.adversarial.attack import Settings
 
         own = Settings.of(config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
         settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
         other = settings != own or own.method != config.get("method")
-        results = _read(home / RESULTS)
+        results = attacks.read_table(home / RESULTS)
         sent = windows or planned(config | {"method": own.method}, results, settings.p)
         reading = reading_of(split, gray_bits)
         result = _attack(file, data, settings, trials, seed, device, reading)
@@ -229,22 +229,6 @@ def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
     except ConfigError as error:
         return about | {"missing": str(error)}
     return about | {"one": one._asdict(), "all": all_._asdict()}
-
-
-def _home(run: Path) -> Path:
-    """Find the folder with the run's results, given the run, one of its trainings, or a file."""
-    folder = run if run.is_dir() else run.parent
-    return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON table; empty if the file is missing, as beside a model without its run."""
-    try:
-        return dict(json.loads(file.read_text()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read ({error}); give a finished run.") from None
 
 
 def _write(path: Path, about: dict[str, Any]) -> Path:
