@@ -291,9 +291,9 @@ def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
                 assert said[f"{name}, seed {seed}"] == f"{value:.3f}"
     assert tables["Weight of each site in FedAvg's average"][1][1:4] == ["0.600"] * 3
     rows = tables["Bytes by kind, direction and role, all rounds"]
-    assert rows[1] == ["model to source", *["2,000,000", "2 MB"] * 2]
-    assert rows[-2][:3] == ["in all", "2,469,134", "2.47 MB"]
-    assert rows[-1][:3] == ["a round", "617,284", "617 kB"]
+    assert rows[1] == ["model to source", *["2,000,000 2 MB"] * 2]
+    assert rows[-2][:2] == ["in all", "2,469,134 2.47 MB"]
+    assert rows[-1][:2] == ["a round", "617,284 617 kB"]
     assert tables["KD3A: bytes per round"][1:] == [
         ["1", "1 kB", "7 B", "1.01 kB"],
         ["2", "2 kB", "7 B", "2.01 kB"],
@@ -450,6 +450,14 @@ def test_axes_by_hand() -> None:
     assert axis(12, 93, 0, 100) == (0, 100, [0, 20, 40, 60, 80, 100])
     low, high, _ = axis(5, 5, None, None)
     assert low < 5 < high
+    # Noise does not fill the height: ten points of accuracy at least, and none outside 0 to 100.
+    accuracy = {"span": 10.0, "inside": (0.0, 100.0)}
+    assert axis(15.0, 15.8, None, None, **accuracy)[:2] == (10, 22)
+    assert axis(0.0, 0.4, None, None, **accuracy)[:2] == (0, 10)
+    assert axis(99.0, 99.9, None, None, **accuracy)[:2] == (90, 100)
+    assert axis(40.0, 60.0, None, None, **accuracy)[:2] == (40, 60)
+    assert axis(2.0, 2.001, None, None)[:2] == pytest.approx((1.9, 2.15))  # a tenth of the value
+    assert axis(0.25, 0.25, 0, None)[:2] == pytest.approx((0, 0.25))
     assert [whole(n) for n in (1, 3, 30)] == [[1], [1, 2, 3], [1, 5, 10, 15, 20, 25, 30]]
     assert whole(400) == [1, *range(50, 401, 50)]
 
@@ -457,7 +465,7 @@ def test_axes_by_hand() -> None:
 # ---- what sites noted --------------------------------------------------------------------------
 
 
-def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt") -> None:
+def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt", classes: int = 2) -> None:
     """Write notes of two seeds as clients do."""
     rng = np.random.default_rng(0)
     for method in run["trainings"]:
@@ -467,11 +475,11 @@ def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt") -> None:
                 place.mkdir(parents=True)
                 z = rng.normal(size=(9, 5)).astype(np.float16)
                 facts: dict[str, Any] = {"features": z, "round": 2}
-                own: dict[str, Any] = {"labels": np.arange(9) % 2}
+                own: dict[str, Any] = {"labels": np.arange(9) % classes}
                 if site == tgt:
                     counts = {"classes": ["cat", "dog"], "counts": [[40 + seed, 5], [3, 42]]}
                     (place / "confusion.json").write_text(json.dumps(counts))
-                    own = {"test_features": z + 1, "test_labels": np.arange(9) % 2}
+                    own = {"test_features": z + 1, "test_labels": np.arange(9) % classes}
                 np.savez(place / "last.npz", model="received", **facts, **own)
 
 

@@ -14,6 +14,7 @@ conditions.py  sites, troubles, settings
 noted.py       the sites' own notes, if they are on this machine
 confusion.py   confusion matrix of the target's test
 features.py    features of all sites, before and after adaptation
+labels.py      where the names of their classes go
 recovered.py   what `fedda audit` recovered from gradients, if it was run
 attacked.py    what it recovered from models and atoms
 windows.py     curves of that audit

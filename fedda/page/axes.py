@@ -69,18 +69,49 @@ def stripe(left: float, width: float, lines: Iterable[str]) -> Html:
 
 
 def axis(
-    low: float, high: float, least: float | None, most: float | None
+    low: float,
+    high: float,
+    least: float | None,
+    most: float | None,
+    span: float = 0.0,
+    inside: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[float, float, list[float]]:
-    """Return bounds and ticks of an axis; the step is 1, 2 or 5 times a power of ten."""
+    """Return bounds and ticks of an axis; the step is 1, 2 or 5 times a power of ten.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        least: where the axis begins; None to take it from the values.
+        most: where it ends; None to take it from the values.
+        span: the least that it covers, so that noise does not fill the height. It is at least
+            a tenth of the largest value, whatever is given.
+        inside: the smallest and the largest value that there can be.
+    """
     low, high = (low if least is None else least), (high if most is None else most)
-    if high - low < 1e-12 * max(1.0, abs(high)):
-        room = abs(high) * 0.1 or 1.0
-        low, high = (low if least is not None else low - room), high + room
+    span = max(span, 0.1 * max(abs(low), abs(high))) or 1.0
+    if high - low < span * (1 - 1e-9):
+        low, high = _widened(low, high, least, most, span, inside)
     step = step_of((high - low) / 5)
     low = low if least is not None else step * math.floor(low / step + 1e-9)
     high = high if most is not None else step * math.ceil(high / step - 1e-9)
     first = math.ceil(low / step - 1e-9)
     return low, high, [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _widened(
+    low: float,
+    high: float,
+    least: float | None,
+    most: float | None,
+    span: float,
+    inside: tuple[float, float],
+) -> tuple[float, float]:
+    """Widen a range to `span` around its middle, or from an end that is given -> low, high."""
+    if least is not None or most is not None:
+        return (low, low + span) if most is None else (high - span if least is None else low, high)
+    begin = (low + high - span) / 2
+    begin = max(inside[0], min(begin, inside[1] - span))
+    return begin, begin + span
 
 
 def whole(rounds: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from fedda.results.read import human
 
 from .bars import Layer, bars
-from .html import Html
+from .html import Html, e, join
 from .line import Curve, Scale, chart
 from .parts import NOTHING, grid, note, section, table
 from .rounds import site_looks
@@ -44,8 +44,7 @@ def _bytes_table(run: Run) -> Html:
     rows, styles = [], []
 
     def add(what: str, values: list[int | None], style: str = "") -> None:
-        cells = [x for v in values for x in ((f"{v:,}", human(v)) if v else (NOTHING, ""))]
-        rows.append([what, *cells])
+        rows.append([what, *(_count(v) if v else NOTHING for v in values)])
         styles.append(style)
 
     for key in keys:
@@ -58,8 +57,13 @@ def _bytes_table(run: Run) -> Html:
         add("of these to calibrate", list(after))
     in_rounds = [t - a for t, a in zip(totals, after, strict=True)]
     add("a round", [round(t / max(d, 1)) for t, d in zip(in_rounds, done, strict=True)])
-    head = ["what", *(x for m in run.methods for x in (f"{run.short(m)}, bytes", ""))]
+    head = ["what", *(f"{run.short(m)}, bytes" for m in run.methods)]
     return table(head, rows, styles=styles, label="Bytes by kind, direction and role, all rounds")
+
+
+def _count(value: int) -> Html:
+    """Write bytes exactly and in a unit: beside each other, or one below the other on a phone."""
+    return join(e("span", f"{value:,}", class_="pair"), " ", e("span", human(value), class_="pair"))
 
 
 def _bytes(run: Run) -> Html | None:

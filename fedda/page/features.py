@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from fedda.maths.embed import tsne
 
 from .html import Html, e, join, n
+from .labels import cut, placed
 from .noted import FIRST, LAST, Features, Noted
 from .parts import COLOURS, figure, grid, legend, note
 from .series import Run
 
 MOST = 1000  # most points of one embedding; t-SNE of more is slow
 NAMED = 30  # with at most so many classes, the figure has their names
-NEAR = 4.0  # largest distance of a neighbour, in a square of 100
 KEYS = 28  # most entries of a legend: the number of different marks
 
 
@@ -127,32 +127,34 @@ def _by_domain(run: Run, cloud: Cloud) -> Html:
 def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
     unknown = cloud.points[cloud.labels < 0]
     parts = [_marks(unknown, -1, "target, training images without labels", faded=True)]
-    texts, entries = [], []
+    entries, groups = [], {}
     for label in sorted({int(x) for x in cloud.labels if 0 <= x < len(classes)}):
         mine = cloud.points[cloud.labels == label]
         parts.append(_marks(mine, label, classes[label]))
         if len(entries) < KEYS:
             entries.append((_key(label), classes[label], ""))
-        if len(classes) <= NAMED:
-            x, y = _densest(mine)
-            texts.append(e("text", classes[label][:16], x=n(x), y=n(100 - y)))
+        groups[classes[label]] = mine
+    places = placed(groups) if len(classes) <= NAMED else {}
+    texts = [e("text", cut(name), x=n(x), y=n(100 - y)) for name, (x, y) in places.items()]
+    unnamed = len(classes) <= NAMED and len(places) < len(groups)
     if len(unknown):
         entries.append((_key(-1), "no label", ""))
     said = f"{cloud.heading}: features of {len(entries)} classes"
-    return _square(f"{cloud.heading}, by class", [*parts, *texts], entries, said)
-
-
-def _densest(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the point with most neighbours; the mean of several groups may be in none of them."""
-    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    return points[(apart < NEAR).sum(axis=1).argmax()]
+    remark = "Names without room in the picture are in the legend only." if unnamed else ""
+    return _square(f"{cloud.heading}, by class", [*parts, *texts], entries, said, remark)
 
 
 def _square(
-    heading: str, parts: Sequence[Html], entries: Sequence[tuple[Html, str, str]], said: str
+    heading: str,
+    parts: Sequence[Html],
+    entries: Sequence[tuple[Html, str, str]],
+    said: str,
+    remark: str = "",
 ) -> Html:
     art = e("svg", *parts, view_box="0 0 100 100", role="img", aria_label=said)
-    return figure(heading, "t-SNE, no units", e("div", art, class_="square"), legend(entries))
+    framed = e("div", art, class_="square")
+    words = note(remark) if remark else None
+    return figure(heading, "t-SNE, no units", framed, legend(entries), words)
 
 
 def _look(mark: int) -> tuple[str, str]:

@@ -14,8 +14,8 @@ from .parts import note, table
 from .series import Run
 
 SCALES = {
-    "accuracy": Scale("%", lambda v: f"{100 * v:.1f}", 100, None, None),
-    "infomax": Scale("nats", lambda v: f"{v:.3f}"),
+    "accuracy": Scale("%", lambda v: f"{100 * v:.1f}", 100, span=10, inside=(0, 100)),
+    "infomax": Scale("nats", lambda v: f"{v:.3f}", span=0.1),
     "loss": Scale("", lambda v: f"{v:.4g}"),
 }
 NAMES = {

@@ -47,13 +47,25 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scale:
-    """How values are shown: `text` writes one, `factor` brings it to the axis's unit."""
+    """How values are shown, and what the axis covers.
+
+    Attributes:
+        unit: of the axis.
+        text: writes a value.
+        factor: brings a value to the axis's unit.
+        low: where the axis begins; None to take it from the values.
+        high: where it ends; None to take it from the values.
+        span: the least that it covers, so that noise does not fill the height.
+        inside: the smallest and the largest value that there can be.
+    """
 
     unit: str
     text: Callable[[float], str]
     factor: float = 1.0
     low: float | None = None
     high: float | None = None
+    span: float = 0.0
+    inside: tuple[float, float] = (-math.inf, math.inf)
 
 
 def chart(
@@ -84,7 +96,7 @@ def chart(
     if not drawn:
         return None
     shown = [v * scale.factor for c in drawn for s in c.seeds.values() for v in s.values()]
-    low, high, ticks = axis(min(shown), max(shown), scale.low, scale.high)
+    low, high, ticks = axis(min(shown), max(shown), scale.low, scale.high, scale.span, scale.inside)
 
     def y(value: float) -> float:
         return SIZE * (1 - (value * scale.factor - low) / (high - low))

@@ -64,8 +64,8 @@ def table(
     heads = [e("th", h, class_="l" if i < left else None, scope="col") for i, h in enumerate(head)]
     made = e("table", e("thead", e("tr", *heads)), e("tbody", *body), aria_label=label or None)
     css_class = "scroll open" if open_ else "scroll"
-    # What scrolls must be reachable by keyboard.
-    return e("div", made, class_=css_class, tabindex=None if open_ else "0")
+    # What scrolls must be reachable by keyboard; on a phone, every wide table scrolls in its box.
+    return e("div", made, class_=css_class, tabindex="0")
 
 
 def folded(summary: str, *content: Any) -> Html:

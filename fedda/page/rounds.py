@@ -1,6 +1,7 @@
 """The run round by round: accuracy, weights, losses, and other numbers of a method."""
 
 from collections import Counter
+from dataclasses import replace
 
 from fedda.algorithms import kd3a
 
@@ -60,8 +61,7 @@ def _score(run: Run) -> Html | None:
     if any(run.selected(m) for m in run.methods):
         remarks.append("Ringed: the round chosen without labels.")
     axes = {"accuracy": "accuracy (%)", "infomax": "infomax (nats)", "loss": "loss"}
-    scale = SCALES[run.measure]
-    unit = Scale(axes[run.measure], scale.text, scale.factor)
+    unit = replace(SCALES[run.measure], unit=axes[run.measure])
     troubles = Counter(event["round"] for event in run.results["events"] if "round" in event)
     if troubles:
         remarks.append("Dots on the axis: rounds with troubles.")
@@ -148,8 +148,7 @@ def _heads(run: Run) -> Html | None:
         Curve(HEADS.get(name, name), look(i), seeds)
         for i, (name, seeds) in enumerate(_parts(run, "accuracy-").items())
     ]
-    scale = SCALES["accuracy"]
-    unit = Scale("accuracy (%)", scale.text, scale.factor)
+    unit = replace(SCALES["accuracy"], unit="accuracy (%)")
     return chart(f"Accuracy on {run.target} by head", curves, unit, run.rounds)
 
 

@@ -5,11 +5,12 @@
 # target's.
 CSS = """
 :root{color-scheme:light dark;--bg:#f6f7f8;--card:#fff;--ink:#16191d;--soft:#59616b;--line:#dde1e6;
---good:#00664b;--bad:#a63d00;--heat:0 114 178;--on:#fff;--k0:#16191d;--k1:#0072b2;--k2:#d55e00;
---k3:#009e73;--k4:#b5548f;--k5:#c98a00;--k6:#3f9fdc;--k7:#7d7d7d}
+--shade:#0003;--good:#00664b;--bad:#a63d00;--heat:0 114 178;--on:#fff;--k0:#16191d;--k1:#0072b2;
+--k2:#d55e00;--k3:#009e73;--k4:#b5548f;--k5:#c98a00;--k6:#3f9fdc;--k7:#7d7d7d}
 @media(prefers-color-scheme:dark){:root{--bg:#101214;--card:#191c20;--ink:#eceff2;--soft:#9ea7b1;
---line:#32373d;--good:#3ecfa4;--bad:#ff9a5c;--heat:86 180 233;--on:#0b0d0f;--k0:#eceff2;
---k1:#56b4e9;--k2:#ff8a3d;--k3:#2cc295;--k4:#e493c4;--k5:#f0b73c;--k6:#9fd4f5;--k7:#9a9a9a}}
+--shade:#fff4;--line:#32373d;--good:#3ecfa4;--bad:#ff9a5c;--heat:86 180 233;--on:#0b0d0f;
+--k0:#eceff2;--k1:#56b4e9;--k2:#ff8a3d;--k3:#2cc295;--k4:#e493c4;
+--k5:#f0b73c;--k6:#9fd4f5;--k7:#9a9a9a}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,
@@ -79,7 +80,9 @@ details{margin-top:8px}
 summary{cursor:pointer;color:var(--soft);font-size:13px}
 summary:hover{color:var(--ink)}
 .scroll{overflow:auto;width:fit-content;max-width:100%;max-height:460px;margin-top:8px;
-border:1px solid var(--line);border-radius:8px;background:var(--card)}
+border:1px solid var(--line);border-radius:8px;background:
+linear-gradient(90deg,transparent,var(--card) 70%) 100% 0/48px 100% no-repeat local,
+linear-gradient(90deg,transparent,var(--shade)) 100% 0/16px 100% no-repeat,var(--card)}
 .scroll.open{max-height:none}
 table{border-collapse:collapse;font-size:13.5px}
 th,td{padding:5px 14px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
@@ -88,6 +91,7 @@ thead th{position:sticky;top:0;background:var(--card);color:var(--soft);font-wei
 box-shadow:0 1px 0 var(--line)}
 th{font-weight:500}
 tbody th{position:sticky;left:0;background:var(--card)}
+.pair+.pair{display:inline-block;min-width:6em;color:var(--soft)}
 .l{text-align:left}
 .wrap{white-space:normal;overflow-wrap:anywhere;min-width:9em}
 .strong>*{font-weight:650}.faint>*{color:var(--soft)}
@@ -99,7 +103,7 @@ progress{width:100%;height:8px;accent-color:var(--k1)}
 .square path{stroke-width:5;stroke-linecap:round;stroke-opacity:.75}
 .square .faded{stroke-opacity:.28;stroke-width:4}
 .square .q{stroke-linecap:square}.square .thin,.legend .thin{stroke-width:1.6}
-.square text{font:600 3.4px system-ui,sans-serif;fill:var(--ink);stroke:var(--card);
+.square text{font:600 3.2px system-ui,sans-serif;fill:var(--ink);stroke:var(--card);
 stroke-width:.9px;paint-order:stroke;text-anchor:middle;dominant-baseline:middle}
 .wide{overflow:auto}
 .heat{margin:0 auto;font-size:12px}
@@ -110,10 +114,12 @@ overflow:hidden;text-overflow:ellipsis}
 .heat td{background:rgb(var(--heat)/var(--v));border:1px solid var(--card)}
 .heat .hi{color:var(--on)}.heat .diag{outline:1.5px solid var(--soft);outline-offset:-2px}
 .heat .none{color:transparent}
+.heat .soft{max-width:none;padding-right:8px}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 @media(max-width:520px){.plot{grid-template-rows:200px auto auto}
 .plot.tall{grid-template-rows:230px auto auto}
 figure{padding:12px 10px 10px}.card b{font-size:24px}th,td{padding:5px 8px}
+.pair,.pair+.pair{display:block;min-width:0}
 thead th,tbody th{white-space:normal}thead th{vertical-align:bottom;line-height:1.25}}
 @media(max-width:1000px){.heat td,.heat th{min-width:25px;height:26px}.heat thead th{padding:0 2px}}
 @media print{body{background:#fff}figure,.card{break-inside:avoid}nav{display:none}

@@ -33,10 +33,12 @@ _GRAY = "#666666"
 _MARKED = 30  # runs of at most so many rounds get a dot for each round
 _LISTED = 16  # at most so many sites fit into the legend beside the right panel
 
+# Heading, label, form of a number, factor, and the least that the axis covers, so that noise does
+# not fill the height.
 _AXES = {
-    "accuracy": ("Accuracy on {target}", "accuracy (%)", "{:.1f} %", 100),
-    "infomax": ("No labelled tests: infomax on {target}", "infomax (nats)", "{:.3f}", 1),
-    "loss": ("Nothing was tested: training loss", "loss over the sources", "{:.3f}", 1),
+    "accuracy": ("Accuracy on {target}", "accuracy (%)", "{:.1f} %", 100, 10),
+    "infomax": ("No labelled tests: infomax on {target}", "infomax (nats)", "{:.3f}", 1, 0.1),
+    "loss": ("Nothing was tested: training loss", "loss over the sources", "{:.3f}", 1, 0.1),
 }
 
 Series = dict[int, list[float]]  # by round, the values of all seeds
@@ -89,7 +91,7 @@ def _text(text: str) -> str:
 
 def _scores(axes: Axes, results: Results) -> None:
     shown = measure(results)
-    heading, label, number, factor = _AXES[shown]
+    heading, label, number, factor, span = _AXES[shown]
     for i, (method, trainings) in enumerate(_own_first(results)):
         colour, style = _METHODS[i % len(_METHODS)], _STYLES[i % len(_STYLES)]
         series = _series([t["rounds"] for t in trainings], shown, factor)
@@ -116,6 +118,9 @@ def _scores(axes: Axes, results: Results) -> None:
     if selected:
         x, y = zip(*selected, strict=True)
         axes.plot(x, y, "D", mfc="none", mec="black", ms=6, lw=0, label="selected without labels")
+    low, high = axes.get_ylim()
+    if high - low < span:
+        axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
     axes.set_title(_text(heading.format(target=target(results))), loc="left", fontsize=11)
     axes.set_ylabel(label)
     axes.legend(

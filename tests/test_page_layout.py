@@ -1,0 +1,81 @@
+"""Where things are on the page: names in the picture of features, and tables on a phone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedda.page import page
+from fedda.page.labels import LONGEST, cut, placed, width
+from fedda.page.noted import collect
+from tests.browser import CHROMIUM, Tab, browser
+from tests.test_page import results, write_notes
+
+NAMES = ["laptop_computer", "mobile_phone", "file_cabinet", "headphones", "desk_lamp", "WWWWWWWW"]
+
+
+def boxes(places: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float, float, float]]:
+    high = 3.2  # of a letter
+    return {
+        name: (x - width(name) / 2, y - high / 2, x + width(name) / 2, y + high / 2)
+        for name, (x, y) in places.items()
+    }
+
+
+@pytest.mark.parametrize("where", [(50, 50), (3, 97), (99, 1)])
+def test_names_of_groups_neither_overlap_nor_leave_the_picture(where: tuple[float, float]) -> None:
+    rng = np.random.default_rng(0)
+    groups = {name: np.clip(rng.normal(where, 2.0, (20, 2)), 0, 100) for name in NAMES}
+    found = boxes(placed(groups))
+    assert len(found) >= len(NAMES) - 1  # in a corner there is room for nearly all
+    for name, (left, low, right, high) in found.items():
+        assert left >= 0 and low >= 0 and right <= 100 and high <= 100, name
+        for other, (a, b, c, d) in found.items():
+            assert name == other or not (left < c and a < right and low < d and b < high)
+
+
+def test_a_name_stays_at_its_points_if_there_is_room() -> None:
+    far = {"cat": np.full((5, 2), 20.0), "dog": np.full((5, 2), 80.0)}
+    assert placed(far) == {"cat": (20, 20), "dog": (80, 80)}
+
+
+def test_names_without_room_are_left_out_and_long_ones_cut() -> None:
+    crowd = {f"class number {i:03d}": np.full((3, 2), 50.0) for i in range(99)}
+    assert 10 < len(placed(crowd)) < 99
+    assert cut("x" * LONGEST) == "x" * LONGEST and cut("x" * 40) == "x" * (LONGEST - 1) + "…"
+
+
+OUTSIDE = """[...document.querySelectorAll('.square text')].filter(t => {
+  const a = t.getBoundingClientRect(), b = t.closest('svg').getBoundingClientRect();
+  return a.left < b.left || a.right > b.right || a.top < b.top || a.bottom > b.bottom;
+}).map(t => t.textContent)"""
+OVER = """[...document.querySelectorAll('.square')].flatMap(square => {
+  const all = [...square.querySelectorAll('text')].map(t => [t, t.getBoundingClientRect()]);
+  return all.flatMap(([t, a]) => all.filter(([u, b]) => t !== u && a.left < b.right
+    && b.left < a.right && a.top < b.bottom && b.top < a.bottom).map(([u]) => t.textContent));
+})"""
+BYTES = "document.querySelector('#bytes .scroll')"
+
+
+def layout(tab: Tab, file: Path, width: int) -> None:
+    tab.open(file.as_uri(), width)
+    tab.wait("document.readyState === 'complete' && !!document.querySelector('#bytes')")
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask("document.querySelectorAll('.square text').length") >= len(NAMES)
+    assert tab.ask(OUTSIDE) == [] and tab.ask(OVER) == []
+    assert tab.ask(f"{BYTES}.scrollWidth <= {BYTES}.clientWidth")
+    assert tab.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_nothing_is_cut_or_covered_in_a_browser(tmp_path: Path) -> None:
+    run = results(classes=NAMES)
+    for entry in (r for ts in run["trainings"].values() for t in ts for r in t["rounds"]):
+        entry["bytes"] = {"to source model": 987_654_321, "from source scalars": 7}
+    write_notes(tmp_path / "sites", run, classes=len(NAMES))
+    file = tmp_path / "report.html"
+    file.write_text(page(run, collect(run, tmp_path)))
+    with browser(tmp_path / "browser") as tab:
+        for pixels in (1400, 400):
+            layout(tab, file, pixels)
