@@ -14,7 +14,7 @@ from fedda.models import Meta
 from fedda.ops.lock import alone
 from fedda.results import transfer
 from fedda.results.card import CARD, card
-from fedda.results.read import MODEL, RESULTS, begun
+from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
 from . import checkpoint, frozen_weights, newcomers, sequence
@@ -307,9 +307,17 @@ def claim(folder: Path, config: RunConfig) -> None:
                     f"{mine.get(odd[0])!r}; resume it with the settings it began with."
                 )
         checkpoint.replace(path, json.dumps(mine, indent=1).encode())
+        checkpoint.replace(folder / ABOUT, json.dumps(_about(config), indent=1).encode())
     except OSError as error:
         raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
     except (ValueError, AttributeError) as error:
         raise RunError(
             f"{path} is damaged ({error}); restore it, or choose another --name for a new run."
         ) from error
+
+
+def _about(config: RunConfig) -> dict[str, Any]:
+    """What the live page says of a run's methods and settings without loading them."""
+    own = config.flat()
+    titles = {method: plugins.method(method).title for method in config.trainings}
+    return {"titles": titles, "defaults": {k: v for k, v in defaults().items() if k in own}}

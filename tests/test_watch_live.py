@@ -1,6 +1,5 @@
 """A run on a real server is watched to its end: in a terminal, as a page, by its events."""
 
-import asyncio
 import contextlib
 import signal
 import ssl
@@ -9,14 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedda.live.snapshot import Run
-from server.superlink.live import Pages
 from tests.federation import LIVE, PATIENCE, Federation, Operator, wait_until
-from tests.test_live import run, sites
 from tests.test_metrics import samples
 from tests.test_page import Read
-
-__all__ = ["run"]  # a fixture
 
 ADDRESSES = ["/live", "/live/events", "/live/sites.json", "/metrics"]
 
@@ -99,24 +93,3 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         assert len(said.splitlines()) < 30, said
         assert "fedda.server" in log.read_text() or "INFO" in log.read_text()
         assert log.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.slow
-def test_pages_are_made_anew_when_their_process_is_gone(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> list[str]:
-        pages = Pages()
-        texts = [await pages.page(sites(run), "", "1")]
-        assert pages._process is not None
-        for process in pages._process._processes.values():
-            process.kill()
-        texts.append(await pages.page(sites(run), "", "2"))
-        monkeypatch.setattr("server.superlink.live.IDLE_S", 0.1)
-        texts.append(await pages.page(sites(run), "", "2"))
-        await asyncio.sleep(0.5)
-        assert pages._process is None
-        return texts
-
-    first, second, third = asyncio.run(ask())
-    assert 'data-version="1"' in first and 'data-version="2"' in second and second == third

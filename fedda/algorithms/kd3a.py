@@ -28,6 +28,7 @@ from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.gap import gap_weights
 from fedda.maths.mixup import Among
+from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
 from fedda.ops.seal import layouts
 from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
@@ -169,14 +170,6 @@ class Consensus(NamedTuple):
     n: Tensor  # (N,), weight in the loss
     support: Tensor  # (N,), what the image adds to Q
     kept: Tensor  # (N,) bool, whether a sure teacher supports p
-
-
-def gate(t: int, rounds: int, low: float, high: float, reach: bool = True) -> float:
-    """g(t) of Alg. 1, linear: `low` in round 1, `high` in round `rounds` -> float.
-
-    Without `reach` only round `rounds` + 1 would reach `high`, as in the official code.
-    """
-    return low + (high - low) * (t - 1) / (max(rounds - 1, 1) if reach else rounds)
 
 
 def knowledge_vote(p: Tensor, gate: float, form: Form = "soft") -> Consensus:

@@ -6,4 +6,5 @@ snapshot.py  the sites and runs of a server
 asking.py    asks a server for them
 now.py       the first screen: the state, who is there and who trains, the last troubles
 live_page.py the live page: the first screen, and the report of what there is
+maker.py     the process in which a server makes it
 """

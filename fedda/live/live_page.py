@@ -17,7 +17,7 @@ from fedda.results.read import RESULTS, load
 
 from .now import ended, now
 from .snapshot import Run, Snapshot
-from .sofar import results, roster_of
+from .sofar import about_of, results, roster_of
 from .story import Journal, Story, settings_of
 
 # Fetches this page again at each event, and puts its part `live` in the place of the old one.
@@ -34,7 +34,7 @@ async function refresh(){
     do{
       again=false;
       const answer=await fetch(location.pathname+location.search,{cache:"no-store"});
-      if(!answer.ok)break;
+      if(!answer.ok)throw answer.status;
       const next=new DOMParser().parseFromString(await answer.text(),"text/html")
         .getElementById("live");
       const open=new Set([...live().querySelectorAll("details[open]>summary")].map(name));
@@ -88,7 +88,7 @@ def page(snapshot: Snapshot, which: str, version: str, journals: dict[str, Journ
     again = "?" + f"run={quote(which, safe='')}" if which else "?"
     lost = e(
         "p",
-        "The server does not answer; this page is as it was. ",
+        "The server gives no new page; this one is as it was. ",
         id="lost",
         class_="bad",
         hidden=True,
@@ -105,13 +105,14 @@ def reload_link(address: str) -> Html:
 
 def report(story: Story, run: Run, roster: Mapping[str, Any]) -> list[Html | None]:
     """Make the report of a run as far as it has come; nothing before its first round."""
+    about = about_of(run.path)
     found: Mapping[str, Any] | None = None
     if (run.path / RESULTS).is_file() and ended(run, story):
         try:
-            found = load(run.path)
+            found = load(run.path) | {"defaults": about.get("defaults")}
         except RunError:
             found = None
-    found = found or results(story, run.name, settings_of(run.path), dict(roster))
+    found = found or results(story, run.name, settings_of(run.path), dict(roster), about)
     if not found["trainings"]:
         return []
     shown = Shown(dict(found))

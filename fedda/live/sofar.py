@@ -5,14 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from fedda.results.pace import Key
-from fedda.results.read import Results, noted
+from fedda.results.read import ABOUT, Results, noted
 
 from .story import Story
 
 WORTH = "worth"  # what the last round's entry says of the model's worth; a training's own later
 
 
-def results(story: Story, name: str, settings: dict[str, Any], roster: dict[str, Any]) -> Results:
+def results(
+    story: Story,
+    name: str,
+    settings: dict[str, Any],
+    roster: dict[str, Any],
+    about: dict[str, Any] | None = None,
+) -> Results:
     """Return what results.json would say if the run had ended now; no trainings before a round.
 
     Args:
@@ -20,6 +26,7 @@ def results(story: Story, name: str, settings: dict[str, Any], roster: dict[str,
         name: the run's name.
         settings: the content of its config.json.
         roster: the content of its roster.json; empty while it waits for sites.
+        about: the content of its about.json; None if its version wrote none.
     """
     trainings: dict[str, list[dict[str, Any]]] = {}
     for key, rounds in story.trainings.items():
@@ -30,7 +37,8 @@ def results(story: Story, name: str, settings: dict[str, Any], roster: dict[str,
         "name": name,
         # The baseline trains first, so the run's own method may have nothing to show yet.
         "method": own if own in trainings else next(iter(trainings), own),
-        "titles": _titles(trainings),
+        "titles": (about or {}).get("titles") or _titles(trainings),
+        "defaults": (about or {}).get("defaults"),
         "config": settings,
         "seeds": list(dict.fromkeys(key[1] for key, rounds in story.trainings.items() if rounds)),
         "versions": {},
@@ -45,6 +53,11 @@ def results(story: Story, name: str, settings: dict[str, Any], roster: dict[str,
 def roster_of(folder: Path) -> dict[str, Any]:
     """The roster in a run's folder; empty if there is none yet."""
     return noted(folder / "roster.json")
+
+
+def about_of(folder: Path) -> dict[str, Any]:
+    """What the run noted of its methods and settings; empty if its version wrote nothing."""
+    return noted(folder / ABOUT)
 
 
 def _training(story: Story, key: Key) -> dict[str, Any]:

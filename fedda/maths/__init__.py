@@ -7,6 +7,7 @@ fourier             multi-kernel MMD by random Fourier features
 optimal_transport   plans and barycenters of labelled points
 ocs                 which domain to adapt from: FRUDA's bound, from errors and distances
 embed               features as points on paper
+schedule            numbers that follow from the round alone: KD3A's gate
 validators          what predictions are worth without labels
 estimates           an estimate of accuracy from other sites' labelled images
 """

@@ -6,7 +6,6 @@ from typing import Any
 
 from fedda.errors import FeddaError
 from fedda.results.read import counted, doubted, spans
-from fedda.settings import defaults
 
 from .html import Html, e
 from .parts import NOTHING, folded, note, section, table
@@ -145,7 +144,7 @@ def doubts(run: Run) -> Html | None:
 
 def settings(run: Run) -> Html:
     """Make the section of settings: those that are not the defaults, all, and the versions."""
-    config, usual = run.config, _defaults()
+    config, usual = run.config, _defaults(run)
     changed = [k for k, v in config.items() if k not in PLACE and k in usual and usual[k] != v]
     unknown = [k for k in config if usual and k not in usual]
     rows = [[e("code", k), _value(config[k]), _value(usual[k])] for k in changed]
@@ -175,9 +174,14 @@ def settings(run: Run) -> Html:
     )
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults(run: Run) -> Mapping[str, Any]:
+    """Each setting's default: as the run noted it, or of this version, which loads torch."""
+    if noted := run.results.get("defaults"):
+        return noted
+    from fedda.settings import defaults
+
     try:
-        return dict(defaults())
+        return defaults()
     except FeddaError:  # an incomplete method must not prevent the page
         return {}
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from fedda.algorithms import kd3a
+from fedda.maths import schedule
 
 from .headline import SCALES
 from .html import Html, join
@@ -192,4 +192,4 @@ def gate(run: Run) -> dict[int, float]:
     if "kd3a" not in run.methods:
         return {}
     reach = bool(run.config.get("kd3a.gate.reach", True))
-    return {r: kd3a.gate(r, planned, low, high, reach) for r in range(1, run.rounds + 1)}
+    return {r: schedule.gate(r, planned, low, high, reach) for r in range(1, run.rounds + 1)}

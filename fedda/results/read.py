@@ -15,6 +15,7 @@ from typing import Any
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
+ABOUT = "about.json"  # titles of the methods and defaults of the settings, for who shows the run
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 
 Results = dict[str, Any]
@@ -172,18 +173,15 @@ def adapted_elsewhere(results: Results) -> list[str]:
             lines.append(
                 f"{name}'s adapted model is at {site} alone, below its --state-dir (of a "
                 f"simulation: sites in the run's folder): {files}; the run's own "
-                f"model.safetensors has not adapted{_shared_by(method)}"
+                f"model.safetensors has not adapted{_shared_by(results, method)}"
             )
     return lines
 
 
-def _shared_by(method: str) -> str:
+def _shared_by(results: Results, method: str) -> str:
     """How to have a method's adapted model sent, in brackets; empty if it cannot be."""
-    from fedda import plugins  # loads torch, which most tables do without
-
-    known = method in plugins.methods()
-    can = known and "share" in plugins.method(method).config.model_fields
-    return f" ({method}.share=true would send it)" if can else ""
+    key = f"{method}.share"  # a run holds all settings of the methods that it trains
+    return f" ({key}=true would send it)" if key in (results.get("config") or {}) else ""
 
 
 def missing_tests(results: Results) -> list[str]:

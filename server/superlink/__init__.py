@@ -9,6 +9,7 @@ book        what each site was handed, and so may answer
 watched     what the SuperLink knows of sites and runs, for those who watch
 told        what the server's console says of them
 live        the live page, its events and the metrics, at the operator's port
+pages       the process that makes the page
 metrics     what Prometheus asks for
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs

@@ -1,37 +1,26 @@
-"""The live page, its events and the metrics, at the operator's port only: nothing is changed.
-
-The page is made in a process of its own, begun at the first request for one: charts take memory
-and time that the SuperLink's process needs for the sites.
-"""
+"""The live page, its events and the metrics, at the operator's port only: nothing is changed."""
 
 import asyncio
 import contextlib
 import hashlib
 import json
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from typing import Any
 from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fedda.live.snapshot import Run, Snapshot
 from fedda.live.story import Story
-from fedda.ops.spawn import die_with_parent
 from fedda.results.read import JOURNAL
 
 from .filter import App, Receive, Scope, Send
 from .metrics import metrics
+from .pages import Pages, TooSlowError
 
 PAGE, EVENTS, SITES, METRICS = "/live", "/live/events", "/live/sites.json", "/metrics"
 LOOK_S = 1.0  # between two looks for a change
 ALIVE_S = 15.0  # between two comments that keep a quiet stream open
 STREAMS = 32  # at a time
-MAKE_S = 60.0  # to make a page; the first takes a few seconds
-IDLE_S = 300.0  # without a request for a page, after which its process ends
 HTML, JSON = b"text/html; charset=utf-8", b"application/json"
 STREAM, TEXT = b"text/event-stream", b"text/plain; charset=utf-8"
 HEADERS = [
@@ -103,7 +92,10 @@ class Live:
     async def _page(self, asked: Asked) -> Answer:
         which = asked.get("run", "")
         snapshot, version = await asyncio.to_thread(self._look, which)
-        return 200, HTML, (await self._pages.page(snapshot, which, version)).encode()
+        try:
+            return 200, HTML, (await self._pages.page(snapshot, which, version)).encode()
+        except TooSlowError as error:
+            return 503, TEXT, f"{error}\n".encode()
 
     async def _sites(self, asked: Asked) -> Answer:
         snapshot = await asyncio.to_thread(self.watched)
@@ -154,44 +146,6 @@ class Live:
                 await asyncio.wait_for(self._closing.wait(), LOOK_S)
 
 
-class Pages:
-    """Makes pages, one at a time, in a process of its own."""
-
-    def __init__(self) -> None:
-        self._process: ProcessPoolExecutor | None = None
-        self._one = asyncio.Lock()
-        self._idle: asyncio.TimerHandle | None = None
-        self._last: tuple[tuple[str, str], str] = ("", ""), ""  # of what, and the page
-
-    async def page(self, snapshot: Snapshot, which: str, version: str) -> str:
-        """Return the page; the last one again if nothing has changed."""
-        async with self._one:
-            if self._idle is not None:
-                self._idle.cancel()
-            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
-            if self._last[0] != (which, version):
-                try:
-                    made = await self._make(snapshot.to_json(), which, version)
-                except BrokenProcessPool:  # somebody ended the process: once more, in a new one
-                    self.close()
-                    made = await self._make(snapshot.to_json(), which, version)
-                self._last = (which, version), made
-            return self._last[1]
-
-    async def _make(self, *about: Any) -> str:
-        if self._process is None:
-            self._process = ProcessPoolExecutor(1, get_context("spawn"), _begin)
-        loop = asyncio.get_running_loop()
-        making = loop.run_in_executor(self._process, _made, *about)
-        return await asyncio.wait_for(making, MAKE_S)
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.shutdown(wait=False, cancel_futures=True)
-            self._process = None
-
-
 def version_of(snapshot: Snapshot, which: str) -> str:
     """A name for what a page shows: it changes with the sites, the run and the run's journal."""
     run, size = snapshot.run(which), 0
@@ -221,15 +175,3 @@ async def _gone(receive: Receive) -> None:
     """Wait until the reader hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _begin() -> None:
-    """Begin the process that makes pages: it ends with the server's, and not by Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-
-
-def _made(*about: Any) -> str:
-    from fedda.live.live_page import made  # loads torch
-
-    return made(*about)
