@@ -215,7 +215,32 @@ def test_an_open_tensorboard_forgets_a_file_that_was_replaced(tmp_path: Path) ->
     assert len(shown.Scalars("loss")) == 3
     tracker.begin(about, points[:2])
     assert [point.step for point in shown.Reload().Scalars("loss")] == [1, 2]
+    tracker.begin(about, points)
+    assert [point.step for point in shown.Reload().Scalars("loss")] == [1, 2, 3]
     tracker.stop()
+
+
+def steps_in_all_files(folder: Path) -> list[int]:
+    """Return the steps of one curve in every event file, as a program sees that reads them all."""
+    steps = []
+    for file in sorted(folder.glob(f"{EVENTS}*")):
+        shown = EventAccumulator(str(file)).Reload()
+        if "loss" in shown.Tags()["scalars"]:
+            steps += [point.step for point in shown.Scalars("loss")]
+    return steps
+
+
+def test_event_files_of_a_resumed_run_do_not_overlap(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    settings = {**runs, "rounds": 4}
+    stopped(domains, settings, 3)
+    stopped(domains, settings | {"run.resume": True}, 4)
+    folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
+    assert steps_in_all_files(folder) == [1, 2, 3]
+    run(domains, settings | {"run.resume": True})
+    assert steps_in_all_files(folder) == [1, 2, 3, 4]
+    assert len(list(folder.glob(f"{EVENTS}*"))) <= 2
 
 
 # ---- trackers that fail ------------------------------------------------------------------------

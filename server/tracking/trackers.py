@@ -1,5 +1,6 @@
 """Trackers, which show curves: what every tracker must do, and TensorBoard's event files."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ FINAL = (
 EVENTS = (
     "events.out.tfevents."  # TensorBoard finds files by this prefix, and reads them sorted by name
 )
+OWN = ".fedda"  # how their names end
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class TensorBoard:
     """An event file in each training's folder: `tensorboard --logdir RUN`.
 
     Records are written one by one and not by SummaryWriter, whose thread notices a full disk late
-    and prints a traceback of its own. A resumed training gets a new file with all its rounds.
+    and prints a traceback of its own. A resumed training gets a new file with all its rounds, which
+    replaces the earlier one: a program that reads all files finds each round once.
     """
 
     title = "TensorBoard"
@@ -97,13 +100,12 @@ class TensorBoard:
 
         self.stop()
         about.folder.mkdir(parents=True, exist_ok=True)
-        path = about.folder / f"{EVENTS}{time.time():017.6f}.fedda"
+        path = about.folder / f"{EVENTS}{time.time():017.6f}{OWN}"
         try:
             self._file = path.open("wb")
             self._records = RecordWriter(self._file)
             self._write(file_version="brain.Event:2")
-            # START makes readers forget the older files. These stay on disk, as an open TensorBoard
-            # stops reading when it finds one gone.
+            # START makes an open TensorBoard forget what it has read from the older files.
             self._write(step=0, session_log={"status": "START"})
             lines = [f"| {key} | {value} |" for key, value in about.settings.items()]
             table = "\n".join(["| setting | value |", "| --- | --- |", *lines])
@@ -115,6 +117,7 @@ class TensorBoard:
             for point in points:
                 self._scalars(point)
             self._file.flush()
+            _replaced(about.folder, path)
         except BaseException:
             self.stop()
             path.unlink(missing_ok=True)
@@ -153,3 +156,13 @@ class TensorBoard:
         proto: Any = event_pb2  # protobuf makes its classes on import
         event = proto.Event(**({"wall_time": time.time()} | fields))
         self._records.write(event.SerializeToString())
+
+
+def _replaced(folder: Path, newest: Path) -> None:
+    """Empty the files before the newest; an open TensorBoard stops reading if it finds one gone."""
+    for older in folder.glob(f"{EVENTS}*{OWN}"):
+        if older.name < newest.name:
+            if older.stat().st_size:
+                os.truncate(older, 0)
+            else:  # emptied by an earlier try, so TensorBoard has gone on to the next file
+                older.unlink()
