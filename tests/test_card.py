@@ -66,7 +66,40 @@ def test_it_counts_what_left_the_sites(folder: Path) -> None:
     sent = read.human(sum(each["from source model"] for each in every))
     (line,) = (line for line in text.splitlines() if line.startswith("| model "))
     assert f" {sent} |" in line
-    assert "gradient" not in text
+    assert "| gradient" not in text
+
+
+NOTHING_HIDDEN = "Nothing hid single models or gradients from the server"
+PROTECTED: list[tuple[dict[str, Any], str, str]] = [
+    ({"secure": "sum"}, "", "Secure sums (`secure=sum`)"),
+    ({"kd3a.relay": "sealed"}, "", "Sealed models (`kd3a.relay=sealed`): in KD3A"),
+    ({"exchange.masked": True}, "from source gradient", "Masked gradients"),
+    ({"exchange.noise": 0.5}, "from source gradient", "`exchange.noise=0.5`"),
+    ({"privacy.noise": 1.3}, "", "`privacy.noise=1.3`, `privacy.clip=1`): the largest epsilon that "
+     "a source said it had spent is 2.35,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "sent", "said"), PROTECTED, ids=lambda v: str(v)[:30])
+def test_it_says_how_models_and_examples_were_protected(
+    folder: Path, settings: dict[str, Any], sent: str, said: str
+) -> None:
+    results = read.load(folder)
+    assert NOTHING_HIDDEN in card(results, defaults())
+    results["config"] |= settings
+    (*_, last) = results["trainings"]["kd3a"]
+    if sent:
+        # Without gradients these settings do nothing, and the card does not claim them.
+        assert NOTHING_HIDDEN in card(results, defaults())
+        last["bytes"][sent] = 8
+    if "privacy.noise" in settings:
+        assert "no source said which epsilon" in card(results, defaults())
+        for entry, epsilon in zip(last["rounds"], (1.75, 2.3456), strict=True):
+            entry["epsilon"] = epsilon
+    text = card(results, defaults())
+    assert NOTHING_HIDDEN not in text
+    (line,) = (x for x in text.partition("## What left")[2].splitlines() if x.startswith("- "))
+    assert said in line
 
 
 def test_it_names_no_site_and_no_path(folder: Path, nodes: list[Node]) -> None:

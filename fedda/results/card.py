@@ -5,7 +5,7 @@ is made to be handed on with the model, so it has neither names of sites nor pat
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedda.comparison.tables import markdown
@@ -15,7 +15,7 @@ from . import read
 
 CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
-TOLD = ("input", "model", "train", "wire", "guard")
+TOLD = ("input", "model", "privacy", "train", "wire", "guard")
 BASELINES = ("fedavg", "adabn")
 
 
@@ -32,6 +32,7 @@ def card(results: read.Results, defaults: Mapping[str, Any]) -> str:
     lines += ["## How good it is", "", *_quality(results), ""]
     lines += ["## Limits", "", *_limits(results), ""]
     lines += ["## What left the sites", "", *_crossed(results), ""]
+    lines += [*_protected(results), ""]
     lines += ["## Settings", "", *_settings(results, defaults), ""]
     lines += ["## Use", "", "    fedda predict model.safetensors IMAGES --out predictions.csv", ""]
     return "\n".join(lines)
@@ -113,6 +114,60 @@ def _crossed(results: read.Results) -> list[str]:
         if any(sent):
             rows.append([kind, *map(read.human, sent)])
     return markdown(["in all trainings", "from sources", "from targets"], rows)
+
+
+def _protected(results: read.Results) -> list[str]:
+    """Say how models, gradients and examples were protected, and what that does not cover."""
+    config, methods = results["config"], list(results["trainings"])
+    lines = []
+    if config.get("secure") == "sum":
+        lines.append(
+            "- Secure sums (`secure=sum`): the server learned the sum of the sources' models, and "
+            "no single one. The target's model is not in the sum."
+        )
+    for name in methods:
+        if config.get(f"{name}.relay") == "sealed":
+            lines.append(
+                f"- Sealed models (`{name}.relay=sealed`): in {read.title(results, name)} the "
+                "server relayed the sources' models encrypted and saw their mean alone; the target "
+                "saw each."
+            )
+    summed = any(" gradient" in key for t in _trainings(results) for key in t["bytes"])
+    if summed and config.get("exchange.masked"):
+        lines.append(
+            "- Masked gradients (`exchange.masked=true`): the server learned the sum of the sites' "
+            "gradients, and no single one."
+        )
+    if summed and config.get("exchange.noise"):
+        lines.append(
+            f"- Noise on exchanged gradients (`exchange.noise={config['exchange.noise']:g}`): it "
+            "protects windows of examples, not single ones."
+        )
+    if noise := config.get("privacy.noise"):
+        lines.append(
+            f"- Differential privacy of the sources' examples (`privacy.noise={noise:g}`, "
+            f"`privacy.clip={config['privacy.clip']:g}`): {_spent(results)}. The target's examples "
+            "have none."
+        )
+    if not lines:
+        return ["Nothing hid single models or gradients from the server, and no noise was added."]
+    return lines
+
+
+def _spent(results: read.Results) -> str:
+    """Say which epsilon the sources have spent, as they said it in their rounds."""
+    said = [r["epsilon"] for t in _trainings(results) for r in t["rounds"] if "epsilon" in r]
+    if not said:
+        return "no source said which epsilon it has spent"
+    return (
+        f"the largest epsilon that a source said it had spent is {max(said):.3g}, over all its "
+        "runs until then and at the delta of its own policy (1e-5 if that names none)"
+    )
+
+
+def _trainings(results: read.Results) -> Iterator[Mapping[str, Any]]:
+    for trainings in results["trainings"].values():
+        yield from trainings
 
 
 def _settings(results: read.Results, defaults: Mapping[str, Any]) -> list[str]:
