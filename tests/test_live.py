@@ -207,11 +207,14 @@ def test_a_browser_follows_a_run(run: Run, tmp_path: Path, width: int) -> None:
         tab.wait("document.body?.innerText.includes('round 2 of 4')")
         tab.wait("document.getElementById('lost').hidden")
         tab.ask("document.querySelector('#accuracy details').open = true")
+        tab.ask("document.querySelector('#accuracy .tools button').click()")
         with journal.open("a") as file:
             file.write(json.dumps(events()[-1] | {"round": 3, "accuracy": 0.75}) + "\n")
         tab.wait("document.body.innerText.includes('round 3 of 4')")
         assert tab.ask("document.body.innerText").count("75.0") >= 2  # the card and the results
         assert tab.ask("document.querySelector('#accuracy details').open")
+        assert tab.ask("document.querySelectorAll('#accuracy .big').length") == 1
+        assert tab.ask("document.querySelector('#accuracy .tools').innerText").startswith("reduce")
         assert tab.ask("document.documentElement.scrollWidth") <= width
         assert tab.errors == []
 

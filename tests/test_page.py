@@ -1,9 +1,12 @@
-"""The page of a run: it loads nothing, runs nothing, and says what results.json says."""
+"""The page of a run: it loads nothing, runs its own script only, and says what results.json says."""
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from fedda.page import page, write
 from fedda.page.axes import axis, whole
 from fedda.page.html import e, text
 from fedda.page.noted import Noted, collect
+from fedda.page.script import SCRIPT
 from fedda.results.read import load
 from tests.test_report import SITES, first, training, without
 
@@ -58,7 +62,7 @@ class Read(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self._open:
+        if not {"style", "script"} & set(self._open):
             self.text.append(data)
         if {"td", "th"} & set(self._open):
             self._rows[-1][-1] += data
@@ -191,8 +195,13 @@ def test_methods_without_a_choice_have_no_such_section() -> None:
 # ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 
-def test_the_page_loads_nothing_and_runs_nothing() -> None:
-    made = page(results(), Noted())
+def test_the_page_loads_nothing_and_runs_its_own_script_only() -> None:
+    whole = page(results(), Noted())
+    assert re.findall(r"<script>(.*?)</script>", whole, re.DOTALL) == [SCRIPT]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in unescape(whole)
+    assert not re.search(r"fetch|XMLHttp|WebSocket|EventSource|import|eval|innerHTML", SCRIPT)
+    made = whole.replace(f"<script>{SCRIPT}</script>", "")
     shown = Read(made)
     tags = {tag for tag, _ in shown.elements}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "use"}
@@ -220,7 +229,7 @@ def test_every_text_is_escaped() -> None:
             entry["phases"][EVIL] = 1.0
             entry["bytes"][f"to {EVIL} {EVIL}"] = 5
             entry[EVIL] = 1.0
-    made = page(run, Noted())
+    made = page(run, Noted()).replace(f"<script>{SCRIPT}</script>", "")
     shown = Read(made)
     assert "<script" not in made and "\x1b" not in made and "\u202e" not in made
     assert EVIL in shown.words  # as it is, for people to read

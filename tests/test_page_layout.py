@@ -1,14 +1,16 @@
 """Where things are on the page: names in the picture of features, and tables on a phone."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from fedda.page import page
 from fedda.page.labels import LONGEST, cut, placed, width
-from fedda.page.noted import collect
+from fedda.page.noted import Noted, collect
 from tests.browser import CHROMIUM, Tab, browser
+from tests.federation import wait_until
 from tests.test_page import results, write_notes
 
 NAMES = ["laptop_computer", "mobile_phone", "file_cabinet", "headphones", "desk_lamp", "WWWWWWWW"]
@@ -79,3 +81,48 @@ def test_nothing_is_cut_or_covered_in_a_browser(tmp_path: Path) -> None:
     with browser(tmp_path / "browser") as tab:
         for pixels in (1400, 400):
             layout(tab, file, pixels)
+
+
+HOVERED = """(() => {
+  const hit = document.querySelectorAll('#accuracy .hit')[1], r = hit.getBoundingClientRect();
+  hit.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: r.left + 5}));
+  const tip = document.querySelector('.tip'), t = tip.getBoundingClientRect();
+  return [tip.hidden, t.left >= 0 && t.right <= innerWidth, tip.textContent];
+})()"""
+ENLARGED = """(() => {
+  const figure = document.querySelector('#accuracy figure');
+  const width = figure.getBoundingClientRect().width;
+  figure.querySelector('.tools button').click();
+  return figure.getBoundingClientRect().width / width;
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
+    run = results()
+    bad = "=HYPERLINK(1)"  # a site's name that a spreadsheet would take for a formula
+    for entry in (r for ts in run["trainings"].values() for t in ts for r in t["rounds"]):
+        entry["weights"] = {bad if k == "clp" else k: v for k, v in entry["weights"].items()}
+    file, out = tmp_path / "report.html", tmp_path / "out"
+    file.write_text(page(run, Noted()))
+    with browser(tmp_path / "browser") as tab:
+        tab.open(file.as_uri(), 1400)
+        tab.wait("document.readyState === 'complete' && !!document.querySelector('.tools')")
+        hidden, inside, words = tab.ask(HOVERED)
+        assert not hidden and inside
+        assert words.splitlines()[:2] == ["round 2", "KD3A: 82.5"]
+        assert tab.ask(ENLARGED) > 1.5
+        csv = tab.ask("csv(document.querySelector('#bytes figure'))")
+        assert csv.splitlines()[1] == "1,1000,7,1007"  # bytes, not kB
+        weights = tab.ask("csv(document.querySelectorAll('#accuracy figure')[1])")
+        assert f"'{bad}" in weights and not weights.startswith("=") and f",{bad}" not in weights
+        tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(out))
+        tab.ask("[...document.querySelectorAll('#accuracy button')][2].click()")
+        wait_until(lambda: (out / "Accuracy-on-tgt.svg").exists(), 20, "the drawing is saved")
+        drawing = ElementTree.parse(out / "Accuracy-on-tgt.svg").getroot()
+        said = {
+            "".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")
+        }
+        assert {"Accuracy on tgt", "KD3A", "FedAvg", "82.5", "round", "1", "2"} <= said
+        assert tab.errors == []

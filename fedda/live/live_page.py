@@ -1,7 +1,5 @@
 """The live page: who is there, who trains, how far the run is, and the report of what there is."""
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +10,8 @@ from fedda.page.html import Html, e
 from fedda.page.noted import Noted
 from fedda.page.page import document, parts
 from fedda.page.parts import section
+from fedda.page.script import SCRIPT as TOOLS
+from fedda.page.script import allowed
 from fedda.page.series import Run as Shown
 from fedda.results.read import RESULTS, load
 
@@ -21,7 +21,7 @@ from .sofar import about_of, results, roster_of
 from .story import Journal, Story, settings_of
 
 # Fetches this page again at each event, and puts its part `live` in the place of the old one.
-SCRIPT = """
+FOLLOWS = """
 const live=()=>document.getElementById("live"),lost=document.getElementById("lost");
 const ask=new URLSearchParams(location.search);
 ask.set("seen",live().dataset.version);
@@ -39,7 +39,12 @@ async function refresh(){
         .getElementById("live");
       const open=new Set([...live().querySelectorAll("details[open]>summary")].map(name));
       for(const s of next.querySelectorAll("details>summary"))s.parentNode.open=open.has(name(s));
+      const big=new Set([...live().querySelectorAll("figure.big h3")].map(h=>h.textContent));
       live().replaceWith(next);
+      dress();
+      for(const h of next.querySelectorAll("figure h3"))
+        if(big.has(h.textContent))h.closest("figure").querySelector(".tools button").click();
+      tip.hidden=true;
     }while(again);
     lost.hidden=true;
   }catch{lost.hidden=false}
@@ -50,9 +55,9 @@ events.onmessage=refresh;
 events.onopen=()=>{lost.hidden=true};
 events.onerror=()=>{lost.hidden=false};
 """
-_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+SCRIPT = TOOLS + FOLLOWS
 POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; "
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed(SCRIPT)}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 

@@ -1,7 +1,8 @@
-"""A run as one HTML file that needs nothing else: no script, no font, no network.
+"""A run as one HTML file that needs nothing else: no font, no network, one script of its own.
 
 html.py        elements; escapes all text
 style.py       colours and sizes, for light and dark, narrow and wide
+script.py      values under the pointer, figures as files
 parts.py       tables, figures, legends
 axes.py        axes around a drawing that stretches
 line.py        curves over the rounds

@@ -90,8 +90,13 @@ def _numbers(
 ) -> Html:
     every = -(-len(sums) * (len(layers) + 1) // CELLS)
     rows = [
-        [r, *(text(x.values[r]) if r in x.values else NOTHING for x in layers), text(total)]
+        [r, *(_cell(x.values.get(r), text) for x in layers), _cell(total, text)]
         for r, total in sums.items()
         if r % every == 0 or r in (1, len(sums))
     ]
     return table(["round", *(x.name for x in layers), "in all"], rows, label=title, open_=False)
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> Html | str:
+    """Write a value for people, with the number itself for a CSV file."""
+    return NOTHING if value is None else e("data", text(value), value=f"{value:.10g}")

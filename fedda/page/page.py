@@ -19,11 +19,16 @@ from .html import Html, e
 from .noted import Noted, collect
 from .parts import note, section
 from .rounds import rounds
+from .script import SCRIPT, allowed
 from .series import Run
 from .style import CSS
 
-# Nothing may be loaded or run, even if something slipped through the escaping.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+# Nothing may be loaded, and only the page's own script may run, even if something slipped through
+# the escaping.
+POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed(SCRIPT)}; "
+    "base-uri 'none'; form-action 'none'"
+)
 PARTS = {
     "worth": "Worth",
     "collaborators": "Collaborators",
@@ -72,7 +77,7 @@ def page(
     return document(title, headline(run), *parts(run, noted, audited, tried))
 
 
-def document(title: str, *content: Any, policy: str = POLICY, script: str = "") -> str:
+def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRIPT) -> str:
     """Return a document.
 
     Args:
@@ -90,8 +95,7 @@ def document(title: str, *content: Any, policy: str = POLICY, script: str = "") 
         e("title", title),
         e("style", Html(CSS)),
     )
-    run_by_page = e("script", Html(script)) if script else None
-    body = e("body", e("main", *content), run_by_page)
+    body = e("body", e("main", *content), e("script", Html(script)))
     return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
 
 

@@ -115,6 +115,13 @@ overflow:hidden;text-overflow:ellipsis}
 .heat .hi{color:var(--on)}.heat .diag{outline:1.5px solid var(--soft);outline-offset:-2px}
 .heat .none{color:transparent}
 .heat .soft{max-width:none;padding-right:8px}
+.tools{display:flex;gap:14px;margin-top:8px}
+.tools button{all:unset;cursor:pointer;font-size:13px;color:var(--k1)}
+.tools button:hover,.tools button:focus-visible{text-decoration:underline}
+.tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;font-size:12.5px;padding:6px 10px;
+background:var(--ink);color:var(--bg);border-radius:6px;max-width:calc(100vw - 8px);overflow:hidden}
+.big{grid-column:1/-1}.big .plot{grid-template-rows:min(65vh,800px) auto auto}
+.big .square{max-width:min(100%,85vh)}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 @media(max-width:520px){.plot{grid-template-rows:200px auto auto}
 .plot.tall{grid-template-rows:230px auto auto}
@@ -122,6 +129,6 @@ figure{padding:12px 10px 10px}.card b{font-size:24px}th,td{padding:5px 8px}
 .pair,.pair+.pair{display:block;min-width:0}
 thead th,tbody th{white-space:normal}thead th{vertical-align:bottom;line-height:1.25}}
 @media(max-width:1000px){.heat td,.heat th{min-width:25px;height:26px}.heat thead th{padding:0 2px}}
-@media print{body{background:#fff}figure,.card{break-inside:avoid}nav{display:none}
+@media print{body{background:#fff}figure,.card{break-inside:avoid}nav,.tools,.tip{display:none}
 .scroll{max-height:none}}
 """
