@@ -1,4 +1,4 @@
-"""The page of a run: it loads nothing, runs its own script only, and says what results.json says."""
+"""The page of a run: loads nothing, runs its own script only, and says what results.json says."""
 
 import base64
 import hashlib
