@@ -6,10 +6,15 @@ set -eu
 [ -e /hub/ca.crt ] || fedda keys init --dir /hub --host server
 # A site sends a gradient only if it covers 256 examples or more, so each site gets more.
 fedda data digits /tmp/digits --train 600
+for name in handwritten blended street; do
+  [ -e "/hub/nodes/$name.pub" ] || fedda keys add "$name" --role source --dir /hub
+done
+[ -e /hub/nodes/fonts.pub ] || fedda keys add fonts --role target --dir /hub
 for name in handwritten blended street fonts; do
-  [ -e "/hub/nodes/$name.pub" ] || fedda keys add "$name" --dir /hub
   mkdir -p "/sites/$name/data"
   cp /hub/ca.crt "/sites/$name/ca.crt"
+  # All sites' public keys. In earnest a site gets them by a way that the server does not control.
+  cp /hub/peers "/sites/$name/peers"
   # Moved, not copied: a private key belongs to its site alone, so the server keeps none.
   [ -e "/sites/$name/key" ] || mv "/hub/nodes/$name" "/sites/$name/key"
   cp "/tmp/digits/$name/data.npz" "/sites/$name/data/data.npz"

@@ -3,29 +3,26 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import click
 import pytest
-import typer
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from clients.node.standing import Standing
-from fedda import cli
-from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError
+from fedda.ops import keys as keys_of
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, free_port
-from fedda.settings import overrides
+from tests.command_lines import blocks, command_lines, parse
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compose.gpu.yml")
@@ -62,42 +59,6 @@ COMMANDS = [(f, n) for f in FILES[:3] for n in services(f) if n != "init"]
 LASTING = [(f, n) for f, n in COMMANDS if n != "keys"]
 
 
-def parse(words: list[str]) -> dict[str, Any]:
-    """Read a command line as the program would, without running it -> its parameters.
-
-    Raises:
-        click.UsageError: the program would refuse the command line.
-        ConfigError: the command line changes a setting that does not exist.
-    """
-    program, *rest = words
-    command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
-    while hasattr(command, "commands"):
-        name, *rest = rest
-        if name not in command.commands:
-            raise click.UsageError(f"no command {name}")
-        command = command.commands[name]
-    params = command.make_context(program, rest).params
-    if "change" in params:
-        overrides(params["method"], list(params["change"] or ()))
-    return {k: Path(v) if str(v).startswith("/") else v for k, v in params.items()}
-
-
-def command_lines(text: str) -> Iterator[list[str]]:
-    """Yield all fedda commands in a shell script, a code block, or a compose file's comments."""
-    text = re.sub(r"\\\n#?", " ", text)
-    for line in text.splitlines():
-        line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
-        line = re.sub(r"[`;]|\|\|", " ; ", line)
-        found = re.search(r"(?:^|[\s;])(fedda(?:-client)? [a-z-].*)", line)
-        if found and not re.search(r"docker (build|run|image)", line):
-            words = shlex.split(found[1].replace("...", ""), comments=True)
-            yield words[: words.index(";")] if ";" in words else words
-
-
-def blocks(markdown: str) -> str:
-    return "\n".join(re.findall(r"```bash\n(.*?)```", markdown, re.DOTALL))
-
-
 @pytest.mark.parametrize(("file", "name"), COMMANDS)
 def test_commands_are_accepted(file: str, name: str) -> None:
     service = services(file)[name]
@@ -110,7 +71,9 @@ def test_commands_are_accepted(file: str, name: str) -> None:
     if words[0] == "fedda-client":
         assert not params["insecure"]
         assert not params["stock"]
-        for given in (params["ca"], params["key"], params["data"]):
+        for given in (params["ca"], params["key"], params["data"], params["peers"]):
+            if given is None:
+                continue  # only the demo's sites have their peers' keys
             assert mounts[covering(given, mounts)], f"{given} is writable"
         assert not mounts[covering(params["state_dir"], mounts)]
         assert params["superlink"].endswith(f":{PUBLIC_PORT}")
@@ -140,9 +103,9 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
     ("file", "count"),
     [
         ("README.md", 12),
-        ("compose.demo.yml", 2),
+        ("compose.demo.yml", 3),
         ("compose.server.yml", 1),
-        ("demo-init.sh", 3),
+        ("demo-init.sh", 4),
         ("smoke.sh", 3),
     ],
 )
@@ -218,6 +181,7 @@ def test_demo_sites_reach_only_the_server() -> None:
         assert set(site["volumes"]) == {f"{name}:/site:ro", f"{name}-state:/state"}
         params = parse(site["command"])
         assert params["name"] == name
+        assert params["peers"] == Path("/site/peers")
         roles[name] = params["role"]
     assert sorted(roles.values()) == ["source", "source", "source", "target"]
     assert roles["fonts"] == "target"
@@ -320,7 +284,7 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
         return {str(p.relative_to(tmp_path)): p.read_bytes() for p in made}
 
     first = run()
-    expected = {f"sites/{name}/{file}" for name in SITES for file in ("ca.crt", "key")}
+    expected = {f"sites/{name}/{file}" for name in SITES for file in ("ca.crt", "key", "peers")}
     expected |= {f"sites/{name}/data/data.npz" for name in SITES}
     expected |= {f"hub/nodes/{name}.pub" for name in SITES}
     expected |= {
@@ -331,6 +295,10 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
     assert set(again) == expected
     keys = [name for name in expected if not name.endswith(".npz")]
     assert {name: again[name] for name in keys} == {name: first[name] for name in keys}
+    for name in SITES:
+        peers = keys_of.peers(tmp_path / "sites" / name / "peers")
+        assert sorted(peers) == sorted(set(SITES) - {"fonts"})  # those that may be sources
+        assert first[f"sites/{name}/peers"] == first["hub/peers"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+"""Reads fedda's command lines as the programs would, without running them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+
+from fedda import cli
+from fedda.cli.client import app as client_app
+from fedda.settings import overrides
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    """Read a command line as the program would, without running it -> its parameters.
+
+    Raises:
+        click.UsageError: the program would refuse the command line.
+        ConfigError: the command line changes a setting that does not exist.
+    """
+    program, *rest = words
+    command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
+    while hasattr(command, "commands"):
+        name, *rest = rest
+        if name not in command.commands:
+            raise click.UsageError(f"no command {name}")
+        command = command.commands[name]
+    for option in command.params:
+        if isinstance(option.type, click.Path):
+            option.type.exists = False  # the files are on another machine
+    params = command.make_context(program, rest).params
+    if "change" in params:
+        overrides(params["method"], list(params["change"] or ()))
+    return {k: Path(v) if str(v).startswith("/") else v for k, v in params.items()}
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yield all fedda commands in a shell script, a code block, or a compose file's comments."""
+    text = re.sub(r"\\\n#?", " ", text)
+    for line in text.splitlines():
+        line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
+        line = re.sub(r"[`;]|\|\||&&", " ; ", line)
+        for part in line.split(" ; "):
+            found = re.search(r"(?:^|\s)(fedda(?:-client)? [a-z-].*)", part)
+            if found and not re.search(r"docker (build|run|image)", line):
+                yield shlex.split(found[1].replace("...", ""), comments=True)
+
+
+def blocks(markdown: str) -> str:
+    """Return the text of all blocks of shell commands."""
+    return "\n".join(re.findall(r"```bash\n(.*?)```", markdown, re.DOTALL))

@@ -1,0 +1,188 @@
+"""deploy/kubernetes/: its commands, probes and keys are those of the compose files."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedda.halves import load
+from fedda.ops import keys
+from tests.command_lines import command_lines, parse
+from tests.rendered import FOLDERS, ROOT, Object, containers, settings, words, workloads
+from tests.test_deploy import ENV, SITES, services
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+def mounts(container: Object) -> dict[Path, bool]:
+    """Where volumes are mounted, and whether read-only."""
+    return {Path(m["mountPath"]): m.get("readOnly", False) for m in container["volumeMounts"]}
+
+
+def read_only(path: Path, container: Object) -> bool:
+    """Whether a path lies on a volume that is mounted read-only; it must lie on one."""
+    (found,) = [only for mount, only in mounts(container).items() if path.is_relative_to(mount)]
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_commands_are_accepted_and_are_those_of_compose(folder: str) -> None:
+    compose = {
+        "fedda": services("compose.server.yml")["server"]["command"],
+        "fedda-client": services("compose.client.yml")["client"]["command"],
+    }
+    moved = {"superlink", "role", "name", "ca", "key", "device", "peers", "policy"}
+    for space, pod in workloads(folder):
+        (container,) = pod["spec"]["containers"]
+        line = words(folder, space, container)
+        params, like = parse(line), parse(compose[line[0]])
+        own = moved if line[0] == "fedda-client" else set()
+        assert {k: v for k, v in params.items() if k not in own} == {
+            k: v for k, v in like.items() if k not in own
+        }
+        for name, given in params.items():
+            if isinstance(given, Path):
+                writable = name in ("directory", "traffic", "state_dir")
+                assert read_only(given, container) is not writable, name
+        if line[0] == "fedda-client":
+            assert params["superlink"].endswith(":8443")
+            assert (params["policy"], params["peers"]) == (
+                Path("/policy/policy.toml") if folder == "overlays/clinic-a" else None,
+                Path("/keys/peers") if folder == "overlays/demo" else None,
+            )
+
+
+def test_the_demos_sites_are_those_of_the_compose_demo() -> None:
+    compose = services("compose.demo.yml")
+    found = {}
+    for space, pod in workloads("overlays/demo"):
+        line = words("overlays/demo", space, pod["spec"]["containers"][0])
+        if line[0] == "fedda-client":
+            params = parse(line)
+            assert space == f"fedda-demo-{params['name']}"
+            assert params["superlink"] == "server.fedda-demo.svc:8443"
+            found[params["name"]] = params["role"]
+    assert found == {name: parse(compose[name]["command"])["role"] for name in SITES}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_commands_of_init_containers_are_accepted(folder: str) -> None:
+    for space, pod in workloads(folder):
+        for container in pod["spec"].get("initContainers", ()):
+            shell, flag, script = container["command"]
+            assert (shell, flag) == ("sh", "-c")
+            for name, value in settings(folder, space, container).items():
+                script = script.replace(f"${name}", value)
+            assert "$" not in script
+            (line,) = command_lines(script)
+            parse(line)
+            for path in re.findall(r"(?<![\w.])/\w+", script):
+                assert Path(path) in mounts(container)
+                assert not mounts(container)[Path(path)]
+
+
+def test_the_certificate_has_the_names_that_sites_dial() -> None:
+    """In the cluster the service's names; for others the one in the ConfigMap."""
+    for folder, dialled in (
+        ("overlays/demo", "server.fedda-demo.svc"),
+        ("overlays/hub", "hub.example.org"),
+    ):
+        (made,) = [(s, c) for s, _, c in containers(folder) if c["name"] == "certificate"]
+        script = made[1]["command"][-1]
+        for name, value in settings(folder, made[0], made[1]).items():
+            script = script.replace(f"${name}", value)
+        assert dialled in parse(next(command_lines(script)))["host"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_probes_ask_as_compose_does(folder: str) -> None:
+    for space, pod in workloads(folder):
+        (container,) = pod["spec"]["containers"]
+        asked = container["readinessProbe"]["exec"]["command"]
+        if "ports" in container:
+            like = services("compose.server.yml")["server"]["healthcheck"]["test"][1:]
+            assert container["startupProbe"]["exec"]["command"] == asked == like
+            life = container["livenessProbe"]["httpGet"]
+            assert life == {"scheme": "HTTPS", "path": "/health", "port": "sites"}
+        else:
+            env = {**ENV, "HOST": "$HOST"}
+            like = services("compose.client.yml", env)["client"]["healthcheck"]["test"][1:]
+            script = asked[2].replace('"', "").replace("$SERVER", "$HOST:8443")
+            assert asked[:2] == ["sh", "-c"] and script.split() == ["exec", *like]
+            params = parse(words(folder, space, container))
+            assert asked[2].split()[-2:] == [str(params["ca"]), str(params["state_dir"])]
+            assert "livenessProbe" not in container
+            assert "SERVER" in settings(folder, space, container)
+
+
+def test_the_example_sites_policy_is_a_fresh_one() -> None:
+    """Renew it with `fedda policy init`."""
+    text = (ROOT / "overlays/clinic-a/policy.toml").read_text()
+    assert text == load("clients", "policy.words").FRESH
+    load("clients", "policy.rules").Policy.read(ROOT / "overlays/clinic-a/policy.toml")
+
+
+# ---- keys --------------------------------------------------------------------------------------
+
+KUBECTL = """#!/bin/sh
+# Stands in for kubectl: runs a command of the server's pod here, and keeps secrets in folders.
+set -eu
+[ "$1 $2 $3" = "create secret generic" ] && {
+  folder="$ROOT/secrets/$6/$4"; mkdir -p "$folder"; shift 6
+  for file in "$@"; do cp "${file#--from-file=}" "$folder/"; done; exit
+}
+[ "$1 $2" = "get secret" ] && { test -d "$ROOT/secrets/$5/$3"; exit; }
+[ "$1 $2 $3 $4 $5 $6 $7" = "exec --namespace fedda-demo server-0 --container server --" ]
+shift 7
+for word in "$@"; do
+  shift
+  case "$word" in /hub*) word="$ROOT$word";; esac
+  set -- "$@" "$word"
+done
+[ "$1" = fedda ] && { shift; set -- "$PYTHON" -m fedda.cli "$@"; }
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "kubectl"
+    tool.parent.mkdir()
+    tool.write_text(KUBECTL)
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    env = os.environ | {
+        "ROOT": str(tmp_path),
+        "PYTHON": sys.executable,
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+    }
+    keys.init(tmp_path / "hub", ["server.fedda-demo.svc"])
+
+    def run() -> dict[str, bytes]:
+        script = ["sh", str(ROOT / "overlays" / "demo" / "keys.sh")]
+        done = subprocess.run(
+            script, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        folder = tmp_path / "secrets"
+        return {
+            str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+        }
+
+    made = run()
+    files = ("ca.crt", "key", "peers")
+    assert set(made) == {f"fedda-demo-{name}/keys/{file}" for name in SITES for file in files}
+    assert keys.names(tmp_path / "hub") == sorted(SITES)
+    assert not [name for name in SITES if (tmp_path / "hub" / "nodes" / name).exists()]
+    for name in SITES:
+        folder = tmp_path / "secrets" / f"fedda-demo-{name}" / "keys"
+        own = keys.load_node_key(folder / "key").public_key()
+        registered = tmp_path / "hub" / "nodes" / f"{name}.pub"
+        assert keys.public_key(registered) == own
+        assert keys.role(registered) == ("target" if name == "fonts" else "source")
+        assert len((folder / "peers").read_text().splitlines()) == len(SITES)
+        keys.check_certificate(folder / "ca.crt")
+    assert run() == made
