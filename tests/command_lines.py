@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ def command_lines(text: str) -> Iterator[list[str]]:
         line = re.sub(r"\brun --rm keys ", "fedda keys ", line)
         line = re.sub(r"[`;]|\|\||&&", " ; ", line)
         for part in line.split(" ; "):
-            found = re.search(r"(?:^|\s)(fedda(?:-client)? [a-z-].*)", part)
+            found = re.search(r"(?:^|\s|bin/)(fedda(?:-client)? [a-z-].*)", part)
             if found and not re.search(r"docker (build|run|image)", line):
-                yield shlex.split(found[1].replace("...", ""), comments=True)
+                words = shlex.split(found[1].replace("...", ""), comments=True)
+                yield list(takewhile(lambda word: word not in ("<", ">"), words))
 
 
 def blocks(markdown: str) -> str:

@@ -102,7 +102,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
 @pytest.mark.parametrize(
     ("file", "count"),
     [
-        ("README.md", 12),
+        ("README.md", 28),
         ("compose.demo.yml", 3),
         ("compose.server.yml", 1),
         ("demo-init.sh", 4),
