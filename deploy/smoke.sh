@@ -50,9 +50,11 @@ size=$(docker image inspect --format '{{.Size}}' fedda)
 echo "image: $((size / 1000000)) MB"
 compose up --detach --wait --wait-timeout 300
 
-echo "== a run of KD3A, and one of DILS, which sums gradients at the exchange"
+echo "== a run of KD3A with sealed models, a secure sum, and DILS, which sums gradients at the exchange"
 compose exec -T server fedda run kd3a --server /hub --dir /runs --rounds 1 -c train.lr=0.01 \
-  -c wait.min-sources=3 -c input.size=16 -c input.channels=1
+  -c kd3a.relay=sealed -c wait.min-sources=3 -c input.size=16 -c input.channels=1
+compose exec -T server fedda run fedavg --server /hub --dir /runs --rounds 1 -c train.lr=0.01 \
+  -c secure=sum -c wait.min-sources=3 -c input.size=16 -c input.channels=1
 compose exec -T server fedda run dils --server /hub --dir /runs --baseline none --rounds 3 \
   -c collaborator=handwritten -c pretrain=2 -c train.lr=0.01 \
   -c wait.min-sources=3 -c input.size=16 -c input.channels=1

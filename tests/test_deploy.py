@@ -106,7 +106,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
         ("compose.demo.yml", 3),
         ("compose.server.yml", 1),
         ("demo-init.sh", 4),
-        ("smoke.sh", 3),
+        ("smoke.sh", 4),
     ],
 )
 def test_commands_in_prose_are_accepted(file: str, count: int) -> None:

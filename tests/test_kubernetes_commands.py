@@ -87,15 +87,18 @@ def test_commands_of_init_containers_are_accepted(folder: str) -> None:
 
 def test_the_certificate_has_the_names_that_sites_dial() -> None:
     """In the cluster the service's names; for others the one in the ConfigMap."""
-    for folder, dialled in (
-        ("overlays/demo", "server.fedda-demo.svc"),
-        ("overlays/hub", "hub.example.org"),
+    for folder, space, outside in (
+        ("overlays/demo", "fedda-demo", "server.fedda-demo.svc"),
+        ("overlays/hub", "fedda", "hub.example.org"),
     ):
-        (made,) = [(s, c) for s, _, c in containers(folder) if c["name"] == "certificate"]
-        script = made[1]["command"][-1]
-        for name, value in settings(folder, made[0], made[1]).items():
+        ((namespace, container),) = [
+            (space, each) for space, _, each in containers(folder) if each["name"] == "certificate"
+        ]
+        script = container["command"][-1]
+        for name, value in settings(folder, namespace, container).items():
             script = script.replace(f"${name}", value)
-        assert dialled in parse(next(command_lines(script)))["host"]
+        inside = ("server", f"server.{space}", f"server.{space}.svc")
+        assert parse(next(command_lines(script)))["host"] == (outside, *inside)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
