@@ -214,8 +214,7 @@ class Target(Member, fdann.Target):
             )
             whole.load_state_dict(dict(self._whole_state()))
             whole.attach(self.model.backbone)
-            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
-            models.save(path, whole, classes=task.names, **about)
+            models.save(path, whole, classes=task.names, **task.about_model)
         return numbers
 
     def _whole_state(self) -> Iterator[tuple[str, Tensor]]:

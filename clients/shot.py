@@ -167,8 +167,7 @@ class Target(Client):
         task = self.task
         path = state.model_path(self.site, task)
         if path is not None:
-            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
-            models.save(path, self.model, classes=task.names, **about)
+            models.save(path, self.model, classes=task.names, **task.about_model)
 
     def outgoing(self) -> dict[str, Packed]:
         """Return nothing: the adapted models stay here."""

@@ -5,10 +5,11 @@ has a dotted kebab-case key, such as `train.lr-end` or `kd3a.gate.low`. A method
 in its `Config`; `fedda.settings` puts them together with the sections here.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedda.errors import ConfigError
 
@@ -61,6 +62,18 @@ class InputConfig(Section):
         "input.size * 256/224, then the square in the middle is kept, as torchvision evaluates on "
         "ImageNet",
     )
+    window: str = Field(
+        default="",
+        description="low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that "
+        "become black and white, the same at all sites, such as -160,240; empty: all values that "
+        "the file's bits can hold, or a DICOM file's own window",
+    )
+
+    @field_validator("window")
+    @classmethod
+    def _is_window(cls, text: str) -> str:
+        window_of(text)
+        return text
 
 
 class ModelConfig(Section):
@@ -383,6 +396,24 @@ class TrackSection(Section):
     )
 
 
+def window_of(text: str) -> tuple[float, float] | None:
+    """The values that become black and white, from `low,high`; None from an empty text.
+
+    Raises:
+        ValueError: it is neither, or low is not below high.
+    """
+    if not text:
+        return None
+    parts = text.split(",") if len(text) <= 64 else []
+    try:
+        low, high = map(float, parts)
+    except ValueError:
+        raise ValueError("give two numbers, low,high, such as 0,4095") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError("low must be below high, and both finite")
+    return low, high
+
+
 def is_site_name(name: str) -> bool:
     """Whether a name can be used in array names, file names and one-line messages."""
     plain = name.isprintable() and "/" not in name and not name.startswith(".")
@@ -402,8 +433,13 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"There is no setting '{key}'; see fedda settings.") from None
         raise ConfigError(
-            f"{key} is {first['input']!r}, which cannot be: {first['msg']}."
+            f"{key} is {first['input']!r}, which cannot be: {_reason(first['msg'])}."
         ) from None
+
+
+def _reason(text: str) -> str:
+    """What pydantic says of an error, without its name for errors of our own checks."""
+    return text.removeprefix("Value error, ")
 
 
 def _with_defaults(section: type[S], tree: Any) -> Any:

@@ -362,8 +362,7 @@ class Training:
             model.attach(models.backbone(task.model, task.dims, fetch=True))
         classes = self.roster.classes
         path = self.folder / MODEL
-        about = {"config": task.model, "shape": task.dims, "resize": task.resize}
-        models.save(path, model, classes=classes, **about)
+        models.save(path, model, classes=classes, **task.about_model)
         adapted = {"adapted": self._adapted()} if self._stays else {}
         worth_it = state.history[-1].get(appraised.WORTH, appraised.NOTHING)
         rounds = [{k: v for k, v in e.items() if k != appraised.WORTH} for e in state.history]
@@ -425,7 +424,7 @@ class Training:
     def _owed(self, node_ids: Collection[int], seconds: float) -> None:
         names = [node.name for node in self.roster.nodes if node.id in node_ids]
         about = self._about | {"round": self.round}
-        self.journal.write("waiting-for", sites=names, seconds=seconds, **about)
+        self.journal.write("waiting-for", sites=names, seconds=seconds, **task.about_model)
 
     def _exchanged(self, what: str, site: str, text: str) -> None:
         """Write troubles of the exchange to the journal; joining and leaving is only logged."""

@@ -12,7 +12,7 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
 from fedda.data.cache import Cache
-from fedda.data.depth import DEEP, in_words
+from fedda.data.depth import DEEP, Gray, in_words
 from fedda.errors import ConfigError, DataError
 
 TWELVE = data.Reading(gray_bits=12)
@@ -93,7 +93,7 @@ def test_images_of_8_bits_stay(tmp_path: Path) -> None:
         "0 to 4095 (12 bits) become 0 to 255; 8 bits stay as they are"
     )
     assert data.describe(scans(tmp_path / "x", eight), "source").gray == ""
-    assert in_words({8, 12, 16}, 0).startswith("0 to 4095 (12 bits) and 0 to 65535 (16 bits)")
+    assert in_words({8, 12, 16}, Gray()).startswith("0 to 4095 (12 bits) and 0 to 65535 (16 bits)")
 
 
 def test_a_value_above_white_is_refused_by_name(tmp_path: Path) -> None:

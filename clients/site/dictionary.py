@@ -250,8 +250,7 @@ class Dictionary:
             made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
             made.attach(self.site.frozen.part(task))  # a file stands alone
             path = folder / f"{kind}.safetensors"
-            about = {"config": task.model, "shape": task.dims, "resize": task.resize}
-            models.save(path, made, classes=task.names, **about)
+            models.save(path, made, classes=task.names, **task.about_model)
         _make_room(folder)
 
 

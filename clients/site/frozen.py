@@ -31,6 +31,11 @@ FILES = 64  # of outputs that stay on the disk
 Images = TypeVar("Images", bound=data.Labelled | data.Unlabelled)
 
 
+def _of(task: Task) -> tuple[Any, ...]:
+    """What the outputs for an image depend on."""
+    return task.model, task.frozen, task.dims, task.resize, task.window
+
+
 class Frozen:
     """The frozen parts that a site needs, and what they give for its images.
 
@@ -79,7 +84,8 @@ class Frozen:
         part = self.part(task)
         if part is None:
             return images
-        key = (what, task.model, task.frozen, task.dims, task.names if what == "test" else ())
+        names = task.names if what == "test" else ()
+        key = (what, *_of(task), names)
         if key not in self._taken:
             self._taken = {k: v for k, v in self._taken.items() if k[0] != what}
             content = self._content(images.x)
@@ -100,7 +106,7 @@ class Frozen:
         augment = augmentation(names)
         if augment is None or part is None:
             return None
-        key = (task.model, task.frozen, task.dims, names, task.train.views)
+        key = (*_of(task), names, task.train.views)
         if key not in self._views:
             content = self._content(images.x)
             found = [

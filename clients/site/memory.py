@@ -137,20 +137,21 @@ class Site:
         return self._described.train
 
     def training(
-        self, shape: tuple[int, ...], resize: data.Resize = "stretch"
+        self, shape: tuple[int, ...], resize: data.Resize = "stretch", window: str = ""
     ) -> "data.Labelled | data.Unlabelled":
         """The training images that are in whole blocks, in the run's shape; a target has no labels.
 
         Raises:
             ConfigError: the site has too few images for a block.
         """
-        if (shape, resize) not in self._sets:
+        key = (shape, resize, window)
+        if key not in self._sets:
             self._sets = {}  # one shape at a time stays in memory
-            images, used = self._load(shape, resize), self.blocks.used
+            images, used = self._load(*key), self.blocks.used
             if len(used) < len(images):
                 images = images.take(used)
-            self._sets = {(shape, resize): images}
-        return self._sets[shape, resize]
+            self._sets = {key: images}
+        return self._sets[key]
 
     @property
     def blocks(self) -> Blocks:
@@ -178,11 +179,11 @@ class Site:
         return self._blocks
 
     def _load(
-        self, shape: tuple[int, ...], resize: data.Resize
+        self, shape: tuple[int, ...], resize: data.Resize, window: str
     ) -> "data.Labelled | data.Unlabelled":
         load = data.load_target if self.role == "target" else data.load_source
         with reading.shown("training images") as shown:
-            images = load(self.path, **self._form(shape, resize), progress=shown)
+            images = load(self.path, **self._form(shape, resize, window), progress=shown)
         if not isinstance(images, data.Labelled):
             return images
         if self.poison:
@@ -191,23 +192,27 @@ class Site:
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
         return images
 
-    def _form(self, shape: tuple[int, ...], resize: data.Resize) -> dict[str, Any]:
+    def _form(self, shape: tuple[int, ...], resize: data.Resize, window: str) -> dict[str, Any]:
         """How images are converted; vectors do not change."""
         channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
         form = {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
-        return form | {"reading": self.reading}
+        return form | {"reading": self.reading.within(window)}
 
     def evaluation(
-        self, shape: tuple[int, ...], classes: tuple[str, ...], resize: data.Resize = "stretch"
+        self,
+        shape: tuple[int, ...],
+        classes: tuple[str, ...],
+        resize: data.Resize = "stretch",
+        window: str = "",
     ) -> "data.Labelled | None":
         """The labelled test files, apart from the training images; only a test opens them.
 
         Labels are numbered as the run numbers its classes, by name.
         """
-        key = (shape, classes, resize)
+        key = (shape, classes, resize, window)
         if key not in self._tests:
             with reading.shown("test images") as shown:
-                form = self._form(shape, resize)
+                form = self._form(shape, resize, window)
                 tests = data.load_evaluation(self.path, classes=classes, **form, progress=shown)
             self._tests = {key: tests}
         return self._tests[key]
@@ -219,7 +224,7 @@ class Site:
             ConfigError: the site has too few images for a block.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        return self.frozen.outputs("train", task, self.training(task.dims, task.resize))
+        return self.frozen.outputs("train", task, self.training(task.dims, task.resize, task.window))
 
     def views(self, task: Task) -> torch.Tensor | None:
         """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.
@@ -228,11 +233,11 @@ class Site:
             ConfigError: there is no such augmentation.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        return self.frozen.views(task, self.training(task.dims, task.resize))
+        return self.frozen.views(task, self.training(task.dims, task.resize, task.window))
 
     def tested_on(self, task: Task) -> "data.Labelled | None":
         """The same for the labelled test images; None if there are none."""
-        tests = self.evaluation(task.dims, task.names, task.resize)
+        tests = self.evaluation(task.dims, task.names, task.resize, task.window)
         return None if tests is None else self.frozen.outputs("test", task, tests)
 
     def workspace(self, task: Task) -> "Workspace":

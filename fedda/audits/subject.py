@@ -148,6 +148,7 @@ def subject(
     model, about = models.load(file)
     channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
     form: dict[str, Any] = {"channels": channels, "size": size, "resize": about.resize}
+    reading = reading.within(about.window)
     own = data.load_source(folder, **form, reading=reading)
     if own.shape != about.shape:
         raise ModelError(

@@ -207,6 +207,7 @@ def _attack(
     network, about = models.load(file)
     network.to(load_folder("clients", "site.memory").pick_device(device))
     channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
+    reading = reading.within(about.window)
     examples = load_target(  # reads no labels
         data, channels=channels, size=size, resize=about.resize, reading=reading
     )

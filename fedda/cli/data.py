@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, WindowOption, reading_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.benchmarks import Benchmark, Result
@@ -270,6 +270,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    window: WindowOption = "",
     skip_broken: SkipOption = False,
 ) -> None:
     """Read all data in DIR once and show how a run would understand them.
@@ -286,10 +287,11 @@ def check(
       data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns image
       and label.
 
-    Images are png, jpg, bmp, webp or tif. They are turned upright as EXIF says, 16 bits of gray
-    become 8 (0 to 65535 become 0 to 255, unless --gray-bits says that fewer bits are used),
-    transparent parts become white, and animations and files of several pages are refused. If a
-    run could not use the data, the command says why and ends with exit code 1.
+    Images are png, jpg, bmp, webp, tif or dcm. They are turned upright as EXIF says, 16 bits of
+    gray become 8 (0 to 65535 become 0 to 255, unless --gray-bits says that fewer bits are used, or
+    --window which values become black and white), transparent parts become white, and animations
+    and files of several pages are refused. If a run could not use the data, the command says why
+    and ends with exit code 1.
 
       fedda data check ./clinic-a
 
@@ -297,12 +299,14 @@ def check(
 
       fedda data check ./scans --gray-bits 12
 
+      fedda data check ./ct --window=-160,240
+
       fedda data check ./saved-by-datasets --split validation
     """
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        reading = reading_of(split, gray_bits, skip_broken)
+        reading = reading_of(split, gray_bits, skip_broken).within(window)
         description = verify(path, role, progress, reading=reading)
     if as_json:
         typer.echo(json.dumps(description.to_json(), indent=2))
@@ -322,6 +326,7 @@ def show(
     ] = 10,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    window: WindowOption = "",
     skip_broken: SkipOption = False,
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
@@ -334,7 +339,7 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        reading, odd = reading_of(split, gray_bits, skip_broken), list[str]()
+        reading, odd = reading_of(split, gray_bits, skip_broken).within(window), list[str]()
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target

@@ -26,8 +26,15 @@ GrayOption = Annotated[
         "pixel, 16 but for TIFF files packed to fewer.",
     ),
 ]
-
-
+WindowOption = Annotated[
+    str,
+    typer.Option(
+        metavar="LOW,HIGH",
+        help="The gray values of more than 8 bits that become black and white, as a run's "
+        "input.window says it.",
+        show_default=False,
+    ),
+]
 SkipOption = Annotated[
     bool,
     typer.Option(

@@ -92,7 +92,8 @@ def table(
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
     # The first batch is read before the heading is written: an error leaves an empty output.
-    batches = stream(data, about.shape, batch, about.resize, reading or Reading())
+    reading = (reading or Reading()).within(about.window)
+    batches = stream(data, about.shape, batch, about.resize, reading)
     first = next(batches)
     yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
     for names, examples in chain([first], batches):

@@ -52,10 +52,10 @@ def stream(
         yield from _rows(site.path, only, shape, batch, resize)
     elif isinstance(site, ImageFolder):
         folder = site.path / reading.split
-        form = Form(resize=resize, gray_bits=reading.gray_bits)
+        form = Form(resize=resize, gray=reading.gray)
         yield from _images(folder, shape, batch, form, reading.skip_broken)
     else:
-        form = Form(resize=resize, gray_bits=reading.gray_bits)
+        form = Form(resize=resize, gray=reading.gray)
         yield from _others(site, Path(path), shape, batch, form)
 
 
@@ -85,7 +85,7 @@ def _images(
     folder: Path, shape: tuple[int, ...], batch: int, form: Form, skip_broken: bool
 ) -> Iterator[Named]:
     files = list(_walk(folder))
-    files = sound(files, form.gray_bits, folder) if skip_broken else files
+    files = sound(files, form.gray, folder) if skip_broken else files
     if not files:
         raise DataError(
             f"{folder} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"

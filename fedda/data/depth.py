@@ -7,9 +7,13 @@ TIFF's MaxSampleValue describes one image and must not change how it looks (TIFF
 says it (`Reading.gray_bits`); else the number of bits that the file stores per pixel counts, which
 is 12 in a TIFF that packs two pixels into three bytes. An image's own maximum is never used: it
 would give each image another scale.
+
+A run can say instead which values become black and white, at all sites (`input.window`). Values
+outside become black or white. Signed gray and gray of 32 bits have no scale of their own, so they
+need it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +21,26 @@ from PIL import Image
 
 from fedda.errors import DataError
 
+Window = tuple[float, float]  # values that become black and white
+
 DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})  # Pillow's modes of 16 bits of gray
+WIDE = frozenset({"I", "F"})  # of TIFF files: signed, or of 32 bits, whole or not
 BITS = 16
+NO_SCALE = 32  # bits of gray that has no scale of its own
+NEEDS_WINDOW = (
+    "has gray values that are signed or of 32 bits, so that only you know which are black and "
+    "white: say it with input.window=low,high, the same at all sites, such as "
+    "input.window=-160,240"
+)
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 _DARK = 16  # a set whose values all stay below such a part of white is probably read wrongly
+
+
+class Gray(NamedTuple):
+    """How gray of more than 8 bits becomes 8: by a window, or by the number of bits that count."""
+
+    bits: int = 0
+    window: Window | None = None
 
 
 class Light(NamedTuple):
@@ -30,8 +50,18 @@ class Light(NamedTuple):
     white: int
 
 
+def is_wide(image: Image.Image) -> bool:
+    """Whether an image is gray without a scale of its own."""
+    return image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
+
+
 def stored(image: Image.Image) -> int:
-    """How many bits of gray a file stores per pixel: 9 to 16, or 8 for any other image."""
+    """How many bits of gray a file stores per pixel: 9 to 16, 32 without a scale, or 8 for others.
+
+    32 stands for all gray that `is_wide`.
+    """
+    if is_wide(image):
+        return NO_SCALE
     if image.mode not in DEEP:
         return 8
     tags = getattr(image, "tag_v2", {})
@@ -39,29 +69,48 @@ def stored(image: Image.Image) -> int:
     return bits if 8 < bits < BITS else BITS
 
 
-def shallow(image: Image.Image, name: object, bits: int) -> tuple[Image.Image, Light | None]:
-    """Bring gray of 0 to 2**bits - 1 to 0 to 255, rounded; other images stay as they are.
+def shallow(image: Image.Image, name: object, gray: Gray) -> tuple[Image.Image, Light | None]:
+    """Bring gray of more than 8 bits to 0 to 255, rounded; other images stay as they are.
 
     Args:
         image: as Pillow opens it.
         name: of the file, for messages.
-        bits: how many are significant; 0: as many as the file stores.
+        gray: the values that become black and white, or how many bits are significant; 0: as many
+            as the file stores, which become 0 to 2**bits - 1.
 
     Raises:
-        DataError: the image has a larger value.
+        DataError: the image has a larger value than these bits can hold, or has no scale of its
+            own and no window is given.
     """
-    if image.mode not in DEEP:
+    if is_wide(image) and gray.window is None:
+        raise DataError(f"{name} {NEEDS_WINDOW}")
+    if image.mode not in DEEP | WIDE:
         return image, None
-    white = 2 ** (bits or stored(image)) - 1
+    if gray.window is not None:
+        return Image.fromarray(to_bytes(np.asarray(image), gray.window, name)), None
+    white = 2 ** (gray.bits or stored(image)) - 1
     deep = np.asarray(image).astype(np.uint32).clip(0, 2**BITS - 1)
     brightest = int(deep.max())
     if brightest > white:
         raise DataError(
-            f"{name} has the value {brightest}, but {bits} bits of gray end at {white}: give "
+            f"{name} has the value {brightest}, but {gray.bits} bits of gray end at {white}: give "
             f"--gray-bits {brightest.bit_length()} or more, the same for all scans of a kind"
         )
-    gray = ((deep * 255 + white // 2) // white).astype(np.uint8)
-    return Image.fromarray(gray), Light(brightest, white)
+    scaled = ((deep * 255 + white // 2) // white).astype(np.uint8)
+    return Image.fromarray(scaled), Light(brightest, white)
+
+
+def to_bytes(values: np.ndarray, window: Window, name: object = "an image") -> np.ndarray:
+    """255 (v - low) / (high - low), rounded half up and kept within 0 to 255 -> uint8, same shape.
+
+    Raises:
+        DataError: a value is not finite.
+    """
+    low, high = window
+    if not np.isfinite(values).all():
+        raise DataError(f"{name} has values that are not finite: replace or remove it")
+    share = (values.astype(np.float64) - low) / (high - low)
+    return np.floor(255 * share.clip(0, 1) + 0.5).astype(np.uint8)
 
 
 class Brightness:
@@ -88,11 +137,38 @@ class Brightness:
             )
 
 
-def in_words(found: set[int], bits: int) -> str:
-    """How the images that store these numbers of bits are read; empty if all have 8."""
-    deep = sorted(found - {8})
-    if not deep:
+def in_words(
+    found: Collection[int], gray: Gray, scales: Collection[Window] = (), own: bool = False
+) -> str:
+    """How the images are read that store these numbers of bits; empty if all have 8.
+
+    Args:
+        found: bits of gray, as `stored` gives them.
+        gray: how they become 8.
+        scales: of DICOM files: the values that are black and white where the run says nothing.
+        own: whether DICOM files say these themselves.
+    """
+    deep = sorted({*found} - {8, NO_SCALE})
+    if not deep and not scales and NO_SCALE not in found:
         return ""
-    read = [bits] if bits else deep
-    scales = " and ".join(f"0 to {2**each - 1} ({each} bits)" for each in read)
-    return f"{scales} become 0 to 255" + ("; 8 bits stay as they are" if 8 in found else "")
+    if gray.window is not None:
+        words = [f"{span(gray.window)} (the window) become 0 to 255"]
+    else:
+        read = ([gray.bits] if gray.bits else deep) if deep else []
+        scale = " and ".join(f"0 to {2**each - 1} ({each} bits)" for each in read)
+        words = [f"{scale} become 0 to 255"] if read else []
+        words += [_of_dicom(scales, own)] if scales else []
+        words += ["signed values and values of 32 bits need input.window"] * (NO_SCALE in found)
+    return "; ".join([*words, *(["8 bits stay as they are"] if 8 in found else [])])
+
+
+def _of_dicom(scales: Collection[Window], own: bool) -> str:
+    said = "each file's own window" if own else "all values that its bits can hold"
+    several = f"{len(scales)} different ones, such as " if len(scales) > 1 else ""
+    advice = "; input.window makes them one" if len(scales) > 1 else ""
+    return f"of DICOM {said} ({several}{span(min(scales))}) becomes 0 to 255{advice}"
+
+
+def span(window: Window) -> str:
+    """A window in words."""
+    return f"{window[0]:g} to {window[1]:g}"

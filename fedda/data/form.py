@@ -1,9 +1,11 @@
 """The form in which a run wants a site's images: channels, size, and how they are resized."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from fedda.config import window_of
+from fedda.data.depth import Gray
 from fedda.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Reading:
-    """What a site says of its own files, for every command that reads them.
+    """What is said of a site's files, for every command that reads them: by the site, but `window`.
 
     Attributes:
         split: the part of the data to train on; empty for `train`, or for all where there are no
@@ -28,11 +30,13 @@ class Reading:
         gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
             white. 0: as many as each file stores (`fedda.data.depth`).
         skip_broken: whether image files of a folder that cannot be read are passed over.
+        window: the run's `input.window`, low,high or empty. It replaces `gray_bits`.
     """
 
     split: str = ""
     gray_bits: int = 0
     skip_broken: bool = False
+    window: str = ""
 
     @classmethod
     def of(
@@ -55,8 +59,25 @@ class Reading:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
         return cls(split, 0 if text == AUTO else int(text), skip_broken)
 
+    def within(self, window: str) -> "Reading":
+        """The same with a run's or model's window; an empty one leaves it as it is.
+
+        Raises:
+            ConfigError: it is no window.
+        """
+        try:
+            window_of(window)
+        except ValueError as error:
+            raise ConfigError(f"The window is {window!r}; {error}.") from None
+        return replace(self, window=window) if window else self
+
+    @property
+    def gray(self) -> Gray:
+        """How gray of more than 8 bits becomes 8."""
+        return Gray(self.gray_bits, window_of(self.window))
+
     def flat(self) -> dict[str, str | bool]:
-        """All as a site's configuration has them, and as `of` reads them."""
+        """What the site says, as its configuration has it, and as `of` reads it."""
         skip = {"skip-broken": True} if self.skip_broken else {}
         return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | skip
 
@@ -75,7 +96,7 @@ class Form:
             torchvision's evaluation on ImageNet: the shorter side becomes size * 256 / 224 pixels,
             then the square in the middle is kept. Without a size nothing is resized.
         cache: where decoded images are kept on disk; None keeps them in memory.
-        gray_bits: as a site says (`Reading`).
+        gray: how gray of more than 8 bits becomes 8 (`Reading.gray`).
         notice: called with a sentence about images that look odd once all are decoded; None
             writes it to the log.
     """
@@ -84,7 +105,7 @@ class Form:
     size: int = 0
     resize: Resize = "stretch"
     cache: "Cache | None" = None
-    gray_bits: int = 0
+    gray: Gray = Gray()
     notice: Callable[[str], object] | None = None
 
 

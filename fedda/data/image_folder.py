@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedda.data.depth import in_words
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.pixels import EXTENSIONS, broken, digest, read_images, sound, survey
+from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
 from fedda.data.sets import (
     Description,
     Labelled,
@@ -49,7 +48,7 @@ class ImageFolder:
     def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
         self.warnings: list[str] = []
-        self._gray_bits = reading.gray_bits
+        self._gray = reading.gray
         self._skips = reading.skip_broken
         self._test = _inside(path, "test")
         self._train = _inside(path, reading.split or "train")
@@ -95,7 +94,7 @@ class ImageFolder:
             else sorted(self._target_files())
         )
         files += [file for files in self._test_files().values() for file in files]
-        return broken(files, self._gray_bits)
+        return broken(files, self._gray)
 
     def describe(self, role: Role) -> Description:
         if role == "source":
@@ -110,23 +109,24 @@ class ImageFolder:
             names = dict.fromkeys((self._train.name, self._test.name))
             used = " and ".join(f"{each}/" for each in names)
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
-        shape, gray = self._survey(train, [file for files in test.values() for file in files])
+        found = self._survey(train, [file for files in test.values() for file in files])
         self.warnings += odd_classes(counts)
         return Description(
             path=self.path,
             role=role,
             kind="image",
-            shape=shape,
+            shape=found.shape,
             train=len(train),
             test=sum(map(len, test.values())),
             classes=tuple(counts or test),
             counts=counts,
             warnings=tuple(dict.fromkeys(self.warnings)),
-            gray=gray,
+            gray=found.gray(self._gray),
+            needs_window=found.needs_window,
         )
 
-    def _survey(self, train: list[Path], test: list[Path]) -> tuple[tuple[int, int, int], str]:
-        """The shape of an image, and what happens to gray of more than 8 bits."""
+    def _survey(self, train: list[Path], test: list[Path]) -> Survey:
+        """The training images' headers; warns where images differ."""
         training = survey(train)
         if training.mixed:
             self.warnings.append(training.mixed)
@@ -140,7 +140,7 @@ class ImageFolder:
                 f"test images are {_sizes(testing.shape)} and training images "
                 f"{_sizes(training.shape)}: a run needs input.channels and input.size to use both"
             )
-        return training.shape, in_words({*training.bits}, self._gray_bits)
+        return training
 
     def _source_files(self) -> ByClass:
         if self._train == self.path and self._test.is_dir():
@@ -227,7 +227,7 @@ class ImageFolder:
 
     def _sound(self, files: list[Path], where: Path) -> list[Path]:
         """The files that can be read, if the others are to be passed over; else all."""
-        good = sound(files, self._gray_bits, where) if self._skips else files
+        good = sound(files, self._gray, where) if self._skips else files
         bad = set(files) - set(good)
         entries = [file for file in files if file in bad]
         self._warn_passed_over(where, entries, "images that cannot be read")

@@ -48,11 +48,11 @@ def load_source(
         resize: how: `stretch` or `crop` (`fedda.data.form.Form`).
         cache: where the decoded examples of a large set stay on disk; by default in memory.
         progress: called with the number of images read so far and the number of all.
-        reading: what the site says of its own files: the split to train on, and how many bits of
-            gray are significant.
+        reading: what is said of the files: the split to train on, and how gray of more than 8
+            bits is read.
         notice: called with a sentence about images that look odd; by default it is logged.
     """
-    form = Form(channels, size, resize, cache, reading.gray_bits, notice)
+    form = Form(channels, size, resize, cache, reading.gray, notice)
     return open_site(path, reading).source(form, progress)
 
 
@@ -72,7 +72,7 @@ def load_target(
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray_bits, notice)
+    form = Form(channels, size, resize, cache, reading.gray, notice)
     return open_site(path, reading).target(form, progress)
 
 
@@ -101,7 +101,7 @@ def load_evaluation(
         progress: as in `load_source`.
         reading: as in `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray_bits)
+    form = Form(channels, size, resize, cache, reading.gray)
     test = open_site(path, reading).evaluation(form, progress)
     return align(test, classes) if test is not None and classes else test
 
@@ -137,7 +137,7 @@ def verify(
         return _verified(Path(path), role, progress, known, reading)
     except DataError as error:
         site = open_site(path, reading)
-        bad = site.broken(role) if isinstance(site, ImageFolder) else []
+        bad = site.broken(role) if isinstance(site, ImageFolder | Table) else []
         if len(bad) < 2:
             raise
         lines = "".join(f"\n  {text}" for text in bad[:MOST_NAMED])
@@ -159,7 +159,10 @@ def _verified(
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
         size = 8 if found.kind == "image" and found.path.is_dir() else 0
-        form = Form(size=size, gray_bits=reading.gray_bits, notice=odd.append)
+        gray = reading.gray
+        if found.needs_window and gray.window is None:
+            gray = gray._replace(window=(0, 1))  # only a run says which; here files are but tried
+        form = Form(size=size, gray=gray, notice=odd.append)
         site.source(form, progress) if role == "source" else site.target(form, progress)
         site.evaluation(form, progress)
     if odd:  # it is said again at the next start, so the files are not noted as good

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedda.data import depth
+from fedda.data import depth, dicom
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.sets import DIGEST, Progress, listed
@@ -25,7 +25,9 @@ from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")
 
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}).union(
+    dicom.ENDINGS
+)
 
 _GRAY = frozenset({"1", "L", "LA", "La"}) | (depth.DEEP - {"I"})
 _COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"})
@@ -63,7 +65,9 @@ class Header(NamedTuple):
     width: int
     height: int
     channels: int
-    bits: int  # of gray, 8 to 16
+    bits: int  # of gray: 8 to 16, or 32 without a scale; 0 in DICOM
+    scale: depth.Window | None = None  # of a DICOM file
+    own: bool = False  # whether the file says it
 
 
 class Decoded(NamedTuple):
@@ -79,6 +83,18 @@ class Survey(NamedTuple):
     sizes: dict[tuple[int, int], Path | Encoded]
     channels: dict[int, Path | Encoded]
     bits: dict[int, Path | Encoded]
+    scales: dict[tuple[depth.Window, bool], Path | Encoded]
+
+    def gray(self, gray: depth.Gray) -> str:
+        """How gray of more than 8 bits is read, in words."""
+        own = any(said for _, said in self.scales)
+        scales = [scale for scale, said in self.scales if said == own]
+        return depth.in_words({*self.bits} - {0}, gray, scales, own)
+
+    @property
+    def needs_window(self) -> bool:
+        """Whether some images can only be read with a window."""
+        return depth.NO_SCALE in self.bits
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -101,11 +117,13 @@ class Survey(NamedTuple):
 
 def survey(files: Sequence[Path | Encoded]) -> Survey:
     """Read every file's header, not its pixels."""
-    seen = Survey({}, {}, {})
+    seen = Survey({}, {}, {}, {})
     for file, head in zip(files, _each(_header, files), strict=True):
         seen.sizes.setdefault((head.width, head.height), file)
         seen.channels.setdefault(head.channels, file)
         seen.bits.setdefault(head.bits, file)
+        if head.scale is not None:
+            seen.scales.setdefault((head.scale, head.own), file)
     return seen
 
 
@@ -131,7 +149,7 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
             channels=channels,
             size=form.size,
             resize=form.resize,
-            gray_bits=form.gray_bits,
+            gray=form.gray,
         )
         seen = depth.Brightness()
         for i, (image, light) in enumerate(_each(decode, files)):
@@ -144,7 +162,8 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
         seen.report(form.notice or logger.warning)
 
     if form.cache is not None and form.cache.takes(shape):
-        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize, form.gray_bits)
+        said = form.gray.bits if form.gray.window is None else form.gray.window
+        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize, said)
         found = form.cache.find(key, shape)
         return form.cache.make(key, shape, images()) if found is None else found
     x = torch.empty(shape, dtype=torch.uint8)
@@ -154,13 +173,15 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
     return x
 
 
-def broken(files: Sequence[Path | Encoded], gray_bits: int) -> list[str]:
+def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
     """Decode all files -> a sentence for each that cannot be read, in their order."""
 
     def fault(file: Path | Encoded) -> str:
         try:
-            _header(file)
-            _pixels(file, channels=1, size=8, resize="stretch", gray_bits=gray_bits)
+            tried = gray
+            if _header(file).bits == depth.NO_SCALE and gray.window is None:
+                tried = gray._replace(window=(0, 1))  # only a run says which
+            _pixels(file, channels=1, size=8, resize="stretch", gray=tried)
         except DataError as error:
             return str(error)
         return ""
@@ -168,12 +189,12 @@ def broken(files: Sequence[Path | Encoded], gray_bits: int) -> list[str]:
     return [text for text in _each(fault, files) if text]
 
 
-def sound(files: list[Path], gray_bits: int, where: Path) -> list[Path]:
+def sound(files: list[Path], gray: depth.Gray, where: Path) -> list[Path]:
     """The files that can be read, in their order; the log says once which others are left out.
 
     Args:
         files: all of them.
-        gray_bits: as for `read_images`.
+        gray: as for `read_images`.
         where: their folder, for the log.
 
     Raises:
@@ -183,7 +204,7 @@ def sound(files: list[Path], gray_bits: int, where: Path) -> list[Path]:
     def fault(file: Path | Encoded) -> str:
         assert isinstance(file, Path)
         its = file.stat()
-        return _fault(file, its.st_size, its.st_mtime_ns, gray_bits)
+        return _fault(file, its.st_size, its.st_mtime_ns, gray)
 
     faults = list(_each(fault, files))
     good = [file for file, why in zip(files, faults, strict=True) if not why]
@@ -195,9 +216,9 @@ def sound(files: list[Path], gray_bits: int, where: Path) -> list[Path]:
 
 
 @lru_cache(maxsize=1 << 20)
-def _fault(file: Path, size: int, changed: int, gray_bits: int) -> str:
+def _fault(file: Path, size: int, changed: int, gray: depth.Gray) -> str:
     """What is wrong with a file, which is decoded once unless its size or time changes."""
-    return "".join(broken([file], gray_bits))
+    return "".join(broken([file], gray))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -225,7 +246,8 @@ def _each(
 def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(file.content) if isinstance(file, Encoded) else file) as image:
-            if image.mode not in _GRAY | _COLOUR and (image.mode, image.format) != ("I", "PNG"):
+            known = image.mode in _GRAY | _COLOUR or depth.is_wide(image)
+            if not known and (image.mode, image.format) != ("I", "PNG"):
                 raise DataError(
                     f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel, or 16 "
                     f"of gray, are needed: convert it to an 8-bit grayscale or RGB image"
@@ -248,21 +270,28 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
 
 
 def _header(file: Path | Encoded) -> Header:
+    if dicom.is_one(file):
+        width, height, channels, scale, own = dicom.header(file)
+        return Header(width, height, channels, 0, scale, own)
     with _opened(file) as image:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        channels = 1 if image.mode in _GRAY | {"I"} else 3
+        channels = 1 if image.mode in _GRAY | depth.WIDE else 3
         return Header(width, height, channels, depth.stored(image))
 
 
 def _pixels(
-    file: Path | Encoded, channels: int, size: int, resize: Resize, gray_bits: int
+    file: Path | Encoded, channels: int, size: int, resize: Resize, gray: depth.Gray
 ) -> Decoded:
     """Decode one file and turn it upright."""
+    if dicom.is_one(file):
+        image = dicom.image(file, gray.window).convert("L" if channels == 1 else "RGB")
+        array = np.asarray(_resized(image, size, resize) if size else image)
+        return Decoded(array[None] if channels == 1 else array.transpose(2, 0, 1), None)
     with _opened(file) as image:
         turn = _UPRIGHT.get(_orientation(image))
-        image, light = depth.shallow(image, file, gray_bits)
+        image, light = depth.shallow(image, file, gray)
         image = _on_white(image)
         if channels == 1 and image.mode not in _GRAY:
             image = image.convert("RGB")

@@ -104,6 +104,7 @@ class Description:
         counts: training examples per class of a source; empty for a target.
         warnings: sentences about files that were passed over or look odd.
         gray: what happens to gray of more than 8 bits; empty if there is none.
+        needs_window: whether some images cannot be read without `input.window`.
     """
 
     path: Path
@@ -116,6 +117,7 @@ class Description:
     counts: dict[str, int]
     warnings: tuple[str, ...]
     gray: str = ""
+    needs_window: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The description as plain JSON types."""

@@ -22,10 +22,9 @@ from pathlib import Path
 import torch
 
 from fedda.data.columns import MANIFEST, SPLITS, Columns, others, parts_of, read
-from fedda.data.depth import in_words
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.optional import needed
-from fedda.data.pixels import Encoded, digest, read_images, survey
+from fedda.data.pixels import Encoded, broken, digest, read_images, survey
 from fedda.data.sets import (
     Description,
     Labelled,
@@ -75,6 +74,11 @@ class Table:
         rows = zip(*self._rows(self._train, labels=True), strict=True)
         return [digest(image, name) for image, name in rows]
 
+    def broken(self, role: Role) -> list[str]:
+        """A sentence for each image that cannot be read, those of the test included."""
+        images = self._rows(self._train, labels=True)[0] if role == "source" else self._target()
+        return broken([*images, *self._tests()[0]], self._reading.gray)
+
     def describe(self, role: Role) -> Description:
         counts: dict[str, int] = {}
         if role == "source":
@@ -95,7 +99,8 @@ class Table:
             classes=tuple(counts) or tuple(sorted(set(test))),
             counts=counts,
             warnings=tuple(filter(None, odd)),
-            gray=in_words({*found.bits}, self._reading.gray_bits),
+            gray=found.gray(self._reading.gray),
+            needs_window=found.needs_window,
         )
 
     def _tests(self) -> tuple[list[Image], list[str]]:

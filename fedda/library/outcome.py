@@ -199,6 +199,7 @@ class Model:
         self.classes = tuple(about.classes)
         self.shape = tuple(about.shape)
         self._resize: Resize = about.resize
+        self._window = about.window
 
     def predict(self, images: Any, batch: int = 256) -> list[str]:
         """The likeliest class of each example.
@@ -226,14 +227,15 @@ class Model:
         """The examples in the model's shape, some at a time."""
         import torch
 
-        from fedda.data import stream
+        from fedda.data import Reading, stream
         from fedda.data.batchwise import fitted
         from fedda.data.sets import Unlabelled
 
         from .own_data import images as as_images
 
         if isinstance(images, str | Path):
-            found = stream(Path(images), self.shape, batch, self._resize)
+            reading = Reading(window=self._window)
+            found = stream(Path(images), self.shape, batch, self._resize, reading)
             yield from (examples.x for _, examples in found)
             return
         array = torch.from_numpy(as_images(images, "images"))

@@ -4,7 +4,8 @@
     probabilities    (N, C) = softmax(model(x)), what `fedda predict` prints
 
 N may be any number. Both kinds of file hold a description as JSON: the class names in the order of
-the outputs, the shape of one input, and the model's name and fedda's version. A file is put in its
+the outputs, the shape of one input, the gray values that become 0 and 1 if a run set them
+(`window`), and the model's name and fedda's version. A file is put in its
 place only after it was loaded again and gave the same probabilities as the model.
 """
 
@@ -72,6 +73,7 @@ def export(source: Path, out: Path) -> Exported:
         "shape": list(meta.shape),
         "input": "float32 (N, " + ", ".join(map(str, meta.shape)) + ")",
         "range": [0, 1] if len(meta.shape) == 3 else None,
+        **({"window": meta.window} if meta.window else {}),
         "output": "class probabilities (N, classes)",
         "model": meta.config.name,
         "version": fedda.__version__,

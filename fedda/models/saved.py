@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedda
 from fedda import plugins
-from fedda.config import NETWORKS, ModelConfig
+from fedda.config import NETWORKS, ModelConfig, window_of
 from fedda.errors import ModelError
 from fedda.files import replacing
 
@@ -37,6 +37,7 @@ class Meta:
     version: str  # of the fedda that wrote the file
     extension: Extension | None = None  # the layers that a method added
     resize: Literal["stretch", "crop"] = "stretch"  # how images came to that shape
+    window: str = ""  # the gray values that became black and white, `input.window`
 
 
 def save(
@@ -47,6 +48,7 @@ def save(
     shape: Sequence[int],
     classes: Sequence[str],
     resize: Literal["stretch", "crop"] = "stretch",
+    window: str = "",
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
@@ -63,6 +65,8 @@ def save(
     }
     if resize != "stretch":
         about["resize"] = resize
+    if window:
+        about["window"] = window
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
@@ -163,6 +167,12 @@ def _damaged(path: str | Path) -> Iterator[None]:
         ) from error
 
 
+def _window(text: str) -> str:
+    """The same text, if it is a window; a ValueError if not."""
+    window_of(text)
+    return text
+
+
 def _meta(about: str) -> Meta:
     facts = json.loads(about)
     return Meta(
@@ -172,4 +182,5 @@ def _meta(about: str) -> Meta:
         version=facts["version"],
         extension=Extension(**facts["extension"]) if "extension" in facts else None,
         resize="crop" if facts.get("resize") == "crop" else "stretch",
+        window=_window(str(facts.get("window", ""))),
     )

@@ -39,6 +39,7 @@ def write(source: Path, folder: Path) -> None:
         "architectures": [about.config.name],
         "input_shape": list(about.shape),
         "resize": about.resize,
+        **({"window": about.window} if about.window else {}),
         "id2label": {str(i): name for i, name in enumerate(about.classes)},
         "label2id": {name: i for i, name in enumerate(about.classes)},
         "fedda_version": about.version,

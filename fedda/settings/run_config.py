@@ -287,6 +287,7 @@ class RunConfig(Section):
             target=target,
             shape=",".join(map(str, shape)),
             resize=self.input.resize,
+            window=self.input.window,
             class_names="\n".join(classes),
             sites=sites,
             secure=self.secure,

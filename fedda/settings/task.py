@@ -17,6 +17,7 @@ from fedda.config import (
     is_site_name,
     unflatten,
     validate,
+    window_of,
 )
 from fedda.errors import ConfigError
 from fedda.methods import Method, Stage, read_schedule
@@ -37,6 +38,7 @@ class Task(Section):
     resize: Literal["stretch", "crop"] = Field(
         default="stretch", description="how images come to that shape"
     )
+    window: str = Field(default="", description="gray values that become black and white")
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
     secure: Secure = "none"
@@ -55,6 +57,12 @@ class Task(Section):
         if name and not is_site_name(name):  # sites use it in names of files
             raise ValueError("it is not the name of a site")
         return name
+
+    @field_validator("window")
+    @classmethod
+    def _is_window(cls, text: str) -> str:
+        window_of(text)
+        return text
 
     @property
     def training(self) -> str:
@@ -107,6 +115,12 @@ class Task(Section):
         if not self.shape:
             raise ConfigError("The training does not say which shape its inputs have.")
         return tuple(int(n) for n in self.shape.split(","))
+
+    @property
+    def about_model(self) -> dict[str, Any]:
+        """What a model's file says of how images come to it, and of the network."""
+        form = {"shape": self.dims, "resize": self.resize, "window": self.window}
+        return {"config": self.model, **form}
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:

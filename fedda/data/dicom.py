@@ -1,0 +1,183 @@
+"""DICOM files: pixels, and what of the header says how they are to be seen; nothing else is read.
+
+    stored value  ->  slope * value + intercept  (RescaleSlope, RescaleIntercept; 1 and 0 if none)
+    low, high         black and white: the run's window, else the file's WindowCenter and
+                      WindowWidth (the first of several), else all values of BitsStored bits
+    MONOCHROME1       low is white, so the result is inverted
+
+Names, dates and all other elements are passed over while the file is parsed, so they are in no
+message, log, cache or model. For the same reason no message quotes pydicom's own errors. Lookup
+tables and sigmoid windows of a file are not applied.
+"""
+
+import io
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from fedda.data.depth import Window, to_bytes
+from fedda.data.optional import needed
+from fedda.errors import DataError
+
+ENDINGS = (".dcm", ".dicom")
+_LOOK = (
+    *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration"),
+    *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"),
+)
+_GRAY = ("MONOCHROME1", "MONOCHROME2")
+
+
+class Content(Protocol):
+    """A file's content, and by `str()` its name."""
+
+    def read_bytes(self) -> bytes: ...
+
+
+class Header(NamedTuple):
+    """What of a file's header is used.
+
+    Attributes:
+        width: in pixels.
+        height: in pixels.
+        channels: 1 or 3.
+        scale: the values that are black and white where the run says nothing; None in colour.
+        own: whether the file says them itself.
+    """
+
+    width: int
+    height: int
+    channels: int
+    scale: Window | None
+    own: bool
+
+
+def is_one(file: Content) -> bool:
+    """Whether a file is to be read as DICOM, by its ending, or in a table by its content."""
+    if not hasattr(file, "content"):
+        return str(file).lower().endswith(ENDINGS)
+    return file.read_bytes()[128:132] == b"DICM"
+
+
+def header(file: Content) -> Header:
+    """Read how large a file's image is, and how it is to be seen, without its pixels."""
+    return _seen(_parsed(file, _LOOK), file)
+
+
+def image(file: Content, window: Window | None) -> Image.Image:
+    """Read a file -> an image of 8 bits, gray or RGB.
+
+    Args:
+        file: the file.
+        window: the values that become black and white; None: as the file says.
+
+    Raises:
+        DataError: it is no DICOM file with one image, or needs a package that is not installed.
+    """
+    found = _parsed(file, (*_LOOK, "PixelData"))
+    about = _seen(found, file)
+    pixels = _decoded(found, file)
+    if about.scale is None:
+        if pixels.dtype != np.uint8:
+            raise _error(file, "has colours of more than 8 bits: convert it to an 8-bit RGB image")
+        return Image.fromarray(pixels)
+    slope, intercept = _number(found, "RescaleSlope", 1), _number(found, "RescaleIntercept", 0)
+    gray = to_bytes(pixels * slope + intercept, window or about.scale)
+    return Image.fromarray(255 - gray if _photometric(found) == "MONOCHROME1" else gray)
+
+
+def _parsed(file: Content, names: tuple[str, ...]) -> Any:
+    """Some elements of a file -> pydicom.Dataset."""
+    pydicom = needed("pydicom", "dicom", f"{file} is a DICOM file, which")
+    try:
+        content = io.BytesIO(file.read_bytes()) if hasattr(file, "content") else str(file)
+        return pydicom.dcmread(
+            content, specific_tags=[*names], stop_before_pixels="PixelData" not in names
+        )
+    except OSError as error:
+        raise _error(file, f"cannot be opened ({error.strerror}): check it") from None
+    except Exception:  # pydicom raises errors of many kinds, whose texts may quote the header
+        raise _unreadable(file) from None
+
+
+def _seen(found: Any, file: Content) -> Header:
+    try:
+        frames = int(found.get("NumberOfFrames") or 1)
+        kind, channels = _photometric(found), int(found.SamplesPerPixel)
+        width, height = int(found.Columns), int(found.Rows)
+        scale, own = _scale(found) if kind in _GRAY else (None, False)
+    except Exception:  # a value that is missing or no number
+        raise _unreadable(file) from None
+    if frames > 1:
+        raise _error(
+            file,
+            f"holds {frames} frames, but one image is needed: save the one to use as a file of its "
+            "own",
+        )
+    colour = channels == 3 and (kind == "RGB" or kind.startswith("YBR"))
+    if not colour and (channels, kind in _GRAY) != (1, True):
+        raise _error(
+            file, "has neither gray nor RGB pixels (it may have a palette): convert it to one"
+        )
+    return Header(width, height, channels, scale, own)
+
+
+def _scale(found: Any) -> tuple[Window, bool]:
+    """The values that are black and white, and whether the file says them (DICOM PS3.3, C.11.2)."""
+    center, width = _number(found, "WindowCenter", None), _number(found, "WindowWidth", None)
+    if center is not None and width is not None and width > 1:
+        return (center - 0.5 - (width - 1) / 2, center - 0.5 + (width - 1) / 2), True
+    bits, signed = int(found.BitsStored), int(found.get("PixelRepresentation") or 0)
+    ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    slope, intercept = _number(found, "RescaleSlope", 1), _number(found, "RescaleIntercept", 0)
+    low, high = sorted(end * slope + intercept for end in ends)
+    if not low < high:
+        raise ValueError
+    return (low, high), False
+
+
+def _number(found: Any, name: str, default: Any) -> Any:
+    """A number of a file, the first one of several."""
+    value = found.get(name)
+    if value is None or value == "":
+        return default
+    value = float(value if isinstance(value, int | float | str) else value[0])
+    if not np.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _photometric(found: Any) -> str:
+    return str(found.PhotometricInterpretation).strip()
+
+
+def _decoded(found: Any, file: Content) -> np.ndarray:
+    """A file's stored values, (H, W) or RGB (H, W, 3)."""
+    uid = getattr(found.file_meta, "TransferSyntaxUID", None)
+    if uid is not None and uid.is_compressed and not _has_decoder(uid):
+        raise _error(
+            file,
+            f"is compressed as {uid.name}, which needs the package python-gdcm, which is not "
+            "installed: pip install python-gdcm",
+        )
+    try:
+        return np.asarray(found.pixel_array)
+    except Exception:  # as above
+        raise _unreadable(file) from None
+
+
+def _has_decoder(uid: Any) -> bool:
+    pixels = needed("pydicom.pixels", "dicom", "DICOM")
+    try:
+        return bool(pixels.get_decoder(uid).is_available)
+    except NotImplementedError:
+        return False
+
+
+def _unreadable(file: Content) -> DataError:
+    return _error(file, "cannot be read as a DICOM file: replace or remove it")
+
+
+def _error(file: Content, what: str) -> DataError:
+    return DataError(f"{file} {what}")
