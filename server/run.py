@@ -9,7 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedda import plugins
-from fedda.errors import ConfigError, QuorumError, RunError
+from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
 from fedda.results import transfer
@@ -17,7 +17,7 @@ from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint, frozen_weights, newcomers, sequence
+from . import able, checkpoint, newcomers, sequence
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
@@ -89,8 +89,8 @@ class Trainings:
 
         Raises:
             ConfigError: a method cannot exchange gradients with these sites and settings.
-            RunError: the simulation has too few slots for an exchange, or a site's weights are not
-                the server's.
+            RosterError: a site's weights are not the server's, or it cannot use its data.
+            RunError: the simulation has too few slots for an exchange.
         """
         config, aims = self.config, {}
         for method, target in product(config.trainings, self.targets):
@@ -102,10 +102,19 @@ class Trainings:
                     f"this simulation has room for {room}, one per CPU; give --engine process, "
                     f"which needs one CPU only, or use a machine with {together} CPUs."
                 )
-        first = aims[config.method, self.targets[0]]
-        task = task_for(config, config.method, config.seeds[0], first)
-        there = [node for node in self.members.nodes if node.id in self.sites.there()]
-        frozen_weights.check(self.grid, task, there, config.wait.evaluate)
+        self._ask(aims[config.method, self.targets[0]], self.members.nodes)
+
+    def _ask(self, aim: roster.Roster, nodes: Sequence[roster.Node]) -> None:
+        """Ask those of these sites that are connected whether they can take part."""
+        config = self.config
+        task = task_for(config, config.method, config.seeds[0], aim)
+        there = [
+            node
+            for node in nodes
+            if node.id in self.sites.there()
+            and (node.role == "source" or node.name in self.targets)
+        ]
+        able.check(self.grid, task, there, config.wait.evaluate, config.run.evaluate)
 
     def train(self, targets: Sequence[str]) -> None:
         """Train every method with every seed on these targets."""
@@ -160,8 +169,10 @@ class Trainings:
                 try:
                     for method in self.config.trainings:
                         rehearse(self.config, method, self.facing(method, target))
+                    aim = self.facing(self.config.method, target)
+                    self._ask(aim, [aim.target])
                     self.train([target])
-                except (ConfigError, QuorumError) as error:
+                except (ConfigError, QuorumError, RosterError) as error:
                     self.targets = self.targets[:-1]
                     self.members = self.members.without(target)
                     self._note_members()

@@ -210,9 +210,8 @@ def rehearse(
     check_closed(config)
     start = start_of(config)
     offer = load("clients", "site.memory").offer
-    offers = (
-        offer(s["role"], s["name"], describe(s["data"], s["role"], _reading(s))) for s in sites
-    )
+    found = {str(s["name"]): describe(s["data"], s["role"], _reading(s)) for s in sites}
+    offers = (offer(s["role"], s["name"], found[str(s["name"])]) for s in sites)
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
     wanted = models.inputs(config.input, config.model)
     classes = run.classes_without_sources(config, start)
@@ -220,6 +219,10 @@ def rehearse(
     check_start(config, start, members)
     _identify()
     targets = sequence.order(config, members)
+    for node in members.nodes:
+        if node.role == "source" or (node.name in targets and config.run.evaluate):
+            found[node.name].check_fit(members.classes, config.input.window)
+        found[node.name].check_size(2)  # BatchNorm cannot learn from one image
     for method, target in product(config.trainings, targets):
         aim = sequence.facing(config, method, members, target, targets)
         rehearse_exchange(config, method, aim)

@@ -424,7 +424,7 @@ class Training:
     def _owed(self, node_ids: Collection[int], seconds: float) -> None:
         names = [node.name for node in self.roster.nodes if node.id in node_ids]
         about = self._about | {"round": self.round}
-        self.journal.write("waiting-for", sites=names, seconds=seconds, **task.about_model)
+        self.journal.write("waiting-for", sites=names, seconds=seconds, **about)
 
     def _exchanged(self, what: str, site: str, text: str) -> None:
         """Write troubles of the exchange to the journal; joining and leaving is only logged."""

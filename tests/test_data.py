@@ -1,6 +1,7 @@
 """A site's data: what can be read, what is refused, and that a target has no labels."""
 
 import json
+import shutil
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -395,10 +396,11 @@ def test_folders_may_be_called_Train_and_Test(tmp_path: Path) -> None:
     found = data.describe(tmp_path, "source")
     assert (found.train, found.test, found.classes) == (2, 1, ("a", "b"))
     assert "folders beside Train/ and TEST/ are passed over (old)" in found.warnings[0]
-    folder(tmp_path, {"train/c/5.png": 5})  # the usual name wins
-    (tmp_path / "TEST" / "a" / "3.png").unlink()
-    (tmp_path / "TEST" / "a").rmdir()
-    assert data.describe(tmp_path, "source").classes == ("c",)
+    shutil.copytree(tmp_path / "Train", tmp_path / "upper" / "TRAIN")
+    assert data.load_source(tmp_path / "upper").classes == ("a", "b")
+    folder(tmp_path, {"train/c/5.png": 5})
+    with pytest.raises(DataError, match=r"holds Train/ and train/, whose names differ only in"):
+        data.describe(tmp_path, "source")
 
 
 def test_uneven_classes_and_names_that_are_nearly_equal_are_warned_of(tmp_path: Path) -> None:
@@ -406,11 +408,11 @@ def test_uneven_classes_and_names_that_are_nearly_equal_are_warned_of(tmp_path: 
     folder(tmp_path, files | {"ill/2.png": 2})
     warnings = " ".join(data.describe(tmp_path, "source").warnings)
     assert "'Healthy ' and 'healthy' differ only in case or spaces" in warnings
-    assert "healthy has 22 examples and Healthy  1; train.sampler=balanced" in warnings
+    assert "'healthy' has 22 examples and 'Healthy ' 1; train.sampler=balanced" in warnings
     (tmp_path / "Healthy " / "1.png").unlink()
     (tmp_path / "Healthy ").rmdir()
     warnings = " ".join(data.describe(tmp_path, "source").warnings)
-    assert "uneven: healthy has 22 examples and ill 2" in warnings
+    assert "uneven: 'healthy' has 22 examples and 'ill' 2" in warnings
     for i in (20, 21):
         (tmp_path / "healthy" / f"{i}.png").unlink()
     assert data.describe(tmp_path, "source").warnings == ()  # ten times as many is still usual
@@ -636,9 +638,10 @@ def test_repr_shows_no_values() -> None:
 
 def test_check_prints_a_table_or_json(tmp_path: Path) -> None:
     folder(tmp_path, {"train/[a]/1.png": 1, "train/b/1.png": RED, "test/b/1.png": 2})
-    shown = CliRunner().invoke(app, ["check", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["check", str(tmp_path), "--min-images", "2"])
     assert shown.exit_code == 0 and "[a]: 1, b: 1" in shown.stdout and "warning:" in shown.stdout
-    asked = CliRunner().invoke(app, ["check", str(tmp_path), "--role", "target", "--json"])
+    words = ["check", str(tmp_path), "--role", "target", "--min-images", "2", "--json"]
+    asked = CliRunner().invoke(app, words)
     found = json.loads(asked.stdout)
     assert (found["role"], found["train"], found["test"]) == ("target", 2, 1)
     assert found["shape"] == [3, 4, 4] and found["counts"] == {}

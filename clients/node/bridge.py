@@ -79,15 +79,17 @@ def expired(message: Message) -> bool:
 
 
 def query(message: Message, site: Site) -> Message:
-    """Tell the server what this site offers, and check the frozen weights that it asks for."""
+    """Tell the server what this site offers; with a task, check that the site can take part."""
     tables = records.read(message.content)[1]
     if set(tables) - {"task"}:
         raise WireError(f"A question may hold a task, but holds {sorted(tables)}.")
-    if "task" in tables:
-        task = Task.parse(tables["task"])
+    task = Task.parse(tables["task"]) if "task" in tables else None
+    if task is not None:
         site.gate.admit_frozen(task)
         site.frozen.part(task)
     content = records.write(offer=site.offer())
+    if task is not None:
+        site.check_fit(task)
     site.gate.release({}, sum(records.size(content).values()))
     return Message(content, reply_to=message)
 

@@ -128,6 +128,17 @@ class Site:
             self.frozen.forget()
         return offer(self.role, self.name, described)
 
+    def check_fit(self, task: Task) -> None:
+        """Check that this site's data fit a run, before its first round.
+
+        Raises:
+            DataError: they do not.
+        """
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        self._described.check_fit(task.names, task.window)
+
     @property
     def examples(self) -> int:
         """How many training examples this site offers."""
@@ -171,9 +182,10 @@ class Site:
                 place = self.state_dir / self.name
                 found = blocks.kept(place, images, least, self.min_examples)
             if not found.blocks:
+                lower = ", or lower --min-images" if least > 2 else ""
                 raise ConfigError(
                     f"This site has {len(images)} images, {len(found.used)} of them in whole "
-                    f"blocks, but it trains on {least} or more; add images, or lower --min-images."
+                    f"blocks, but it trains on {least} or more; add images{lower}."
                 )
             self._blocks = found
         return self._blocks
@@ -224,7 +236,9 @@ class Site:
             ConfigError: the site has too few images for a block.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        return self.frozen.outputs("train", task, self.training(task.dims, task.resize, task.window))
+        return self.frozen.outputs(
+            "train", task, self.training(task.dims, task.resize, task.window)
+        )
 
     def views(self, task: Task) -> torch.Tensor | None:
         """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.

@@ -39,7 +39,9 @@ class Images:
 
     def inputs(self, network: models.Model, about: models.Meta) -> Tensor:
         """What a model takes; a frozen part, which is alike in all models, computes only once."""
-        form = json.dumps([about.shape, about.resize, about.window, about.config.model_dump(mode="json")])
+        form = json.dumps(
+            [about.shape, about.resize, about.window, about.config.model_dump(mode="json")]
+        )
         if form not in self._known:
             channels, size = about.shape[:2] if len(about.shape) > 1 else (0, 0)
             x = load_target(

@@ -254,8 +254,11 @@ def client(
         # A missing device is refused here, not in the middle of a run.
         load("clients", "site.memory").pick_device(device)
         rules = load("clients", "policy.rules").Policy
+        protected = 0
         if policy is not None:
-            config["policy"] = rules.read(policy).model_dump_json(by_alias=True)
+            policed = rules.read(policy)
+            protected = policed.protect.min_images
+            config["policy"] = policed.model_dump_json(by_alias=True)
         if peers is not None:
             keys.peers(peers)  # refused here, not in the middle of a run
         from fedda.data import verify
@@ -265,6 +268,7 @@ def client(
         with load("clients", "site.reading").shown("all files once") as progress:
             reading = reading_of(split, gray_bits, skip_broken)
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
+            checked.check_size(max(min_images, protected))
             summary = _summary(checked)
         typer.echo(summary)
         # Held until the process ends: two clients with one folder would use the same session.

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, WindowOption, reading_of
+from fedda.config import IMAGES_HIDE
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.benchmarks import Benchmark, Result
@@ -272,6 +273,14 @@ def check(
     gray_bits: GrayOption = "auto",
     window: WindowOption = "",
     skip_broken: SkipOption = False,
+    min_images: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Refuse fewer training images, as fedda-client does with the same option; a "
+            "simulated run takes any number.",
+        ),
+    ] = IMAGES_HIDE,
 ) -> None:
     """Read all data in DIR once and show how a run would understand them.
 
@@ -308,6 +317,7 @@ def check(
     with clear_exit(), _bar() as progress:
         reading = reading_of(split, gray_bits, skip_broken).within(window)
         description = verify(path, role, progress, reading=reading)
+        description.check_size(min_images)
     if as_json:
         typer.echo(json.dumps(description.to_json(), indent=2))
     else:

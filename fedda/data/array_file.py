@@ -100,7 +100,9 @@ class ArrayFile:
                 warnings += odd_classes({name: n for name, n in counts.items() if n})
             else:
                 y_test = _test_labels(npz, x)
-                classes = () if y_test is None else npz.classes("y_test", y_test)
+                names = () if y_test is None else npz.classes("y_test", y_test)
+                there = () if y_test is None else y_test.unique().tolist()
+                classes = tuple(names[i] for i in there)
             if npz.has("x_test") and x != "x_test":
                 warnings += _test_warnings(npz, (n, *shape))
             used = {"classes", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")

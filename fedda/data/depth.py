@@ -43,6 +43,9 @@ class Gray(NamedTuple):
     window: Window | None = None
 
 
+AS_STORED = Gray()
+
+
 class Light(NamedTuple):
     """An image's largest value and the value that counts as white, both before it had 8 bits."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fedda.config import window_of
-from fedda.data.depth import Gray
+from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Form:
     size: int = 0
     resize: Resize = "stretch"
     cache: "Cache | None" = None
-    gray: Gray = Gray()
+    gray: Gray = AS_STORED
     notice: Callable[[str], object] | None = None
 
 

@@ -240,11 +240,21 @@ class ImageFolder:
 
 
 def _inside(path: Path, name: str) -> Path:
-    """The folder of this name in another; `Train` serves as `train` if there is no `train`."""
-    if (path / name).is_dir() or not path.is_dir():
+    """The folder of this name in another; `Train` serves as `train` if there is no `train`.
+
+    Raises:
+        DataError: there are several such folders, whose names differ only in case.
+    """
+    if not path.is_dir():
         return path / name
-    alike = (folder for folder in listing(path).folders if folder.name.lower() == name.lower())
-    return next(alike, path / name)
+    alike = [folder for folder in listing(path).folders if folder.name.lower() == name.lower()]
+    if len(alike) > 1:
+        names = " and ".join(f"{folder.name}/" for folder in alike)
+        raise DataError(
+            f"{path} holds {names}, whose names differ only in case: put their images into one of "
+            f"them, or rename the other"
+        )
+    return alike[0] if alike else path / name
 
 
 def listing(folder: Path) -> Listing:

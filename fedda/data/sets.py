@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.stored import take_rows
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
@@ -119,6 +120,40 @@ class Description:
     gray: str = ""
     needs_window: bool = False
 
+    def check_fit(self, classes: Sequence[str], window: str) -> None:
+        """Check that a run of these classes and this `input.window` can use the data.
+
+        Raises:
+            DataError: a target's tests are of other classes, or images need a window.
+        """
+        if self.needs_window and not window:
+            raise DataError(f"{self.path} {NEEDS_WINDOW}")
+        odd = [name for name in self.classes if name not in classes]
+        if self.role == "target" and odd:
+            like = {plain(name): name for name in classes}
+            near = like.get(plain(odd[0]))
+            hint = f"; '{near}' differs from it only in case or spaces" if near else ""
+            raise DataError(
+                f"{self.path} has labelled tests of the class '{odd[0]}', which is not among the "
+                f"run's classes ({listed(classes)}{hint}): rename it, or remove these tests"
+            )
+
+    def check_size(self, least: int) -> None:
+        """Check that there are images enough to train on.
+
+        Args:
+            least: `--min-images` of the site.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if self.train < least:
+            lower = ", or lower --min-images" if least > 2 else ""
+            raise DataError(
+                f"{self.path} has {self.train} training examples, but a site trains on {least} or "
+                f"more, as a model reveals too much about a few: add some{lower}"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The description as plain JSON types."""
         return asdict(self) | {"path": str(self.path)}
@@ -157,6 +192,11 @@ def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> La
     return replace(labelled, y=y)
 
 
+def plain(name: str) -> str:
+    """A class's name without case and spaces."""
+    return "".join(name.lower().split())
+
+
 def odd_classes(counts: Mapping[str, int]) -> list[str]:
     """Warn of a source's classes: one alone, very uneven numbers, or names that are nearly equal.
 
@@ -165,9 +205,9 @@ def odd_classes(counts: Mapping[str, int]) -> list[str]:
     """
     if len(counts) == 1:
         return [f"there is one class only: {next(iter(counts))}"]
-    warnings, plain = [], dict[str, str]()
+    warnings, seen = [], dict[str, str]()
     for name in counts:
-        other = plain.setdefault("".join(name.lower().split()), name)
+        other = seen.setdefault(plain(name), name)
         if other != name:
             warnings.append(
                 f"the classes '{other}' and '{name}' differ only in case or spaces: give both the "
@@ -176,7 +216,7 @@ def odd_classes(counts: Mapping[str, int]) -> list[str]:
     if counts and max(counts.values()) > UNEVEN * min(counts.values()):
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         warnings.append(
-            f"the classes are uneven: {most} has {counts[most]} examples and {least} "
+            f"the classes are uneven: '{most}' has {counts[most]} examples and '{least}' "
             f"{counts[least]}; train.sampler=balanced shows the model all classes equally often"
         )
     return warnings
