@@ -60,7 +60,8 @@ _PUBLIC = {
     Code.WIRE: "the site refused to send or accept something the method's contract does not list",
     Code.EXPIRED: "the request was too old when the site came to it",
     Code.MEMORY: "the site ran out of memory",
-    Code.NOT_FINITE: "the site's training gave values that are not finite",
+    Code.NOT_FINITE: "the site's training gave values that are not finite: it diverges; lower "
+    "train.lr",
     Code.EXCHANGE: "the exchange of gradients ended early; the full text is in the site's own log",
     Code.LOST: "the site lost its own state of this training; restart its client with the same "
     "--state-dir as before, or begin the run anew",

@@ -82,9 +82,10 @@ def check_enough(config: RunConfig, members: roster.Roster) -> None:
     least = least_for(rule, liars)
     if sources and of_round < least:
         share = f" and guard.liars {liars:g}" * (rule in ("trimmed", "krum"))
+        other = "weighted or bounded" if of_round >= least_for("bounded", liars) else "weighted"
         raise ConfigError(
             f"guard.mean is {rule}{share}, which needs {least} sources in a round, but there are "
-            f"{of_round}; set it to weighted or bounded, or let more sources take part."
+            f"{of_round}; set it to {other}, or let more sources take part."
         )
 
 

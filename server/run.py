@@ -252,6 +252,7 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     members = joined.bounded(config.guard.max_examples)
     for name in (n for n, count in joined.counts.items() if members.counts[n] < count):
         text = f"claims {joined.counts[name]} examples and counts as {members.counts[name]}"
+        text += " beside all sources"
         journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
     checkpoint.replace(path, members.text().encode())
     return members

@@ -296,7 +296,10 @@ class Training:
             if _learns_labels(stage.phase)
             for r in range(stage.first, stage.last + 1)
         }
-        return doubts(seen, self.task.rounds, self.task.classes, sources, entropies)
+        train = self.task.train
+        steps = max(sources.values(), default=0) / train.batch_size / train.rounds_per_epoch
+        about = (self.task.rounds, self.task.classes, sources, entropies)
+        return doubts(seen, *about, rate=train.lr, steps=steps)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""

@@ -318,8 +318,12 @@ class FedDA(Strategy):
             self.setup.account(session)
 
     def steps_per_round(self, nodes: Iterable[Node]) -> int:
-        """Return the steps of every site in a round: the largest site's share of an epoch."""
-        train, most = self.task.train, max(self.roster.counts[n.name] for n in nodes)
+        """Return the steps of every site in a round: the largest site's share of an epoch.
+
+        Sites that take no part in the round bound nobody's number of examples.
+        """
+        counts = self.roster.counted(list(nodes), self.setup.guard.max_examples)
+        train, most = self.task.train, max(counts.values())
         return max(1, math.ceil(most / train.batch_size / train.rounds_per_epoch))
 
     def enough(self, count: int) -> None:

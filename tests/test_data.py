@@ -1,8 +1,8 @@
 """A site's data: what can be read, what is refused, and that a target has no labels."""
 
 import json
-import shutil
 import re
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path

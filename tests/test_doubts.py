@@ -70,9 +70,14 @@ def test_a_source_with_most_examples_may_have_most_of_the_weight() -> None:
     [
         ({"largest": [None, None, 0.91]}, [("one class", 3)]),
         ({"largest": [None, None, 0.9]}, []),
-        ({"loss": [2.8, 2.8, 2.8]}, [("loss", 3)]),  # 2 ln 4 is 2.77
-        ({"loss": [2.8, 2.8, 2.7]}, []),
-        ({"loss": [2.7, 2.7, 2.8]}, [("loss", 3)]),
+        ({"loss": [2.8, 2.8, 2.8]}, [("loss", 1)]),  # 2 ln 4 is 2.77
+        ({"loss": [1.3, 1.3, 2.8]}, [("loss", 3)]),
+        ({"loss": [1.3, 1.35, 1.35]}, [("loss", 3)]),  # ln 4 is 1.386, and .97 of it 1.345
+        ({"loss": [1.35, 1.34, 1.2]}, []),  # a mean of a first round is that of its first steps
+        ({"loss": [1.34, 1.34, 1.34]}, []),
+        ({"loss": [1.0, 0.8, 1.1]}, [("loss", 3)]),  # 1.25 times .8, and above .75 ln 4 = 1.04
+        ({"loss": [0.4, 0.2, 1.03]}, []),  # risen, but still low
+        ({"loss": [2.0, 1.2, 1.1]}, []),  # a first round may be bad
     ],
 )
 def test_one_class_for_nearly_all_and_a_loss_beyond_guessing_are_doubts(
@@ -80,6 +85,25 @@ def test_one_class_for_nearly_all_and_a_loss_beyond_guessing_are_doubts(
 ) -> None:
     found = doubts(history(**columns), 3, 4, EXAMPLES, entropies=range(1, 4))
     assert [(d.what, d.round) for d in found] == expected
+
+
+def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_change() -> None:
+    def said(losses: list[float], steps: float) -> list[tuple[int, str]]:
+        every = range(1, len(losses) + 1)
+        found = doubts(history(loss=losses), 9, 4, EXAMPLES, every, rate=0.03, steps=steps)
+        return [(d.round, d.text.partition("classes: ")[2]) for d in found]
+
+    assert said([1.5, 1.45, 1.42], 6) == []
+    photos = ", and for photographs take a pretrained network (--preset photos)"
+    slow = f"next to nothing is learnt; raise train.lr to 0.09{photos}"
+    assert said([1.5, 1.45, 1.42], 7) == [(3, slow)]
+    assert said([1.38, 1.38], 10) == [(2, f"nothing is learnt; lower train.lr to 0.01{photos}")]
+    assert said([1.38], 199) == [] and said([1.38], 200)
+    assert said([3.0], 1) == [(1, "training diverges; lower train.lr to 0.01")]
+    assert said([0.9, 1.2], 1) == [(2, "training diverges; lower train.lr to 0.01")]
+    # The demo's own losses, and those of a network that begins with few steps (60 images a site).
+    for healthy, steps in (([1.77, 0.614, 0.248, 0.085], 12), ([2.5, 2.4, 2.1, 1.7], 2)):
+        assert doubts(history(loss=healthy), 8, 10, EXAMPLES, range(1, 9), steps=steps) == []
 
 
 def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:

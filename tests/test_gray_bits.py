@@ -15,6 +15,7 @@ from fedda.data.cache import Cache
 from fedda.data.depth import DEEP, Gray, in_words
 from fedda.errors import ConfigError, DataError
 
+FEW = ["--min-images", "2"]
 TWELVE = data.Reading(gray_bits=12)
 SCAN = np.array([[0, 8, 9, 2047], [2048, 3000, 4086, 4095]], np.uint16)
 
@@ -135,10 +136,10 @@ def test_the_doubt_is_logged_where_nobody_asks(
 def test_commands_take_and_show_it(tmp_path: Path) -> None:
     site, out = scans(tmp_path / "site", SCAN, SCAN // 2), tmp_path / "sheet.png"
     runner = CliRunner(env={"COLUMNS": "200"})
-    plain = runner.invoke(app, ["check", str(site)])
+    plain = runner.invoke(app, ["check", str(site), *FEW])
     assert plain.exit_code == 0 and "0 to 65535 (16 bits)" in plain.output
     assert "almost black" in plain.output
-    told = runner.invoke(app, ["check", str(site), "--gray-bits", "12"])
+    told = runner.invoke(app, ["check", str(site), "--gray-bits", "12", *FEW])
     assert "0 to 4095 (12 bits)" in told.output and "warning" not in told.output
     for bits, doubted in (("auto", True), ("12", False)):
         shown = runner.invoke(app, ["show", str(site), "--out", str(out), "--gray-bits", bits])

@@ -256,7 +256,8 @@ def test_a_comparison_trains_on_the_split_and_is_not_mixed_with_others(tmp_path:
 
 def test_check_shows_the_split(tmp_path: Path) -> None:
     path = saved(tmp_path / "site")
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["check", str(path), "--split", "test"])
+    words = ["check", str(path), "--min-images", "2"]
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, [*words, "--split", "test"])
     assert done.exit_code == 0 and "2 (the split test, with labels)" in done.output
 
 

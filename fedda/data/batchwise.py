@@ -51,7 +51,7 @@ def stream(
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site.path, only, shape, batch, resize)
     elif isinstance(site, ImageFolder):
-        folder = site.path / reading.split
+        folder = site.chosen
         form = Form(resize=resize, gray=reading.gray)
         yield from _images(folder, shape, batch, form, reading.skip_broken)
     else:

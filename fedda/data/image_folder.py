@@ -50,6 +50,7 @@ class ImageFolder:
         self.warnings: list[str] = []
         self._gray = reading.gray
         self._skips = reading.skip_broken
+        self._named = bool(reading.split)
         self._test = _inside(path, "test")
         self._train = _inside(path, reading.split or "train")
         if reading.split and not self._train.is_dir():
@@ -60,6 +61,11 @@ class ImageFolder:
             )
         if not self._train.is_dir():
             self._train = path
+
+    @property
+    def chosen(self) -> Path:
+        """The folder that `--split` names, or without it the whole one."""
+        return self._train if self._named else self.path
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         files = self._source_files()

@@ -18,8 +18,15 @@ ONE_SIDED = 0.7  # a source above this share of the sources' weight decides near
 OVERRUN = 0.4  # a discriminator that is right less often follows encoders that outrun it
 BENT = 0.5  # sums that are clipped more often no longer point where the loss falls
 ONE_CLASS = 0.9  # a larger share of predictions for one class says that training has failed
-BLIND = 2.0  # a mean loss above this many times ln C is worse than that of knowing nothing
-LASTING = 3  # so many rounds in a row, or the last round, make a doubt
+BLIND = 2.0  # a mean loss above this many times ln C is far worse than that of knowing nothing
+CHANCE = 0.97  # a mean loss above this many times ln C is that of knowing nothing
+RISEN = 1.25  # a mean loss of so many times its lowest one has risen
+HIGH = 0.75  # but only above this many times ln C is that a sign of trouble
+FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
+LONG = 200  # steps of a round after which one alone is enough
+LASTING = (
+    3  # so many rounds in a row, or the last round, make a doubt, but a loss of one round does
+)
 
 Round = Mapping[str, Any]
 
@@ -50,6 +57,8 @@ def doubts(
     classes: int,
     examples: Mapping[str, int],
     entropies: Collection[int] = (),
+    rate: float = 0.0,
+    steps: float = FIRST_STEPS,
 ) -> list[Doubt]:
     """Find reasons to doubt a training, at most one of each kind, in order of the rounds.
 
@@ -62,15 +71,17 @@ def doubts(
         classes: C, the number of classes of the sources.
         examples: the sources' numbers of examples; sites that are not among them are targets.
         entropies: the rounds whose `loss` is a mean cross entropy of the sources.
+        rate: the first learning rate, of which advice is given; 0: unknown.
+        steps: of the largest source in a round.
     """
     found: dict[str, Doubt] = {}
+    losses: list[float] = []
     row: dict[str, int] = {}
     most = {"kept": 0.0, "predicted": 0}
     for entry in history:
         seen = {
             "classes": _classes(entry, classes, int(most["predicted"])),
             "one class": _one_class(entry),
-            "loss": _loss(entry, classes) if entry["round"] in entropies else "",
             "kept": _kept(entry, most["kept"]),
             "weights": _weights(entry, examples),
             "discriminator": _discriminator(entry),
@@ -80,6 +91,10 @@ def doubts(
             row[what] = row.get(what, 0) + 1 if text else 0
             if text and (row[what] >= LASTING or entry["round"] == rounds):
                 found.setdefault(what, Doubt(what, entry["round"], text))
+        if entry["round"] in entropies and "loss" in entry:
+            losses.append(entry["loss"])
+            if text := _loss(losses, classes, _judged(len(losses), steps, classes), rate):
+                found.setdefault("loss", Doubt("loss", entry["round"], text))
         for what in most:
             most[what] = max(most[what], entry.get(what, 0))
     return sorted(found.values(), key=lambda doubt: doubt.round)
@@ -106,12 +121,42 @@ def _one_class(entry: Round) -> str:
     )
 
 
-def _loss(entry: Round, classes: int) -> str:
-    if entry.get("loss", 0.0) <= BLIND * math.log(classes):
+def _judged(rounds: int, steps: float, classes: int) -> bool:
+    """Whether a model has had steps enough to know more than nothing, in two rounds or a long one.
+
+    A mean over one short round is that of its first steps.
+    """
+    return (rounds > 1 or steps >= LONG) and rounds * steps >= max(FIRST_STEPS, classes)
+
+
+def _loss(losses: Sequence[float], classes: int, judged: bool, rate: float) -> str:
+    """What a training's losses so far say of its learning rate; it needs no target.
+
+    Args:
+        losses: of the rounds so far.
+        classes: C.
+        judged: whether the model has had steps enough to know more than nothing.
+        rate: the first learning rate.
+    """
+    loss, guess = losses[-1], math.log(classes)
+    risen = loss > RISEN * min(losses) and loss > HIGH * guess
+    diverges = risen or loss > BLIND * guess
+    if not diverges and not (judged and min(losses[-2:]) > CHANCE * guess):
         return ""
+    before = f", after {min(losses):.2f} in an earlier round" if risen else ""
+    seen = (
+        f"the sources' mean loss is {loss:.2f}{before}, and {guess:.2f} is that of guessing among "
+        f"{classes} classes: "
+    )
+    third, triple = (f" to {rate / 3:.2g}", f" to {rate * 3:.2g}") if rate else ("", "")
+    if diverges:
+        return f"{seen}training diverges; lower train.lr{third}"
+    slow = loss < losses[0]
+    change = f"raise train.lr{triple}" if slow else f"lower train.lr{third}"
+    learnt = "next to nothing" if slow else "nothing"
     return (
-        f"the sources' mean loss is {entry['loss']:.2f}, and {math.log(classes):.2f} is that of "
-        f"guessing among {classes} classes: training diverges; lower train.lr"
+        f"{seen}{learnt} is learnt; {change}, and for photographs take a pretrained network "
+        "(--preset photos)"
     )
 
 

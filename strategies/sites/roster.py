@@ -228,9 +228,24 @@ class Roster:
         """
         if not most or not self.sources:
             return self
-        median = statistics.median_low(n.examples for n in self.sources)
-        bound = max(1, int(most * median))
+        bound = _bound(self.sources, most)
         return replace(self, counts={n: min(c, bound) for n, c in self.counts.items()})
+
+    def counted(self, nodes: Sequence[Node], most: float) -> dict[str, int]:
+        """The examples of some sites, none above `most` times the median of the sources among them.
+
+        Without a source among them they count as in averages.
+        """
+        sources = [n for n in nodes if n.role == "source"]
+        if not most or not sources:
+            return {n.name: self.counts[n.name] for n in nodes}
+        bound = _bound(sources, most)
+        return {n.name: min(n.examples, bound) for n in nodes}
+
+
+def _bound(sources: Sequence[Node], most: float) -> int:
+    median = statistics.median_low(n.examples for n in sources)
+    return max(1, int(most * median))
 
 
 def form(

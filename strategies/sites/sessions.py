@@ -35,9 +35,11 @@ def convene(
             "`fedda run`, whose server hosts that exchange."
         )
     if syncs < 1:
+        batch = setup.task.train.batch_size
+        lower = " or exchange.p" if (lazy.p - 1) * batch >= lazy.min_examples else ""
         raise ConfigError(
-            f"exchange.p is {lazy.p}, more than the steps of a round; lower it, or "
-            "train.rounds-per-epoch."
+            f"exchange.p is {lazy.p}, more than the steps of a round; lower "
+            f"train.rounds-per-epoch{lower}."
         )
     sizes = {name: sum(e.size for e in layouts[name.split("/")[0]].entries) for name in members}
     groups = [
