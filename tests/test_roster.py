@@ -194,3 +194,15 @@ def test_classes_that_differ_are_named() -> None:
     turned = offer("bert", classes=["dog", "cat"])
     with pytest.raises(RosterError, match="the same in another order"):
         form(nodes(anna, turned, TOWN))
+
+
+def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:
+    """Two sources of 20 examples are idle: they must not make a pair's round short."""
+    claims = {"anna": 20, "bert": 20, "carl": 4000}
+    known = form(nodes(*(offer(n, examples=c) for n, c in claims.items()), TOWN)).bounded(5)
+    pair = [n for n in known.nodes if n.name in ("carl", "town")]
+    town = next(n.examples for n in pair if n.name == "town")
+    assert known.counted(pair, 5) == {"carl": 4000, "town": town}
+    assert known.counted(known.sources, 5) == {"anna": 20, "bert": 20, "carl": 100}
+    assert known.counted(known.targets, 5) == {"town": known.counts["town"]}
+    assert known.counted(pair, 0) == {n.name: known.counts[n.name] for n in pair}

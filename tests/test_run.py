@@ -1124,3 +1124,25 @@ def test_a_site_that_comes_back_changed_is_left_out_and_the_run_goes_on(
         results, _ = run(domains, runs | {"method": "fedavg"}, change, grid=grid)
     assert set(results["trainings"]["fedavg"][0]["rounds"][1]["weights"]) == {"bert", "carl"}
     assert ("refused", "anna") in {(e["what"], e["site"]) for e in results["events"]}
+
+
+def test_tests_of_other_classes_are_found_before_the_training(
+    domains: list[Node], runs: dict[str, str], tmp_path: Path
+) -> None:
+    """A target tells nobody its classes, so the server asks it, and learns that they do not fit."""
+    path = tmp_path / "town.npz"
+    with np.load(domains[3]["data"]) as town:
+        arrays = dict(town)
+    np.savez(path, **arrays, classes=np.array(["0", "1", "two", "3"]))
+    nodes = [*domains[:3], {**domains[3], "data": str(path)}]
+    events: list[Event] = []
+    with pytest.raises(RosterError, match=r"^town cannot use its data.*classes \(0, 1, 2, 3\)"):
+        run(nodes, FAST | runs | {"method": "fedavg"}, events.append)
+    assert "training" not in [e["event"] for e in events]
+    # Names that no test has, and a run that tests nothing, are no reason to refuse it.
+    names = np.array(["0", "1", "2", "3", "four"])
+    np.savez(path, **arrays, classes=names)
+    assert run(nodes, FAST | runs | {"method": "fedavg", "run.name": "names"})
+    np.savez(path, **arrays, classes=np.array(["0", "1", "two", "3"]))
+    untested = {"method": "fedavg", "run.evaluate": False, "run.name": "untested"}
+    assert run(nodes, FAST | runs | untested)

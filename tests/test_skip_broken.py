@@ -110,3 +110,45 @@ def test_the_library_takes_it(root: Path) -> None:
     few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "input_size": 8, "quiet": True}
     run = fedda.simulate(root, "t", "fedavg", skip_broken=True, **few)
     assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
+
+
+def test_a_simulated_run_says_what_does_not_fit_before_it_begins(tmp_path: Path) -> None:
+    for site in ("a", "t"):
+        for name in ("cat", "dog"):
+            for i in range(10):
+                part = "test" if i > 7 else "train"
+                spelt = name.title() if (site, part) == ("t", "test") else name
+                place = tmp_path / "sites" / site / part / spelt / f"{i}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.full((8, 8), 9 * i, np.uint8)).save(place)
+    few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "quiet": True}
+    with pytest.raises(DataError, match=r"tests of the class 'Cat'.*'cat' differs from it only in"):
+        fedda.simulate(tmp_path / "sites", "t", "fedavg", **few)
+    for file in (tmp_path / "sites" / "t" / "train").rglob("[1-9].png"):
+        file.unlink()
+    (tmp_path / "sites" / "t" / "train" / "dog" / "0.png").unlink()
+    (tmp_path / "sites" / "t" / "train" / "dog").rmdir()
+    with pytest.raises(DataError, match=r"has 1 training examples, .*on 2 or more.*add some$"):
+        fedda.simulate(tmp_path / "sites", "t", "fedavg", run_evaluate=False, **few)
+
+
+def test_check_refuses_what_a_site_would_and_names_all_broken_files(tmp_path: Path) -> None:
+    folder = tmp_path / "train" / "a"
+    folder.mkdir(parents=True)
+    for i in range(30):
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(folder / f"{i}.png")
+
+    def check(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["data", "check", str(tmp_path), *words])
+        return done.exit_code, done.output
+
+    assert check()[0] == 0
+    code, said = check("--min-images", "31")
+    assert code == 1 and "has 30 training examples, but a site trains on 31 or more" in said
+    for i in range(25):
+        (folder / f"{i}.png").write_bytes(b"no image")
+    code, said = check()
+    assert code == 1 and said.count(".png cannot be read") == 25 and "more" not in said
+    code, said = check("--skip-broken")
+    assert code == 1 and "has 5 training examples" in said
+    assert check("--skip-broken", "--min-images", "5")[0] == 0

@@ -100,9 +100,7 @@ class ArrayFile:
                 warnings += odd_classes({name: n for name, n in counts.items() if n})
             else:
                 y_test = _test_labels(npz, x)
-                names = () if y_test is None else npz.classes("y_test", y_test)
-                there = () if y_test is None else y_test.unique().tolist()
-                classes = tuple(names[i] for i in there)
+                classes = () if y_test is None else _present(npz.classes("y_test", y_test), y_test)
             if npz.has("x_test") and x != "x_test":
                 warnings += _test_warnings(npz, (n, *shape))
             used = {"classes", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
@@ -198,6 +196,11 @@ def _test_labels(npz: Npz, x: str) -> torch.Tensor | None:
             f"the same is needed in both; save the arrays again with one shape"
         )
     return npz.labels("y_test", npz.shape("x_test")[0])
+
+
+def _present(names: tuple[str, ...], y: torch.Tensor) -> tuple[str, ...]:
+    """The names of the labels that occur."""
+    return tuple(names[label] for label in y.unique().tolist())
 
 
 def _source_test_labels(npz: Npz, x: str, classes: tuple[str, ...]) -> torch.Tensor | None:

@@ -155,7 +155,8 @@ def _photometric(found: Any) -> str:
 def _decoded(found: Any, file: Content) -> np.ndarray:
     """A file's stored values, (H, W) or RGB (H, W, 3)."""
     uid = getattr(found.file_meta, "TransferSyntaxUID", None)
-    if uid is not None and uid.is_compressed and not _has_decoder(uid):
+    compressed = uid is not None and uid.is_compressed
+    if compressed and not _has_decoder(uid):
         raise _error(
             file,
             f"is compressed as {uid.name}, which needs the package python-gdcm, which is not "
@@ -164,7 +165,13 @@ def _decoded(found: Any, file: Content) -> np.ndarray:
     try:
         return np.asarray(found.pixel_array)
     except Exception:  # as above
-        raise _unreadable(file) from None
+        if not compressed:
+            raise _unreadable(file) from None
+        raise _error(
+            file,
+            f"is compressed as {uid.name} and cannot be decoded: pip install python-gdcm may help; "
+            "else replace or remove it",
+        ) from None
 
 
 def _has_decoder(uid: Any) -> bool:

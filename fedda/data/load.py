@@ -122,6 +122,7 @@ def verify(
     progress: Progress | None = None,
     known: Path | None = None,
     reading: Reading = AS_IT_IS,
+    most: int = MOST_NAMED,
 ) -> Description:
     """`describe`, after reading every value once: finds damaged images and values not finite.
 
@@ -132,6 +133,7 @@ def verify(
         known: a file that notes which files were found good. If none of them has changed since,
             their values are not read again.
         reading: what the site says of its own files.
+        most: how many images that cannot be read are named.
     """
     try:
         return _verified(Path(path), role, progress, known, reading)
@@ -140,8 +142,8 @@ def verify(
         bad = site.broken(role) if isinstance(site, ImageFolder | Table) else []
         if len(bad) < 2:
             raise
-        lines = "".join(f"\n  {text}" for text in bad[:MOST_NAMED])
-        more = f"\n  and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        lines = "".join(f"\n  {text}" for text in bad[:most])
+        more = f"\n  and {len(bad) - most} more" if len(bad) > most else ""
         raise DataError(f"{len(bad)} images cannot be read:{lines}{more}") from error
 
 
