@@ -1142,7 +1142,9 @@ def test_tests_of_other_classes_are_found_before_the_training(
     # Names that no test has, and a run that tests nothing, are no reason to refuse it.
     names = np.array(["0", "1", "2", "3", "four"])
     np.savez(path, **arrays, classes=names)
-    assert run(nodes, FAST | runs | {"method": "fedavg", "run.name": "names"})
+    results, _ = run(nodes, FAST | runs | {"method": "fedavg", "run.name": "names"})
+    assert "accuracy" in results["trainings"]["fedavg"][0]["rounds"][-1]
     np.savez(path, **arrays, classes=np.array(["0", "1", "two", "3"]))
     untested = {"method": "fedavg", "run.evaluate": False, "run.name": "untested"}
-    assert run(nodes, FAST | runs | untested)
+    results, _ = run(nodes, FAST | runs | untested)
+    assert "accuracy" not in results["trainings"]["fedavg"][0]["rounds"][-1]
