@@ -155,7 +155,7 @@ def _photometric(found: Any) -> str:
 def _decoded(found: Any, file: Content) -> np.ndarray:
     """A file's stored values, (H, W) or RGB (H, W, 3)."""
     uid = found.file_meta.get("TransferSyntaxUID")
-    compressed = uid is not None and uid.is_compressed
+    compressed = bool(getattr(uid, "is_compressed", False))
     if compressed and not _has_decoder(uid):
         raise _error(
             file,
