@@ -183,8 +183,8 @@ FLEET: dict[str, tuple[type[Protobuf], set[str], type[Protobuf], set[str]]] = {
 }
 HEADERS = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type"}
 HEADERS |= {"content-length", "flwr-public-key", "flwr-signature", "flwr-timestamp"}
-HEADERS |= {"flwr-component-name", "flwr-package-name", "flwr-package-version"}
-ANSWERED = {"date", "content-type", "content-length", "connection"}
+HEADERS |= {"flwr-component-name", "flwr-package-name", "flwr-package-version", "prefer"}
+ANSWERED = {"date", "content-type", "content-length", "connection", "x-fedda-waited"}
 
 
 def fields(message: Protobuf, prefix: str = "") -> set[str]:
@@ -219,6 +219,8 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
         assert set(entry["headers"]) <= HEADERS, set(entry["headers"]) - HEADERS
         assert set(entry["answered"]) <= ANSWERED, set(entry["answered"]) - ANSWERED
         assert entry["headers"]["user-agent"] == "fedda"
+        assert entry["headers"]["prefer"] == "wait=1"
+        assert float(entry["answered"].get("x-fedda-waited", 0)) < 60
         more = fields(parsed(asked, entry["body"])) - may_ask
         assert not more, (name, more)
         if entry["answered"]["content-type"] != "text/plain":  # a sentence why it is refused

@@ -89,6 +89,16 @@ def test_a_bounded_number_of_signatures_is_remembered_and_none_counts_twice(
     assert not any(used.take(n, 5000.0 + n, 6000.0) for n in range(1000))
 
 
+def test_signatures_that_are_too_old_are_forgotten_before_they_are_many() -> None:
+    """With one per tenth of a second, some 3,000 can still be used again: 305 s of them."""
+    used = Used()
+    for n in range(20_000):
+        assert used.take(n, 1 + n / 10, 1 + n / 10)
+        assert len(used.times) <= 1.25 * 10 * guard.OLDEST + guard.FEW
+    assert not used.take(19_000, 1901.0, 2001.0)
+    assert used.floor == 0
+
+
 def test_every_request_of_flwrs_fleet_api_says_from_which_site_it_comes() -> None:
     """Else a signed request could be another site's."""
     for name in FLEET:

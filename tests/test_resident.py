@@ -57,6 +57,7 @@ class FakeConnection:
     """A server in memory: hands out messages, keeps replies, and forgets the node at the end."""
 
     node_id = NODE
+    waited = 0.0
 
     def __init__(self, *inbox: Message | Exception) -> None:
         self.inbox = list(inbox)
@@ -284,6 +285,20 @@ def test_a_busy_server_is_asked_less_often(clock: Clock) -> None:
 
     answer_all(echo, Slow())
     assert clock.slept == pytest.approx([0.4] * len(clock.slept))
+
+
+def test_a_server_that_holds_the_request_is_asked_again_at_once(clock: Clock) -> None:
+    class Holding(FakeConnection):
+        waited = 1.0
+
+        def receive(self) -> tuple[Message, ObjectTree] | None:
+            if clock.now > 1030:
+                raise SessionLost
+            clock.now += 1.01
+            return None
+
+    answer_all(echo, Holding())
+    assert clock.slept == pytest.approx([0.05] * len(clock.slept))
 
 
 @pytest.mark.parametrize(("node", "answers"), [(NODE + 1, ""), (1, "m"), (0, "")])

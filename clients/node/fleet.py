@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -53,6 +54,7 @@ log = logging.getLogger("fedda.client")
 # The server counts a node as dead after twice this time without a heartbeat (its minimum is 10 s).
 HEARTBEAT_S = 30.0
 BEAT_EVERY_S = 5.0
+WAIT_S = 1  # for how long a server may hold a request for work until there is some
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
 
 
@@ -60,6 +62,7 @@ class Connection(Protocol):
     """The members that the resident node needs; the fake server of the tests has them, too."""
 
     node_id: int
+    waited: float  # seconds for which the server held the last request for work
 
     def receive(self) -> tuple[Message, ObjectTree] | None: ...
 
@@ -94,6 +97,7 @@ class Fleet:
             on_lost: called from a thread when the server does not know this session any more.
         """
         self.node_id = 0
+        self.waited = 0.0
         self._on_lost = on_lost
         self._seen: dict[str, bytes] = {}
         self._self_registered = key is None
@@ -118,6 +122,9 @@ class Fleet:
         # Without the version of the library. It tells the server, too, that a node which asks for
         # a request has none (`server.superlink.book`).
         self._client._client.headers["user-agent"] = "fedda"
+        # A server of Flower's own does not know this and answers at once; so do other calls.
+        self._client._client.headers["prefer"] = f"wait={WAIT_S}"
+        self._client._client.event_hooks = {"response": [self._note]}
         self._lost: Exception | None = None
         self._ended = threading.Event()
         try:
@@ -133,6 +140,7 @@ class Fleet:
         """Return the next message, still without content, and the tree of its pieces, or None."""
         if self._lost is not None:
             raise self._lost
+        self.waited = 0.0
         try:
             answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
         except RunOver as error:  # no run is concerned yet, and the session is known
@@ -146,6 +154,12 @@ class Fleet:
             log.exception("a message cannot be read and is dropped")
             return None
         return head, answer.message_object_trees[0]
+
+    def _note(self, response: httpx.Response) -> None:
+        """Note how long the server held a request for work."""
+        if (told := response.headers.get("x-fedda-waited")) is not None:
+            with contextlib.suppress(ValueError):
+                self.waited = min(float(told), float(WAIT_S))
 
     def fetch(self, head: Message, tree: ObjectTree) -> Message:
         """Pull a message's content; each piece is freed as soon as it is part of the message."""

@@ -272,9 +272,11 @@ def work(
         received = persist(connection.receive, resident.tell)
         if received is None:
             now = time.monotonic()
-            # A slow answer means a busy server: a node keeps it busy at most a third of the time.
-            pause = max(poll, 2 * (now - asked))
-            busy = now - last_message < BUSY_FOR_S
+            # A slow answer means a busy server, unless it only held the request: a node keeps it
+            # busy at most a third of the time.
+            pause = max(poll, 2 * (now - asked - connection.waited))
+            # There is no need to ask less often when idle if the server holds requests.
+            busy = connection.waited > 0 or now - last_message < BUSY_FOR_S
             time.sleep(pause if busy else max(pause, IDLE_POLL_S))
             continue
         last_message = time.monotonic()

@@ -5,6 +5,8 @@ listener    limits on connections: how many, how slow
 filter      the paths that sites and operators may call
 guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
+direct      the frequent calls, answered without flwr's web stack
+waiting     sites that wait for work instead of asking again and again
 book        what each site was handed, and so may answer
 watched     what the SuperLink knows of sites and runs, for those who watch
 told        what the server's console says of them
@@ -14,4 +16,5 @@ metrics     what Prometheus asks for
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs
 lean_grid   a run's messages, in little memory
+allocator   how the system's malloc keeps memory
 """

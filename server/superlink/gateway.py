@@ -25,12 +25,15 @@ from fedda.ops import open_files
 from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID
 from fedda.ops.submit import OFFLINE
 
+from .allocator import one_pool
+from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .listener import Limits, Listener, Loop, Protocol
 from .live import Live
 from .site_calls import SiteCalls
 from .told import Told
+from .waiting import Waiting
 from .watched import Watched
 
 TRAFFIC_EVERY_S = 2.0
@@ -85,6 +88,7 @@ def run(
     Raises:
         RunError: a port is taken, or flwr's own programs are missing.
     """
+    one_pool()
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
     os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
     if settings.registered is not None:
@@ -180,13 +184,14 @@ async def _serve(
         )
 
     traffic = Traffic()
-    caller = None
-    if tls is not None:
-        caller = Guard(app.state.linkstate_factory.state().get_node_id_by_public_key).caller
-    sites = SiteCalls(shortened(app, guarded=caller is not None), traffic, caller)
+    state = app.state.linkstate_factory.state()
+    caller = None if tls is None else Guard(state.get_node_id_by_public_key).caller
+    direct, waiting = Direct(state, settings.database is not None), Waiting(state)
+    short = shortened(app, guarded=caller is not None)
+    sites = SiteCalls(short, traffic, caller, direct, waiting)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
     told = Told(watched, watched.newest, say)
-    live = Live(shortened(app), watched, watched.newest)
+    live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
     admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)
     stop = asyncio.Event()
@@ -216,6 +221,7 @@ async def _serve(
         await _tend(stop, tasks, tend, settings.traffic, traffic)
     finally:
         live.close()
+        waiting.close()
         public.should_exit = admin.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(_end_group, children)

@@ -23,6 +23,8 @@ HEADERS = tuple(
 )
 KNOWN_S = 1.0  # for how long a site counts as registered without asking again
 KEPT = 2**16  # signatures of one site that are remembered at most
+FEW = 2**8  # signatures of one site of which even old ones may stay
+MARK = 2**60 - 1  # the part of a signature by which it is remembered: small, and never met twice
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,18 @@ class Used:
 
     times: dict[int, float] = field(default_factory=dict)
     floor: float = 0.0  # no earlier signature is accepted any more
+    room: int = FEW  # how many there may be before those are forgotten that are too old anyway
 
     def take(self, mark: int, signed: float, clock: float) -> bool:
         """Whether a signature comes for the first time; from now on it does not."""
         if signed <= self.floor or mark in self.times:
             return False
-        if len(self.times) >= KEPT:
+        if len(self.times) >= min(self.room, KEPT):
             left = {m: t for m, t in self.times.items() if t > clock - OLDEST}
             if len(left) > KEPT // 2:
                 self.floor = sorted(left.values())[len(left) // 2]
                 left = {m: t for m, t in left.items() if t > self.floor}
-            self.times = left
+            self.times, self.room = left, max(FEW, len(left) + len(left) // 4)
         self.times[mark] = signed
         return signed > self.floor
 
@@ -85,7 +88,7 @@ class Guard:
         except (ValueError, TypeError, OverflowError):
             return None
         used = self._used.setdefault(key, Used())
-        if not used.take(mark, at.timestamp(), time.time()):
+        if not used.take(mark & MARK, at.timestamp(), time.time()):
             return None
         return Caller(node_id, key)
 

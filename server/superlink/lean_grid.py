@@ -10,8 +10,6 @@ set aside, so that it delays no other, and is given up once its pieces stop comi
 """
 
 import atexit
-import contextlib
-import ctypes
 import gc
 import io
 import json
@@ -49,12 +47,12 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from .allocator import LARGE, one_pool
+
 log = logging.getLogger("fedda.server")
 
 ARRAYS = 3  # the level of arrays below a message: records, array records, arrays, then pieces
 WORKERS = 2
-FREED_AT_ONCE = 2**18  # bytes
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 Fetch = Callable[[str], bytes]
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
@@ -361,7 +359,7 @@ class Half:
 
 def _sweep(piece: bytes) -> None:
     """Free a large piece: httpx holds bodies in cycles, which only the garbage collector frees."""
-    if len(piece) >= FREED_AT_ONCE:
+    if len(piece) >= LARGE:
         gc.collect()
 
 
@@ -371,9 +369,5 @@ def lean(grid: Grid) -> Grid:
         return grid
     gc.freeze()  # so that no sweep looks through the modules imported so far
     atexit.register(gc.unfreeze)
-    # Else glibc keeps freed pieces in a pool per thread: the memory of several models.
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, FREED_AT_ONCE)
-        libc.mallopt(M_ARENA_MAX, 1)
+    one_pool()  # else freed pieces stay: the memory of several models
     return LeanGrid(grid)

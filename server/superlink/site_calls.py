@@ -13,13 +13,14 @@ from typing import Any
 from flwr.proto import fab_pb2, run_pb2
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto import message_pb2 as proto
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError
 
 from .book import Book, Refused
+from .direct import MEDIA_TYPE, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
 from .guard import Caller
+from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
 LARGEST = {"push-object": 16 * 2**20, "push-messages": 2**20}  # bytes of a body
@@ -35,7 +36,14 @@ Who = Callable[[list[tuple[bytes, bytes]]], Caller | None]
 class SiteCalls:
     """Passes the calls that a site may make to a SuperLink, and refuses all others."""
 
-    def __init__(self, app: App, traffic: Traffic, caller: Who | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        traffic: Traffic,
+        caller: Who | None,
+        direct: Direct | None = None,
+        waiting: Waiting | None = None,
+    ) -> None:
         """Wrap a SuperLink.
 
         Args:
@@ -43,10 +51,14 @@ class SiteCalls:
             traffic: counts what is refused.
             caller: says by a request's headers which site signed it (`guard.Guard.caller`). With
                 None any site may join, and the SuperLink itself checks the signatures.
+            direct: answers frequent calls of sites whose signatures `caller` has checked.
+            waiting: lets such sites wait for work.
         """
         self.app = app
         self.traffic = traffic
         self.caller = caller
+        self.direct = None if caller is None else direct
+        self.waiting = None if caller is None else waiting
         self.book = Book()
         self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
@@ -68,7 +80,7 @@ class SiteCalls:
         if size > LARGEST.get(name, LARGEST_OTHER):
             raise Refused(413, "body too large")
         async with contextlib.nullcontext() if site is None else self._busy[site.node_id]:
-            body = await _read(receive)
+            body = await read(receive)
             if body is None:
                 return
             request = PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
@@ -79,7 +91,7 @@ class SiteCalls:
             if site is not None and not _is_own(request, site):
                 raise Refused(401, "signed by another site")
             try:
-                await self._pass(request, scope, _replay(body, receive), send)
+                await self._pass(request, scope, replay(body, receive), send)
             except Refused as refused:
                 close = site is None
                 await refuse(send, self.traffic, refused.status, refused.text, close=close)
@@ -110,14 +122,12 @@ class SiteCalls:
                 if (once_more := book.again(node_id, one_by_one)) is not None:
                     await answer.give(once_more.SerializeToString())
                     return
-                await self.app(scope, receive, answer.keep)
-                if answer.status == 200:
-                    book.handed(node_id, fleet.PullMessagesResponse.FromString(answer.body))
+                await self._work(node_id, request, scope, receive, answer)
                 await answer.release()
             case fleet.PushMessagesRequest():
                 found = book.check_answer(node_id, request)
                 try:
-                    await self.app(scope, receive, answer.keep)
+                    await self._do(request, scope, receive, answer.keep)
                 finally:
                     taken = answer.status == 200
                     read = fleet.PushMessagesResponse.FromString
@@ -125,16 +135,15 @@ class SiteCalls:
                 await answer.release()
             case proto.PushObjectRequest():
                 book.take(node_id, request)
-                del request  # its content is in the body, too
-                await self.app(scope, receive, send)
+                await self._do(request, scope, receive, send)
             case proto.PullObjectRequest():
                 book.check_fetch(node_id, request)
-                await self.app(scope, receive, answer.count)
+                await self._do(request, scope, receive, answer.count)
                 if answer.size > NO_CONTENT:
                     book.fetched(node_id, request, answer.size)
             case proto.ConfirmMessageReceivedRequest():
                 book.confirm(node_id, request)
-                await self.app(scope, receive, send)
+                await self._do(request, scope, receive, send)
             case run_pb2.GetRunRequest():
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, answer.keep)
@@ -145,7 +154,30 @@ class SiteCalls:
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, send)
             case _:
-                await self.app(scope, receive, send)
+                await self._do(request, scope, receive, send)
+
+    async def _work(
+        self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "Answer"
+    ) -> None:
+        """Get the next request for a site, if there is one or comes while the site waits."""
+        seconds = wanted(scope["headers"])
+        if self.waiting is not None and seconds:
+            waited = await self.waiting.for_work(node_id, seconds)
+            answer.headers.append((WAITED, f"{waited:.3f}".encode()))
+        await self._do(request, scope, receive, answer.keep)
+        if answer.status == 200:
+            handed = fleet.PullMessagesResponse.FromString(answer.body)
+            self.book.handed(node_id, handed)
+            if self.waiting is not None and handed.messages_list:
+                self.waiting.more(node_id)
+
+    async def _do(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the SuperLink answer a request that passed every check, on the shortest way."""
+        body = None if self.direct is None else await self.direct.of_site(request)
+        if body is None:
+            await self.app(scope, receive, send)
+        else:
+            await give(body, send)
 
 
 class Answer:
@@ -154,6 +186,7 @@ class Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._start: Event = {}
+        self.headers: list[tuple[bytes, bytes]] = []  # that `release` adds
         self.status = 0
         self.body = b""
         self.size = 0  # bytes of the body, also of one that is passed on at once
@@ -172,7 +205,7 @@ class Answer:
 
     async def give(self, body: bytes) -> None:
         """Send an answer of our own."""
-        headers = [(b"content-type", PROTOBUF_MEDIA_TYPE.encode())]
+        headers = [(b"content-type", MEDIA_TYPE)]
         self._start = {"type": "http.response.start", "status": 200, "headers": headers}
         self.body = body
         await self.release()
@@ -182,22 +215,9 @@ class Answer:
         if not self._start:
             return
         headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
-        headers.append((b"content-length", str(len(self.body)).encode()))
+        headers += [(b"content-length", str(len(self.body)).encode()), *self.headers]
         await self._send({**self._start, "headers": headers})
         await self._send({"type": "http.response.body", "body": self.body})
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The whole body, or None if the caller hung up."""
-    pieces = []
-    more = True
-    while more:
-        event = await receive()
-        if event["type"] != "http.request":
-            return None
-        pieces.append(event.get("body", b""))
-        more = event.get("more_body", False)
-    return b"".join(pieces)
 
 
 def _once(send: Send) -> Send:
@@ -209,18 +229,6 @@ def _once(send: Send) -> Send:
         await send(event)
 
     return last
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what gives an application a body that was read already."""
-    left = [body]
-
-    async def again() -> Event:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
-        return await receive()
-
-    return again
 
 
 def _node_id(request: Any) -> int:

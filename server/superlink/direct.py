@@ -1,0 +1,160 @@
+"""The calls that are made in great numbers, answered by flwr's own handlers without its web stack.
+
+Of a small request's processor time at the server, flwr's layers of middleware, FastAPI and a change
+of thread take more than half. Here the handlers are called at once: for sites, whose signature and
+content `guard` and `book` have checked, and for a run's program, whose token is checked here. What
+a handler refuses goes through the whole stack after all, which makes the right error of it: none of
+these calls does harm if it is made twice.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import message_pb2 as proto
+from flwr.proto import runtime_pb2 as runtime
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+from google.protobuf.message import DecodeError
+
+from .filter import App, Event, Receive, Scope, Send
+
+MEDIA_TYPE = PROTOBUF_MEDIA_TYPE.encode()
+LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
+
+Handler = Callable[[Any, Any], Any]
+
+
+def _stored(handler: Callable[..., Any]) -> Handler:
+    """A handler that needs the store of objects, too."""
+    return lambda request, state: handler(request, state, state.object_store)
+
+
+HANDLERS: dict[type, Handler] = {
+    SendNodeHeartbeatRequest: fleet_handlers.send_node_heartbeat,
+    fleet.PullMessagesRequest: _stored(fleet_handlers.pull_messages),
+    fleet.PushMessagesRequest: fleet_handlers.push_messages,
+    proto.PullObjectRequest: fleet_handlers.pull_object,
+    proto.PushObjectRequest: fleet_handlers.push_object,
+    proto.ConfirmMessageReceivedRequest: _stored(fleet_handlers.confirm_message_received),
+}
+
+
+RUNTIME = "/v1/runtime/"
+OF_A_RUN: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "push-messages": (runtime.PushAppMessagesRequest, runtime_handlers.push_messages),
+    "pull-messages": (runtime.PullAppMessagesRequest, runtime_handlers.pull_messages),
+    "push-object": (proto.PushObjectRequest, runtime_handlers.push_object),
+    "pull-object": (proto.PullObjectRequest, runtime_handlers.pull_object),
+    "confirm-message-received": (
+        proto.ConfirmMessageReceivedRequest,
+        runtime_handlers.confirm_message_received,
+    ),
+}
+
+
+class Direct:
+    """Answers frequent calls from a SuperLink's state."""
+
+    def __init__(self, state: Any, threads: bool) -> None:
+        """Take flwr's LinkState; with `threads` no call blocks the loop, as a database's would."""
+        self._state = state
+        self._threads = threads
+
+    async def of_site(self, request: Any) -> bytes | None:
+        """Return the answer to a site's request, or None if the whole stack has to answer it."""
+        handler = HANDLERS.get(type(request))
+        return None if handler is None else await self._call(handler, request)
+
+    async def of_run(self, name: str, token: str, body: bytes) -> bytes | None:
+        """Return the answer to a request of a run's program, or None as `of_site` does.
+
+        Args:
+            name: the call's.
+            token: by which the SuperLink knows the program.
+            body: the request.
+        """
+        kind, handler = OF_A_RUN[name]
+        try:
+            request = kind.FromString(body)
+        except DecodeError:
+            return None
+        return await self._call(lambda *given: handler(*given, self._task(token)), request)
+
+    async def _call(self, handler: Handler, request: Any) -> bytes | None:
+        try:
+            if self._threads or len(getattr(request, "object_content", b"")) > LARGE:
+                answer = await asyncio.to_thread(handler, request, self._state)
+            else:
+                answer = handler(request, self._state)
+        except Exception:
+            return None
+        return answer.SerializeToString()
+
+    def _task(self, token: str) -> Any:
+        task = self._state.get_task_by_token(token)
+        if task is None:
+            raise PermissionError
+        return task
+
+
+class RunCalls:
+    """Answers the frequent calls of runs' programs, and passes all others to a SuperLink."""
+
+    def __init__(self, app: App, direct: Direct) -> None:
+        self.app = app
+        self.direct = direct
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"].removeprefix(RUNTIME) if scope["type"] == "http" else ""
+        if name not in OF_A_RUN or scope["path"] != RUNTIME + name or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        header = TASK_TOKEN_HEADER.lower().encode()
+        tokens = [value for key, value in scope["headers"] if key == header]
+        body = await read(receive)
+        if body is None:
+            return
+        answer = None
+        if len(tokens) == 1:
+            answer = await self.direct.of_run(name, tokens[0].decode("latin-1"), body)
+        if answer is None:
+            await self.app(scope, replay(body, receive), send)
+        else:
+            await give(answer, send)
+
+
+async def give(body: bytes, send: Send, *headers: tuple[bytes, bytes]) -> None:
+    """Send an answer of protobuf."""
+    headers += ((b"content-type", MEDIA_TYPE), (b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read(receive: Receive) -> bytes | None:
+    """The whole body, or None if the caller hung up."""
+    pieces = []
+    more = True
+    while more:
+        event = await receive()
+        if event["type"] != "http.request":
+            return None
+        pieces.append(event.get("body", b""))
+        more = event.get("more_body", False)
+    return b"".join(pieces)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return what gives an application a body that was read already."""
+    left = [body]
+
+    async def again() -> Event:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return again

@@ -1,0 +1,71 @@
+"""Sites that wait for work: their request is answered when there is some, or after a second.
+
+Without this a site that waits asks twenty times a second, and most of a server's processor time
+goes into telling sites that there is nothing to do. A site says how long it would wait in the
+header `Prefer: wait=SECONDS` (RFC 7240), and is told how long it did, so that it does not take the
+wait for a busy server. Flower's own SuperNodes say nothing and are answered at once.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+PREFER, WAITED = b"prefer", b"x-fedda-waited"
+LONGEST = 1.0  # seconds; a server that stops waits for its last answers
+# Seconds until a site hears of a new request, whose pieces the run's program is still sending.
+LATER = 0.05
+
+
+class Waiting:
+    """Knows for which sites requests came in since they last asked."""
+
+    def __init__(self, state: Any) -> None:
+        """Watch what a run's program stores in flwr's LinkState; called in the loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._news: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._closed = False
+        store = state.store_message_and_object_tree
+
+        def stored(message: Any, *more: Any, **named: Any) -> Any:
+            result = store(message, *more, **named)
+            if not message.metadata.reply_to_message_id:
+                self._tell(message.metadata.dst_node_id)
+            return result
+
+        state.store_message_and_object_tree = stored
+
+    async def for_work(self, node_id: int, seconds: float) -> float:
+        """Wait until there may be work for a site -> for how many seconds it waited."""
+        news, began = self._news[node_id], time.monotonic()
+        if not self._closed and seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(seconds, LONGEST))
+        news.clear()
+        return time.monotonic() - began
+
+    def more(self, node_id: int) -> None:
+        """Note that there may be more work for a site than it was just handed."""
+        self._news[node_id].set()
+
+    def close(self) -> None:
+        """Let no site wait any more."""
+        self._closed = True
+        for news in self._news.values():
+            news.set()
+
+    def _tell(self, node_id: int) -> None:
+        """Note new work, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self.more, node_id)
+
+
+def wanted(headers: Iterable[tuple[bytes, bytes]]) -> float:
+    """How many seconds a request would wait, by its headers; 0 if it does not say."""
+    for name, value in headers:
+        words = value.strip().partition(b"=")
+        if name == PREFER and words[0] == b"wait" and words[2].isdigit():
+            return float(words[2])
+    return 0.0

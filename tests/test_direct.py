@@ -1,0 +1,175 @@
+"""Calls that the server answers without flwr's web stack, and sites that wait for work."""
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import message_pb2 as proto
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from server.superlink import direct, gateway, waiting
+from server.superlink.direct import Direct, RunCalls
+from server.superlink.filter import FLEET_PREFIX, shortened
+from server.superlink.waiting import Waiting, wanted
+
+SERVER = Node(node_id=SUPERLINK_NODE_ID)
+
+
+async def asked(app: Any, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+    """Ask an ASGI application -> status and body."""
+    sent: list[Any] = []
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return left.pop() if left else {"type": "http.disconnect"}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    given = {"content-type": "application/protobuf", "accept": "application/protobuf", **headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(k.lower().encode(), v.encode()) for k, v in given.items()],
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(e.get("body", b"") for e in sent)
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return gateway.superlink(gateway.Settings())
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_direct_answers_are_those_of_the_whole_stack(app: Any, threads: bool) -> None:
+    state = app.state.linkstate_factory.state()
+    node = state.create_node("owner", "name", f"key {threads}".encode(), 30)
+    state.activate_node(node, 30)
+    requests = {
+        "send-node-heartbeat": SendNodeHeartbeatRequest(node=Node(node_id=node)),
+        "pull-messages": fleet.PullMessagesRequest(node=Node(node_id=node)),
+    }
+    requests["send-node-heartbeat"].heartbeat_interval = 30
+
+    async def both(name: str, request: Any) -> None:
+        mine = await Direct(state, threads).of_site(request)
+        stack = shortened(app, guarded=True)
+        theirs = await asked(stack, FLEET_PREFIX + name, request.SerializeToString())
+        assert (200, mine) == theirs
+
+    for name, request in requests.items():
+        asyncio.run(both(name, request))
+
+
+def test_what_a_handler_refuses_is_left_to_the_whole_stack(app: Any) -> None:
+    state = app.state.linkstate_factory.state()
+    made = Direct(state, False)
+    refused = [
+        proto.PullObjectRequest(run_id=7, object_id="a"),
+        proto.PushObjectRequest(run_id=7, object_id="a", object_content=b"x" * 2**17),
+        proto.ConfirmMessageReceivedRequest(run_id=7, message_object_id="a"),
+        fleet.PushMessagesRequest(),
+        fleet.ActivateNodeRequest(),  # has no short way
+    ]
+    assert [asyncio.run(made.of_site(request)) for request in refused] == [None] * 5
+
+
+def test_every_call_with_a_short_way_is_one_of_flwrs() -> None:
+    fleets = {PROTOBUF_REQUEST_TYPES["POST", p] for _, p in PROTOBUF_REQUEST_TYPES if "fleet" in p}
+    assert set(direct.HANDLERS) <= fleets
+    for name, (kind, _) in direct.OF_A_RUN.items():
+        assert PROTOBUF_REQUEST_TYPES["POST", direct.RUNTIME + name] is kind
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "short"),
+    [
+        ("pull-object", ["right"], True),
+        ("pull-object", ["wrong"], False),
+        ("pull-object", ["right", "right"], False),
+        ("pull-object", [], False),
+        ("get-nodes", ["right"], False),
+        ("pull-object/", ["right"], False),
+    ],
+)
+def test_a_runs_program_is_known_by_its_token(path: str, tokens: list[str], short: bool) -> None:
+    task = SimpleNamespace(run_id=3)
+    state = SimpleNamespace(
+        get_task_by_token={"right": task}.get, get_object=lambda run, name: b"piece of %d" % run
+    )
+    passed: list[bytes] = []
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        passed.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+
+    body = proto.PullObjectRequest(node=SERVER, object_id="a").SerializeToString()
+    calls = RunCalls(whole, Direct(state, False))
+
+    async def with_tokens(scope: Any, receive: Any, send: Any) -> None:
+        scope["headers"] += [(TASK_TOKEN_HEADER.lower().encode(), t.encode()) for t in tokens]
+        await calls(scope, receive, send)
+
+    status, answer = asyncio.run(asked(with_tokens, direct.RUNTIME + path, body))
+    assert status == (200 if short else 401) and passed == ([] if short else [body])
+    if short:
+        assert proto.PullObjectResponse.FromString(answer).object_content == b"piece of 3"
+
+
+def stored(node: int, reply: bool = False) -> Any:
+    return SimpleNamespace(
+        metadata=SimpleNamespace(dst_node_id=node, reply_to_message_id="a" if reply else "")
+    )
+
+
+def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LATER", 0.0)
+    monkeypatch.setattr(waiting, "LONGEST", 0.2)
+
+    async def play() -> None:
+        state = SimpleNamespace(store_message_and_object_tree=lambda message: "done")
+        made = Waiting(state)
+        assert await made.for_work(7, 1.0) >= 0.19
+        assert await made.for_work(7, 0.0) < 0.1
+
+        def later() -> None:  # as a thread of the SuperLink does
+            time.sleep(0.05)
+            assert state.store_message_and_object_tree(stored(8)) == "done"
+            assert state.store_message_and_object_tree(stored(9, reply=True)) == "done"
+
+        threading.Thread(target=later).start()
+        other, mine, reply = await asyncio.gather(*(made.for_work(n, 1.0) for n in (7, 8, 9)))
+        assert mine < 0.15 < min(other, reply)
+        state.store_message_and_object_tree(stored(7))  # while it does not wait
+        await asyncio.sleep(0.01)
+        assert await made.for_work(7, 1.0) < 0.1
+        made.more(7)
+        assert await made.for_work(7, 1.0) < 0.1
+        waits = asyncio.create_task(made.for_work(7, 1.0))
+        await asyncio.sleep(0.01)
+        made.close()
+        assert await waits < 0.15 and await made.for_work(7, 1.0) < 0.1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"wait=1", 1.0), (b" wait=20 ", 20.0), (b"wait=", 0), (b"wait=-1", 0), (b"respond-async", 0)],
+)
+def test_only_a_site_that_says_so_waits(value: bytes, seconds: float) -> None:
+    assert wanted([(b"host", b"x"), (b"prefer", value)]) == seconds
+    assert wanted([(b"host", value)]) == 0
