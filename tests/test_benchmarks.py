@@ -24,6 +24,7 @@ from fedda.errors import DataError, RunError
 from fedda.maths.accountant import epsilon
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
+from fedda.wire import Kind, pack
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
@@ -108,7 +109,12 @@ SMALL: dict[str, tuple[str, ...]] = {
     "privacy": PRIVACY,
     "robust": ROBUST,
     "rounds": ROUNDS,
+    "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),
     "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
+    "soak": (
+        *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),
+        *("--mb", "0.01", "--every", "0.5"),
+    ),
     "training": (
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
@@ -253,6 +259,53 @@ def test_fewer_sources_in_small(here: Path) -> None:
     assert 0 < found["megabytes"]["1"] < found["megabytes"]["2"] < found["megabytes"]["3"]
     ranked = (here / "made" / "fewer.md").read_text().splitlines()[-1]
     assert set(ranked.removeprefix("- usps: ").split(", ")) == {"mnist", "mnistm", "svhn"}
+
+
+@pytest.mark.slow
+def test_one_server_and_light_sites_in_small(here: Path) -> None:
+    found = printed("scale", here)
+    assert found.pop("load_before") >= 0
+    of = {figure: value.get("3 sites, 0.01 MB") for figure, value in found.items()}
+    assert of["errors"] == 0 and 0 < of["run_ms"] + of["superlink_ms"] <= of["cpu_ms"] + 0.01
+    # Of a source at least: 1 to ask for work, 1 to confirm, 6 to fetch it, 6 to send the model.
+    assert of["requests"] > 8 and 0.01 < of["wire_mb"] < 0.1
+    assert found["run_models"] == {}
+
+
+@pytest.mark.slow
+def test_a_soak_in_small(here: Path) -> None:
+    found = printed("soak", here)
+    assert (found["runs"], found["rounds"], found["errors"]) == (1, 2, 0)
+    for name in ("superlink", "client", "run"):
+        assert found[name]["first_mb"] > 50 and found[name]["first_files"] > 2
+
+
+def test_light_sites_need_no_torch() -> None:
+    program = "import sys, light; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, check=False)
+    assert done.returncode == 0
+
+
+def test_light_sites_change_models_and_do_not_let_them_drift(load: Any) -> None:
+    light = load("light")
+    sent = pack({"w": np.ones(3, np.float32), "n": np.ones(1, np.int64)}, Kind.MODEL)
+    models = [light.changed(sent, f"source-{n:03}", r).unpack() for n in range(40) for r in (1, 2)]
+    values = [float(model["w"][0]) for model in models]
+    assert len({*values}) > 40 and max(abs(v - 1) for v in values) < 1.1 * light.CHANGE
+    assert abs(np.mean(values) - 1) < light.CHANGE / 5
+    assert all(model["n"] == 1 for model in models)
+
+
+def test_growth_by_hand(load: Any) -> None:
+    soak, processes = load("soak"), load("processes")
+    samples = [
+        (float(t), processes.Usage(0, 10**8 + 10**6 * t, 0, 5 + t // 90)) for t in range(101)
+    ]
+    found = soak.grown(samples, 2000)
+    # Medians of the seconds 0 to 25 and 75 to 100; 1,500 rounds lie between their middles.
+    assert (found["first_mb"], found["last_mb"]) == (112.5, 187.5)
+    assert found["growth"] == 66.67 and found["per_1000"] == 44.44
+    assert (found["first_files"], found["last_files"]) == (5, 5)
 
 
 @pytest.mark.slow
