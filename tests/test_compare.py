@@ -264,7 +264,7 @@ def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
     assert made.run(1, note(again)) == {} and again == []
     left = {path.name for path in made.folder(cells[0]).iterdir()} - {".lock"}
     kept = {"cell.json", "config.json", "journal.jsonl", "roster.json"}
-    made_last = {"model.safetensors", "results.json", CARD}
+    made_last = {"about.json", "model.safetensors", "results.json", CARD}
     assert left == kept | made_last  # but no checkpoint
 
 

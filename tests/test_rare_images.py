@@ -111,14 +111,6 @@ def test_animations_and_pages_are_refused_by_name(tmp_path: Path, ending: str) -
         data.verify(tmp_path, "source")
 
 
-@pytest.mark.parametrize("mode", ["F", "I"])
-def test_pixels_of_other_kinds_are_refused_by_name(tmp_path: Path, mode: str) -> None:
-    (tmp_path / "a").mkdir()
-    Image.new(mode, (8, 8)).save(tmp_path / "a" / "1.tif")
-    with pytest.raises(DataError, match=rf"1.tif has pixels of the kind '{mode}'.*convert it"):
-        data.verify(tmp_path, "source")
-
-
 @pytest.mark.parametrize("ending", ["png", "jpg", "webp", "tif", "bmp"])
 def test_truncated_files_are_refused_by_name(tmp_path: Path, ending: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)

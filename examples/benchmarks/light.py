@@ -19,12 +19,13 @@ from typing import Any
 
 from flwr.app import Context, Message
 
-from clients.node import resident
 from fedda import __version__, records
+from fedda.halves import load
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, watch_parent
 from fedda.wire import Kind, Packed, pack
 
+resident: Any = load("clients", "node.resident")
 FEATURES, CLASSES, EXAMPLES = 64, 10, 16
 PER_PROCESS = 25  # sites
 CHANGE = 1e-5  # how much a site changes each value of a model, relatively
