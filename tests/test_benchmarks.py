@@ -322,7 +322,7 @@ def test_lies_and_means_in_small(here: Path) -> None:
         results = json.loads((runs / run / "results.json").read_text())
         return results["trainings"]["fedavg"][0]["rounds"][-1]["weights"]
 
-    told, honest = weights("2-scaled-2-0"), weights("2-none-0-0")
+    told, honest = weights("2-scaled-2-of-20-0"), weights("2-none-0-of-20-0")
     assert sum(share < 0.5 * honest[site] for site, share in told.items()) == 2
 
 

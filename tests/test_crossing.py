@@ -8,7 +8,7 @@ import json
 import sys
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -308,6 +308,12 @@ def check_arrays(content: Any, cell: Cell) -> None:
         assert counts <= {"encoder.2.num_batches_tracked"}
 
 
+def check_task(task: Iterable[str]) -> None:
+    """Compare the settings that a request holds with the list."""
+    sections = ("model.", "train.", "privacy.", "wire.", "options.")
+    assert all(key in TASK or key.startswith(sections) for key in task)
+
+
 def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
     requests: dict[str, Cell] = {}
     counted = {"query": 0, "train": 0, "evaluate": 0}
@@ -323,14 +329,14 @@ def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
                 assert all(isinstance(v, SCALARS) for v in record.values())
         if way == "from":
             replies.append(message)
-        elif kind == "query":
-            assert not content
+        elif kind == "query":  # with a task, a target says whether its tests fit the run
+            assert set(content) <= {"task"}
+            check_task(content.get("task", {}))
         else:
             task, step = content["task"], content["step"]
             assert set(content) - {"exchange", "kept"} <= {"arrays", "manifests", "task", "step"}
             assert set(content.get("kept", {})) <= {"model"}
-            sections = ("model.", "train.", "privacy.", "wire.", "options.")
-            assert all(k in TASK or k.startswith(sections) for k in task)
+            check_task(task)
             heading = [str(step[k]) for k in ("part", "phase", "hop")]
             enters, leaves = cells(str(task["method"]), *heading)
             numbers = set(step) - HEADING
