@@ -103,11 +103,12 @@ def test_an_update_of_one_step_is_the_gradient(tmp_path: Path) -> None:
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
     s = site(made(tmp_path, 40, side=8, name="digit-cnn"))
     found = update.invert(s, iterations=60)
-    by_size = {u.examples: u for u in found.updates}
+    assert [u.early for u in found.updates] == 5 * [True] + 5 * [False]
+    by_size = {u.examples: u for u in found.updates if not u.early}
     assert list(by_size) == [1, 2, 4, 8, 16]
     assert by_size[1].recovered == 1 and by_size[1].psnr > found.guess + 5
     assert by_size[16].recovered < 0.2
-    assert found.threshold >= 15 and len(found.pictures) == 5
+    assert found.threshold >= 15 and len(found.pictures) == 10
 
 
 def test_psnr_by_hand() -> None:
@@ -325,7 +326,7 @@ def run_audit(*words: object) -> Any:
 
 @pytest.mark.slow
 def test_all_attacks_and_the_report(tmp_path: Path) -> None:
-    run = made(tmp_path, 80, side=8, name="digit-cnn")  # 5 updates, 2 + 4 + 2 rows of the others
+    run = made(tmp_path, 80, side=8, name="digit-cnn")  # 10 updates, 2 + 4 + 2 rows of the others
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
     shown = run_audit("all", run, *words, "--epochs", 1)
     assert shown.exit_code == 0, shown.output
@@ -333,11 +334,11 @@ def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     assert set(found) == {"update", "membership", "shares", "properties", "data", "seed"}
     assert found["properties"]["moments"] > 0 and found["properties"]["vote"] is None
     with Image.open(run / "recovered.png") as picture:
-        assert picture.size == (5 * 104 + 8, 216)  # updates over 1 to 16 examples
+        assert picture.size == (10 * 104 + 8, 216)  # both models, over 1 to 16 examples
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     html = (run / "report.html").read_text()
     table = Read(html).tables["Audit of models"]
-    assert len(table) == 1 + 5 + 2 + 4 + 2
+    assert len(table) == 1 + 10 + 2 + 4 + 2
     assert "<img" not in html
     again = run_audit("membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
     assert json.loads(again.stdout)["membership"] == found["membership"]
@@ -364,7 +365,7 @@ FOUND: dict[str, Any] = {
     "update": {
         "threshold": 19.2,
         "guess": 13.2,
-        "updates": [{"examples": 64, "steps": 1, "psnr": 10.5, "best": 17.0, "recovered": 0.0}],
+        "updates": [{"early": True, "examples": 64, "psnr": 10.5, "best": 17.0, "recovered": 0.0}],
     },
     "membership": {
         "shadows": 8,
@@ -383,7 +384,9 @@ def test_the_page_shows_numbers_and_escapes_names(tmp_path: Path) -> None:
     assert "<b>clinic" not in html
     words = Read(html).words
     assert "AUC 0.600; 5.0 % at 1 % false" in words and "with privacy.noise=1" in words
-    assert next(row[0] for row in rows(parse(FOUND))) == "images from a step over 64"
+    assert (
+        next(row[0] for row in rows(parse(FOUND))) == "images from a step of an early model over 64"
+    )
 
 
 @pytest.mark.parametrize(

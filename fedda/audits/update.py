@@ -8,14 +8,16 @@ appendix E.2 show attacks of this kind (Zhu et al., Deep Leakage from Gradients,
     x'                (n, *shape)   what the attack makes of noise
     minimise  1 - cos(u, grad L(theta_0; x', y)) + tv TV(x')
 
-The attacker is a server that knows the labels, as an attack on them comes first. Each image that is
-recovered is matched with the closest original. For comparison each original meets as many guesses:
-other images of the same data, and their mean. An image counts as recovered if its PSNR is above
-what one in a hundred reaches by guesses, and at least 15 dB.
+The attacker is a server that knows the labels, as an attack on them comes first. It chooses the
+model that it sends: two are tried, the run's last one, and a new one after one epoch, as after a
+first round. Gradients of a model that does not know its images yet say more of them. Each image
+that is recovered is matched with the closest original. For comparison each original meets as many
+guesses: other images of the same data, and their mean. An image counts as recovered if its PSNR is
+above what one in a hundred reaches by guesses, and at least 15 dB.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from torch.nn import functional as F
 
 from fedda.errors import DataError
 from fedda.models import Model
-from fedda.train import generator
+from fedda.train import generator, seed_for
 
 from .subject import Subject, copy_of, flat, parameters_of
 
@@ -40,6 +42,7 @@ class Inverted:
     """What the attack made of updates over so many examples.
 
     Attributes:
+        early: from a new model after one epoch; otherwise from the run's last.
         examples: in an update.
         steps: that the site took on them.
         psnr: of each original with what it was matched with, in dB, mean over all trials.
@@ -47,6 +50,7 @@ class Inverted:
         recovered: share of the originals above the threshold.
     """
 
+    early: bool
     examples: int
     steps: int
     psnr: float
@@ -56,15 +60,15 @@ class Inverted:
 
 @dataclass(frozen=True)
 class Inversion:
-    """Updates of all sizes, and what to compare them with.
+    """Updates of both models and all sizes, and what to compare them with.
 
     Attributes:
         threshold: PSNR above which an image counts as recovered.
         guess: mean PSNR of an original with the best of as many guesses.
         iterations: of the attack.
         trials: updates of each size.
-        updates: by size.
-        pictures: original and reconstruction of the best of each size, if these are images.
+        updates: the early model's by size, then the last one's.
+        pictures: original and reconstruction of the best of each, if these are images.
     """
 
     threshold: float
@@ -76,7 +80,7 @@ class Inversion:
 
 
 def invert(subject: Subject, *, trials: int = 2, iterations: int = 300, seed: int = 0) -> Inversion:
-    """Attack updates of one step over few examples, and of a whole round over all.
+    """Attack updates of one step over few examples.
 
     Args:
         subject: what is attacked.
@@ -95,27 +99,52 @@ def invert(subject: Subject, *, trials: int = 2, iterations: int = 300, seed: in
     every = torch.cat(guesses)
     threshold = max(LEAST, float(every.quantile(1 - CHANCE)))
     found, pictures = [], []
-    for n in sizes:
-        each, best = [], (-math.inf, None)
-        for trial in range(trials):
-            draws = generator(seed, "update", n, trial)
-            chosen = torch.randperm(N, generator=draws)[:n]
-            u = update(subject, chosen)
-            x, y = subject.x[chosen], subject.y[chosen]
-            made = reconstruct(subject, u, y, iterations, draws)
-            quality, order = matched(x, made)
-            each.append(quality)
-            k = int(quality.argmax())
-            if float(quality[k]) > best[0]:
-                best = float(quality[k]), (x[k].cpu(), made[order[k]].cpu())
-        quality = torch.cat(each)
-        share = float((quality > threshold).float().mean())
-        found.append(Inverted(n, 1, float(quality.mean()), float(quality.max()), share))
-        if subject.are_images and best[1] is not None:
-            pictures.append(best[1])
+    for early, attacked in _models(subject, seed):
+        for n in sizes:
+            one, picture = _tried(attacked, early, n, trials, iterations, seed, threshold)
+            found.append(one)
+            if subject.are_images:
+                pictures.append(picture)
     return Inversion(
         threshold, float(every.mean()), iterations, trials, tuple(found), tuple(pictures)
     )
+
+
+def _models(subject: Subject, seed: int) -> list[tuple[bool, Subject]]:
+    """The models that a server could send: one after a first epoch, if it can be made; the last."""
+    if subject.about.extension is not None:
+        return [(False, subject)]
+    new = subject.fresh(seed_for(seed, "update"))
+    subject.train_on(new, torch.arange(len(subject.x)), 1, seed_for(seed, "early"))
+    return [(True, replace(subject, model=new)), (False, subject)]
+
+
+def _tried(
+    subject: Subject,
+    early: bool,
+    n: int,
+    trials: int,
+    iterations: int,
+    seed: int,
+    threshold: float,
+) -> tuple[Inverted, tuple[Tensor, Tensor]]:
+    """Attack updates over n examples -> what was recovered, and the best original and its copy."""
+    each, best, picture = [], -math.inf, None
+    for trial in range(trials):
+        draws = generator(seed, "update", n, trial)
+        chosen = torch.randperm(len(subject.x), generator=draws)[:n]
+        u = update(subject, chosen)
+        x, y = subject.x[chosen], subject.y[chosen]
+        made = reconstruct(subject, u, y, iterations, draws)
+        quality, order = matched(x, made)
+        each.append(quality)
+        k = int(quality.argmax())
+        if picture is None or float(quality[k]) > best:
+            best, picture = float(quality[k]), (x[k].cpu(), made[order[k]].cpu())
+    assert picture is not None
+    quality = torch.cat(each)
+    share = float((quality > threshold).float().mean())
+    return Inverted(early, n, 1, float(quality.mean()), float(quality.max()), share), picture
 
 
 def update(subject: Subject, chosen: Tensor) -> Tensor:

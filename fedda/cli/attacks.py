@@ -68,9 +68,10 @@ def update(
 ) -> None:
     """Recover images from the change of a model, as the server could that gets it.
 
-    From the run's last model the site takes one step on 1 to 64 of its examples. The attack looks
-    for images whose gradient points where the model went. Its best results are drawn into
-    recovered.png beside the figures: that file shows images of the site, so keep it there.
+    The site takes one step on 1 to 64 of its examples, from the run's last model and from a new one
+    after one epoch. The attack looks for images whose gradient points where the model went. Its
+    best results are drawn into recovered.png beside the figures: that file shows images of the
+    site, so keep it there.
 
       fedda audit update runs/fedavg --data ./clinic-b
     """

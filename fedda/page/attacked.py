@@ -17,7 +17,7 @@ from .html import Html, e
 from .parts import note, section, table
 
 ATTACKS = "attacks.json"
-HIDDEN = 16  # images of a block, the fewest that a site trains on
+HIDDEN = 16  # images of a block, the fewest that a site trains on by default
 NOISE = "privacy.noise"
 Row = tuple[str, str, str, str]  # attack, what it recovers, what guesses reach, what closes it
 
@@ -51,7 +51,9 @@ def parse(found: Any) -> dict[str, Any]:
     if "update" in found:
         given = found["update"]
         keys = ("examples", "psnr", "best", "recovered")
-        each = [{k: _number(u[k]) for k in keys} for u in given["updates"]]
+        each = [
+            {"early": bool(u["early"])} | {k: _number(u[k]) for k in keys} for u in given["updates"]
+        ]
         if not each:
             raise ValueError("it has no updates")
         numbers = {k: _number(given[k]) for k in ("threshold", "guess")}
@@ -81,10 +83,12 @@ def rows(about: Mapping[str, Any]) -> list[Row]:
     if update := about.get("update"):
         for u in update["updates"]:
             n = int(u["examples"])
-            closed = "16 images or more in a block" if n < HIDDEN else f"secure sums, {NOISE}"
+            closed = f"more images in a block (--min-images), {NOISE}"
+            closed += "" if n < HIDDEN else ", secure sums"
             what = f"{_percent(u['recovered'])} of the images; {u['psnr']:.1f} dB"
             guess = f"1 %; {update['guess']:.1f} dB"
-            found.append((f"images from a step over {n}", what, guess, closed))
+            model = "an early" if u["early"] else "the last"
+            found.append((f"images from a step of {model} model over {n}", what, guess, closed))
     if tried := about.get("membership"):
         for key, name in (("lira", "membership (LiRA)"), ("confidence", "by confidence alone")):
             what = f"AUC {tried[key]['auc']:.3f}; {_percent(tried[key]['tpr'])} at 1 % false"
@@ -139,7 +143,7 @@ def remarks(about: Mapping[str, Any]) -> list[str]:
             f"An image counts as recovered if its peak signal-to-noise ratio is above "
             f"{update['threshold']:.1f} dB, what one image in a hundred reaches by guesses: other "
             "images of the same data and their mean. The attacker is a server that knows the "
-            "labels, the site takes one step, and nothing is rounded."
+            "labels and asks for one step, of the run's last model or of one after a first epoch."
         )
     if tried := about.get("membership"):
         noise = f" with privacy.noise={tried['noise']:g}" if tried["noise"] else ""
