@@ -30,7 +30,7 @@ from fedda.maths import optimal_transport
 from fedda.models import batchnorms, evaluating, inputs_of
 from fedda.train import generator, seed_for
 
-from .shares import GROUP, OWN, error, fit, skewed
+from .shares import OWN, error, error_of_means, fit, skewed
 from .subject import Subject
 
 TEACHERS = 3
@@ -92,10 +92,7 @@ def leaked(
     def told(u: Signature) -> tuple[float, float]:
         predict = fit(torch.stack([u(chosen) for chosen in own]), known)
         seen = torch.stack([u(chosen) for chosen in others])
-        whole = sites // GROUP * GROUP
-        groups = seen[:whole].view(-1, GROUP, seen.shape[1]).mean(dim=1)
-        of_mean = predict(groups).repeat_interleave(GROUP, dim=0)
-        return float(error(predict(seen), true).mean()), float(error(of_mean, true[:whole]).mean())
+        return float(error(predict(seen), true).mean()), error_of_means(predict, seen, true)
 
     found: dict[str, float] = {}
     if batchnorms(subject.model):

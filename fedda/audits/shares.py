@@ -94,6 +94,20 @@ def fit(u: Tensor, s: Tensor) -> Callable[[Tensor], Tensor]:
     return predict
 
 
+def error_of_means(predict: Callable[[Tensor], Tensor], u: Tensor, true: Tensor) -> float:
+    """Mean error for each of GROUP sites of which only the mean change is known.
+
+    Args:
+        predict: gives shares for changes.
+        u: (R, D) changes of the attacked sites.
+        true: (R, C) their shares.
+    """
+    whole = len(u) // GROUP * GROUP
+    groups = u[:whole].view(-1, GROUP, u.shape[1]).mean(dim=1)
+    of_mean = predict(groups).repeat_interleave(GROUP, dim=0)
+    return float(error(of_mean, true[:whole]).mean())
+
+
 def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
     """Attack made sites whose classes are uneven.
 
@@ -126,10 +140,7 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
         s = predict(seen)
         errors[what] = float(error(s, true).mean())
     named = float((s.argmax(dim=1) == true.argmax(dim=1)).float().mean())
-    whole = sites // GROUP * GROUP
-    groups = seen[:whole].view(-1, GROUP, seen.shape[1]).mean(dim=1)
-    of_mean = predict(groups).repeat_interleave(GROUP, dim=0)
-    errors["mean"] = float(error(of_mean, true[:whole]).mean())
+    errors["mean"] = error_of_means(predict, seen, true)
     common = int(known.argmax(dim=1).bincount(minlength=subject.classes).argmax())
     chance = float((true.argmax(dim=1) == common).float().mean())
     guess = float(error(known.mean(dim=0), true).mean())
