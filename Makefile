@@ -5,8 +5,9 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-# Slow tests that run at once. Each starts up to six processes and takes 3 GB, and some keep deadlines.
-SLOW ?= 2
+# Tests that run at once. Some start up to six processes and take 3 GB.
+WORKERS ?= 2
+TESTS = $(BIN)/python -m pytest -n $(WORKERS)
 # An index that torch is installed from first; that of PyTorch's builds without CUDA saves some GB:
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -16,17 +17,25 @@ TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvisio
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock docs proto clean
+.PHONY: help demo test test-fast test-all test-times lint lock docs proto clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed ## install fedda and run a federation of four sites on this machine
 	$(BIN)/fedda demo
 
-test: $(VENV)/.installed-dev ## install what the tests need and run the tests, the fast ones first
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m slow -n $(SLOW) --dist loadscope --no-loadscope-reorder
+test-fast: $(VENV)/.installed-dev ## run the tests that need no process: what one runs while writing
+	$(TESTS) --ring fast
+
+test: $(VENV)/.installed-dev ## install what the tests need and run the tests: every guarantee once
+	$(TESTS) --ring gate --durations 50
+
+test-all: $(VENV)/.installed-dev ## run every test there is, also those of the nightly workflow
+	$(TESTS) --ring nightly --durations 50
+
+test-times: $(VENV)/.installed-dev ## run every test, and write what each costs into tests/README.md
+	$(TESTS) --ring nightly --write-costs
 
 lint: $(VENV)/.installed-dev ## check style, format and types
 	$(BIN)/ruff check

@@ -1,73 +1,72 @@
 """The settings, fixtures and test order of the whole suite."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from clients.site.memory import resident
+from tests import costs, rings
 from tests.local_grid import Node, make_domains
 
 torch.set_num_threads(1)  # two cores and small tensors: more threads only wait for one another
 settings.register_profile("fedda", deadline=None, derandomize=True)
 settings.load_profile("fedda")
 
-# The slow tests of these files start first, the longest file before the others. Otherwise one
-# worker would still run a long test at the end while the other workers have nothing to do.
-LONGEST = (
-    "failures",
-    "crossing",
-    "benchmarks",
-    "exchange_live",
-    "compare",
-    "demo",
-    "deploy",
-    "end_to_end",
-)
-LONGEST += ("resident", "plugins", "targets", "attach", "egress")
-# The tests of each of these share a federation or a wheel, which is made once per worker.
-SHARING = ("failures", "crossing", "exchange_live", "end_to_end", "kills", "packaging")
+METER = pytest.StashKey[costs.Meter]()
 
 
-class Together(LoadScopeScheduling):
-    """Sends all tests of a file in SHARING to one worker, in order; other tests to any worker."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's own options."""
+    group = parser.getgroup("fedda")
+    group.addoption("--ring", choices=rings.RINGS, default="nightly", help=rings.HELP)
+    group.addoption("--shuffle", type=int, metavar="SEED", help="run in an order drawn by chance")
+    group.addoption(
+        "--write-costs", action="store_true", help="write what each test cost into tests/README.md"
+    )
 
-    def _split_scope(self, nodeid: str) -> str:
-        """Return a key; tests with the same key go to the same worker."""
-        file = nodeid.partition("::")[0]
-        return file if Path(file).stem.removeprefix("test_") in SHARING else nodeid
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of outer rings, and put the files that take longest first.
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
-    """Make `--dist loadscope` keep the tests of each file in SHARING together, and no others.
-
-    `--dist loadgroup` with marks would do the same, but xdist 3.8 ignores the marks of pytest 9.2.
+    Otherwise one worker would still run a long file at the end while the other has nothing to do.
     """
-    return Together(config, log) if config.getvalue("dist") == "loadscope" else None
+    items[:], left_out = rings.select(items, config.getoption("--ring"))
+    config.hook.pytest_deselected(items=left_out)
+    if (seed := config.getoption("--shuffle")) is not None:
+        Random(seed).shuffle(items)
+        return
+    seconds = costs.seconds_by_file()
+    longest = max(seconds.values(), default=0.0)
+    items.sort(key=lambda item: -seconds.get(item.path.name, longest))  # unknown ones first
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first and leave the others as they were."""
-
-    def place(item: pytest.Item) -> int:
-        file = item.path.stem.removeprefix("test_")
-        slow = item.get_closest_marker("slow") is not None
-        return LONGEST.index(file) if slow and file in LONGEST else len(LONGEST)
-
-    items.sort(key=place)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let each report say what its test has computed."""
+    report = yield
+    item.config.stash[METER].note(item, report)
+    return report
 
 
-def pytest_configure() -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the table of costs, if it is asked for."""
+    if config.getoption("--write-costs"):
+        reports = (report for found in terminalreporter.stats.values() for report in found)
+        costs.write(costs.costs(reports))
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach the commands that tests start, also from the background of a script.
 
     There SIGINT is ignored, and every program that is started inherits that.
     """
+    config.stash[METER] = costs.Meter()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
