@@ -13,6 +13,7 @@ from flwr.app import Array, Message, Metadata, MetricRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto import message_pb2, runtime_pb2
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -38,6 +39,7 @@ class Store:
         self.unwanted: set[str] = set()  # objects of a message that its site has confirmed
         self.late: set[str] = set()  # objects that are announced but not there
         self.inbox: list[Message] = []
+        self.handed: set[str] = set()  # requests that are forgotten, as their reply was handed out
         self.confirmed: list[str] = []
 
     def PushMessages(self, request: Any) -> Any:
@@ -56,7 +58,10 @@ class Store:
         return message_pb2.PushObjectResponse(stored=stored)
 
     def PullMessages(self, request: Any) -> Any:
+        """Hand out what has come; of a request that is forgotten, say that no reply will come."""
         inbox, self.inbox = self.inbox, []
+        inbox += [unavailable(name) for name in self.handed & set(request.message_ids)]
+        self.handed |= {message.metadata.reply_to_message_id for message in inbox}
         with no_object_id_recompute():
             trees = [get_object_tree(message) for message in inbox]
             heads = [message_to_proto(remove_content_from_message(m)) for m in inbox]
@@ -84,6 +89,13 @@ def sample_message(size: int, node: int = 3, answers: str = "q") -> Message:
     content = records.write({"model": wire.pack(arrays, Kind.MODEL)}, metrics={"loss": 0.5})
     about = Metadata(7, "", node, 1, answers, "1", 0.0, 60.0, "train")
     return make_message(metadata=about, content=content)
+
+
+def unavailable(answers: str) -> Message:
+    """What a SuperLink says of a request that it does not know (any more)."""
+    message = create_message_error_unavailable_ins_message(answers, 7)
+    assert given_up(message)
+    return message
 
 
 @pytest.fixture
@@ -269,8 +281,11 @@ def test_a_reply_whose_pieces_come_slowly_holds_no_other_for_long(
     store.away = Counter(dict.fromkeys(names(get_object_tree(slow)), 20))
     store.inbox = [slow, other]
     came: list[int] = []
-    while len(came) < 2:
-        came += [reply.metadata.src_node_id for reply in grid.pull_messages(["q", "p"])]
+    waiting = {"q": 3, "p": 4}
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            came.append(waiting.pop(reply.metadata.reply_to_message_id))
+            assert not reply.has_error()
     assert came == [4, 3]
 
 

@@ -141,7 +141,10 @@ class LeanGrid(HttpGrid):
                 names its request.
         """
         wanted = dict.fromkeys(message_ids)
-        request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
+        # Once it has handed out a reply's head, the SuperLink forgets the request. Asked again, it
+        # would answer that there is none, and a reply that is still arriving would be lost.
+        asked_for = [request_id for request_id in wanted if request_id not in self._arriving]
+        request = runtime_pb2.PullAppMessagesRequest(message_ids=asked_for)
         answer = self._runtime_client.PullMessages(request)
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             request_id = head.metadata.reply_to_message_id
