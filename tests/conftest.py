@@ -1,5 +1,6 @@
 """The settings, fixtures and test order of the whole suite."""
 
+import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from clients.site.memory import resident
+from fedda.ops import federation
 from tests import costs, rings
 from tests.local_grid import Node, make_domains
 
@@ -69,6 +71,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[METER] = costs.Meter()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Let what the tests start be forks of a process that has imported all that is needed."""
+    if all(rings.ring_of(item) == "fast" for item in request.session.items):
+        yield
+        return
+    log = tmp_path_factory.mktemp("warm") / "log"
+    with federation.warm(os.environ, log) as variable, pytest.MonkeyPatch.context() as patch:
+        for name, value in variable.items():
+            patch.setenv(name, value)
+        yield
+    assert not log.exists() or not log.read_text()
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ def costs(reports: Iterable[Any]) -> dict[str, Cost]:
     for report in reports:
         if isinstance(report, pytest.TestReport):
             cost = found.setdefault(report.nodeid, Cost())
-            said = dict(report.user_properties)
+            said: dict[str, Any] = dict(report.user_properties)
             cost.seconds += report.duration
             cost.processor += said.get(SPENT, 0.0)
             cost.ring = said.get(RING, cost.ring)

@@ -136,6 +136,9 @@ class FakeControl:
     def sites(self) -> list[Any]:
         return []
 
+    def start_run(self, app: Path, run_config: Any) -> int:
+        return 7
+
     def run_state(self, run_id: int) -> Any:
         os.kill(os.getpid(), self.number)
         return SimpleNamespace(ending="")
@@ -162,7 +165,6 @@ def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
     fake = FakeControl(number)
     monkeypatch.setattr(control, "Control", fake)
     monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
-    monkeypatch.setattr(submit, "submit", lambda app, flat, home: 7)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
     signal.signal(signal.SIGINT, of_ctrl_c)
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")

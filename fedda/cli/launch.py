@@ -120,7 +120,6 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         FeddaError: no server answers, or the run failed.
     """
     from fedda.ops.bundle import stage
-    from fedda.ops.submit import submit, write_connection
 
     address, ca = _server_of(launch)
     if ca is not None:
@@ -134,9 +133,8 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         control.sites()  # gives a clear error if no server answers
         _end_former(folder, address, control)
         with tempfile.TemporaryDirectory() as scratch:
-            home = Path(scratch) / "flwr"
-            write_connection(home, address, ca)
-            run_id = submit(stage(Path(scratch) / "app", config.flat()), config.flat(), home)
+            app = stage(Path(scratch) / "app", config.flat())
+            run_id = control.start_run(app, config.flat())
         submission = Submission(run_id, address, str(ca or ""), offset)
         submission.write(folder)
         run = OnServer(control, submission)

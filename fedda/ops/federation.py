@@ -11,15 +11,50 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from fedda.errors import RunError
-from fedda.halves import IN_WHEEL, ROOT, load
+from fedda.halves import IN_WHEEL, ROOT, Folder, load
 from fedda.ops import keys
-from fedda.ops.spawn import LOOPBACK, Process, free_port
-from fedda.ops.submit import OFFLINE, submit
+from fedda.ops.spawn import LOOPBACK, Process, Reserved
+from fedda.ops.submit import OFFLINE
+from fedda.ops.warm import OF_A_RUN, SOCKET, Warm, available, given
 
 PROGRAM = (sys.executable, "-m", "fedda.cli")
+# What a server and its sites import, at the latest in a run's first or last round.
+OF_ALL = (
+    *OF_A_RUN,
+    "clients.app",
+    "clients.node.resident",
+    "fedda.cli",
+    "flwr.cli.build",
+    "flwr.superlink.main",
+    "matplotlib.pyplot",
+    "sklearn.manifold",
+    "torch._dynamo",
+)
+
+
+@contextlib.contextmanager
+def warm(env: Mapping[str, str], log: Path) -> Iterator[dict[str, str]]:
+    """Begin a process that forks a federation's programs -> the environment variable that names it.
+
+    If there is one already, it is used; where there can be none, no variable is given.
+    """
+    if (address := given(env)) is not None:
+        yield {SOCKET: address}
+    elif available():
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with Warm([_name(module) for module in OF_ALL], log, **env) as made:
+            yield {SOCKET: made.address}
+    else:
+        yield {}
+
+
+def _name(module: str) -> str:
+    """A module's name in this packaging."""
+    inside = IN_WHEEL and module.partition(".")[0] in get_args(Folder)
+    return f"fedda.{module}" if inside else module
 
 
 class Deployment:
@@ -58,7 +93,9 @@ class Deployment:
         self.database = database
         self.client_options = dict(client_options or {})
         self.patience = patience
-        self.port, self.admin_port = free_port(), free_port()
+        self._reserved = Reserved(), Reserved()
+        self.port, self.admin_port = (each.port for each in self._reserved)
+        self._open = contextlib.ExitStack()
         self.processes: dict[str, Process] = {}
         scripts = sysconfig.get_path("scripts")
         places = [] if IN_WHEEL else [str(ROOT)]  # in the wheel all is where Python looks anyway
@@ -83,6 +120,7 @@ class Deployment:
 
     def __enter__(self) -> Self:
         try:
+            self.env |= self._open.enter_context(warm(self.env, self.logs / "warm.log"))
             self._keys()
             self.start_server()
             for name in self.sites:
@@ -101,6 +139,7 @@ class Deployment:
         options = ["--dir", self.home, "--host", LOOPBACK, "--port", self.port]
         options += ["--admin-port", self.admin_port, "--traffic", self.traffic]
         options += ["--exchange-port", 0]  # the system chooses a free port for each session
+        options += ["--reserved"]
         options += ["--insecure"] if self.insecure else []
         options += ["--database", self.database] if self.database else []
         process = self._start("superlink", ["superlink", *options])
@@ -151,12 +190,13 @@ class Deployment:
             client.close()
 
     def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
-        """Start a run of a Flower app with `flwr run` and return its id.
+        """Start a run of a Flower app and return its id.
 
         Raises:
-            RunError: flwr refused; with its output.
+            RunError: the server refused it.
         """
-        return submit(app, run_config or {}, self.home / "flwr", self.patience)
+        with self.control() as control:
+            return control.start_run(app, run_config or {})
 
     def status(self, run_id: int) -> Any:
         """How far a run is (`server.superlink.control.RunState`)."""
@@ -192,6 +232,9 @@ class Deployment:
                 process.popen.terminate()
         for process in [*started[1:], *started[:1]]:
             process.stop()
+        self._open.close()
+        for port in self._reserved:
+            port.close()
 
     def _keys(self) -> None:
         if self.insecure:

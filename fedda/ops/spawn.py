@@ -11,8 +11,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Self
 
 from fedda.errors import RunError
+
+from .warm import Child, given
 
 LOOPBACK = "127.0.0.1"
 # Environment variables that a SuperLink sets for the programs it starts.
@@ -21,11 +24,28 @@ SERVER_PID = "FEDDA_SERVER_PID"  # the SuperLink's process
 REGISTERED = "FEDDA_REGISTERED"  # the file of the registered sites, by node
 
 
-def free_port() -> int:
-    """A port on which no program listens at the moment."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+class Reserved:
+    """A port of 127.0.0.1 that the system gives to nobody else until `close`.
+
+    It is bound and not listened on, so a program of this user that shares it, as `fedda superlink
+    --reserved` does, can listen there, and again after a restart; until then calls are refused.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((LOOPBACK, 0))
+        self.port: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
 
 
 def watch_parent(pid: int, grace: float = 10.0, *, ask: bool = True) -> None:
@@ -68,12 +88,31 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose parent ends, so that it can wait for them.
+
+    Otherwise they may stay visible as zombies: in a container nobody else would wait for them.
+    """
+    if sys.platform == "linux":
+        set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
 class Process:
     """One program in its own process session, with its output in a file."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]
     ) -> None:
+        """Start it.
+
+        Args:
+            name: what messages call it.
+            command: the program and its arguments. `python -m module` of this Python is forked by
+                the warm process that `env` names, if it names one.
+            log: the file that its output is appended to.
+            env: all its environment variables.
+        """
         self.name = name
         self.log = log
         self.command = list(command)
@@ -85,7 +124,7 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
-            self.popen = subprocess.Popen(
+            self.popen: subprocess.Popen[bytes] | Child = self._forked(out) or subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -93,6 +132,16 @@ class Process:
                 env=self.env,
                 start_new_session=True,
             )
+
+    def _forked(self, out: IO[bytes]) -> Child | None:
+        """The program as a fork of a warm process; None if there is none, or it is another kind."""
+        address = given(self.env)
+        if address is None or self.command[:2] != [sys.executable, "-m"]:
+            return None
+        try:
+            return Child(address, self.command[2], self.command[3:], self.env, out)
+        except OSError:  # the warm process has ended
+            return None
 
     @property
     def alive(self) -> bool:

@@ -3,10 +3,11 @@
 Only a program on the server's own machine reaches this API; see `gateway`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -98,6 +99,31 @@ class Control:
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         self._ask(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node_id))
+
+    def start_run(self, app: Path, run_config: Mapping[str, Any]) -> int:
+        """Start a run of the Flower app in a folder, as `flwr run` does -> Flower's id of the run.
+
+        Args:
+            app: a folder with the app's pyproject.toml.
+            run_config: overrides of the app's configuration.
+
+        Raises:
+            RunError: the server refused the app or a setting.
+        """
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        fab = build_fab_from_disk(app)
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(sha256(fab).hexdigest(), fab, {})),
+            override_config=user_config_to_proto(dict(run_config)),
+        )
+        answer = self._ask(self._client.StartRun, request)
+        if not answer.HasField("run_id"):
+            raise RunError(f"the server at {self.address} did not start the run: {answer.note}")
+        return answer.run_id
 
     def run_state(self, run_id: int) -> RunState:
         """How far a run is."""

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
 from fedda.ops import open_files
-from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID
+from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID, adopt_orphans
 from fedda.ops.submit import OFFLINE
+from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
 from .allocator import one_pool
 from .direct import Direct, RunCalls
@@ -37,6 +39,8 @@ from .waiting import Waiting
 from .watched import Watched
 
 TRAFFIC_EVERY_S = 2.0
+SERVERAPP = "flwr-serverapp"  # flwr's program that runs a ServerApp
+TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # seconds until a run begins, at most; default 1
 
 log = logging.getLogger("fedda.superlink")
 
@@ -56,7 +60,9 @@ class Settings:
     """Where the server listens, and which files it keeps.
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
-    file that `control.Folder` writes: with it, a run takes a site only by its registered name.
+    file that `control.Folder` writes: with it, a run takes a site only by its registered name. With
+    `warm` the programs of runs are forked from a process that has imported what they need.
+    `reserved` says that the ports are held by another process of this user (`spawn.Reserved`).
     """
 
     host: str = LOOPBACK
@@ -68,6 +74,8 @@ class Settings:
     traffic: Path | None = None
     registered: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    warm: bool = False
+    reserved: bool = False
 
 
 def run(
@@ -89,23 +97,27 @@ def run(
         RunError: a port is taken, or flwr's own programs are missing.
     """
     one_pool()
+    adopt_orphans()
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
+    os.environ.setdefault(TASK_POLL, "0.2")
     os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
     if settings.registered is not None:
         os.environ[REGISTERED] = str(settings.registered)
-    _find_programs()
     most = open_files.connections(settings.limits.in_all)
-    public = _listen(settings.host, settings.port, Listener)
+    public = _listen(settings.host, settings.port, Listener, settings.reserved)
     # No single caller takes all that the system allows.
     public.limits = Limits(min(settings.limits.per_address, max(1, most // 4)), most)
-    sockets = [_listen(LOOPBACK, settings.admin_port), public]
-    app = superlink(settings)
-    try:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(_serve(settings, app, sockets, every, ready, say))
-    finally:
+    admin = _listen(LOOPBACK, settings.admin_port, reserved=settings.reserved)
+    sockets = [admin, public]
+    with contextlib.ExitStack() as stack:
         for listener in sockets:
-            listener.close()
+            stack.callback(listener.close)
+        _find_programs()
+        if settings.warm and available():
+            stack.enter_context(_forked_runs())
+        app = superlink(settings)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
+        runner.run(_serve(settings, app, sockets, every, ready, say))
 
 
 def superlink(settings: Settings) -> Any:
@@ -267,19 +279,22 @@ def _end_group(group: int | None, patience: float = 3.0) -> None:
             ends = time.monotonic() + patience
             while time.monotonic() < ends:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(group, os.WNOHANG)
+                    while os.waitpid(-group, os.WNOHANG)[0]:
+                        pass
                 os.killpg(group, 0)
                 time.sleep(0.05)
         except ProcessLookupError:
             return
 
 
-def _listen(host: str, port: int, kind: type[S] = socket.socket) -> S:
+def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool = False) -> S:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, most
     # answers wait 40 ms for the other side's acknowledgement.
     listener = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reserved:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -298,9 +313,22 @@ def _find_programs() -> None:
     path = os.environ.get("PATH", "")
     if scripts not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([scripts, path])
-    for program in ("flower-superexec", "flwr-serverapp"):
+    for program in ("flower-superexec", SERVERAPP):
         if shutil.which(program) is None:
             raise RunError(
                 f"flwr's program {program} is neither in {scripts} nor on PATH: install flwr into "
                 "the environment that runs fedda"
             )
+
+
+@contextlib.contextmanager
+def _forked_runs() -> Iterator[None]:
+    """Let flwr's SuperExec, which starts a run's program by its bare name, start a fork instead."""
+    with contextlib.ExitStack() as stack:
+        address = given(os.environ)
+        if address is None:
+            address = stack.enter_context(Warm(OF_A_RUN)).address
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedda-")))
+        stand_in(folder, address, SERVERAPP)
+        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+        yield
