@@ -27,17 +27,18 @@ WITH_COMMANDS = ["README.md", "deploy/README.md", "CONTRIBUTING.md", *DOCS]
 MADE = {ROOT / "docs" / "methods" / f"{name}.md" for name in plugins.own_methods()}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_no_placeholder_is_left(page: str) -> None:
-    assert not re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", (ROOT / page).read_text())
+def test_no_placeholder_is_left() -> None:
+    for page in PAGES:
+        left = re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", (ROOT / page).read_text())
+        assert not left, page
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_linked_files_exist(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
-    found = {(path.parent / link).resolve() for link in links}
-    assert not {file for file in found if not file.exists()} - MADE
+def test_linked_files_exist() -> None:
+    for path in (ROOT / page for page in PAGES):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
+        found = {(path.parent / link).resolve() for link in links}
+        missing = {file for file in found if not file.exists()} - MADE
+        assert not missing, f"{path} leads to {missing}"
 
 
 def test_the_readme_is_short_enough_to_be_read() -> None:
@@ -82,26 +83,16 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_commands_and_options_exist(page: str) -> None:
-    for words in typed((ROOT / page).read_text()):
+def test_commands_options_and_settings_exist() -> None:
+    found = [(page, words) for page in WITH_COMMANDS for words in typed((ROOT / page).read_text())]
+    assert len(found) > 50 and {words[0] for _, words in found} == {"fedda", "fedda-client"}
+    for page, words in found:
         command, rest = command_of(words)
         known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
-        used = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
-        assert set(used) <= known | {"--help"}, words
-
-
-@pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_settings_exist(page: str) -> None:
-    for words in typed((ROOT / page).read_text()):
+        used = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
+        assert used <= known | {"--help"}, (page, words)
         if words[:2] == ["fedda", "run"] and words[2] in plugins.methods():
-            changes = [b for a, b in pairwise(words) if a == "-c"]
-            overrides(words[2], changes)
-
-
-def test_the_pages_have_commands() -> None:
-    found = [words for page in WITH_COMMANDS for words in typed((ROOT / page).read_text())]
-    assert len(found) > 50 and {words[0] for words in found} == {"fedda", "fedda-client"}
+            overrides(words[2], [b for a, b in pairwise(words) if a == "-c"])
 
 
 # ---- the site ----------------------------------------------------------------------------------

@@ -67,22 +67,29 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield from ((node.level, f"{node.module or ''}.{a.name}") for a in node.names)
 
 
-@pytest.mark.parametrize("path", modules(*FOLDERS), ids=name)
-def test_a_package_imports_only_allowed_packages(path: Path) -> None:
+def forbidden(path: Path) -> Iterator[str]:
+    """Yield what a module imports and must not, in words."""
     folder = name(path).split("/")[0]
     depth = len(path.relative_to(ROOT).parts) - 1
     for level, module in imports(path):
-        assert level <= depth, f"{name(path)} reaches above its folder"
-        if level:
-            continue
+        if level > depth:
+            yield f"{name(path)} reaches above its folder"
         parts = module.split(".")
         # In the wheel the other folders are fedda.clients and so on: the same rule holds.
         wheel = parts[0] == "fedda" and len(parts) > 1 and parts[1] in FOLDERS
         top = parts[1] if wheel else parts[0]
-        if top in FOLDERS:
-            assert top in ALLOWED[folder], f"{name(path)} imports {module}"
-            absolute = top == folder and folder != "fedda"
-            assert not absolute, f"{name(path)} imports its sibling {module} absolutely"
+        if level or top not in FOLDERS:
+            continue
+        if top not in ALLOWED[folder]:
+            yield f"{name(path)} imports {module}"
+        if top == folder != "fedda":
+            yield f"{name(path)} imports its sibling {module} absolutely"
+
+
+def test_a_package_imports_only_allowed_packages() -> None:
+    paths = modules(*FOLDERS)
+    assert len(paths) > 300
+    assert [text for path in paths for text in forbidden(path)] == []
 
 
 def test_the_core_imports_flower_only_in_the_listed_modules() -> None:
@@ -152,23 +159,27 @@ def test_a_site_loads_no_tracker_and_no_exporter() -> None:
     assert not loaded & {*ALONE, *unneeded}
 
 
-@pytest.mark.parametrize("path", modules("fedda/algorithms"), ids=name)
-def test_the_maths_is_pure(path: Path) -> None:
+def test_the_maths_is_pure() -> None:
     """No Flower, no loader, no device, no logging."""
-    tops = {".".join(module.split(".")[:2]) for _, module in imports(path)}
-    for other in ("flwr", "logging", "fedda.data", "fedda.models", "fedda.train", "fedda.records"):
-        assert other not in tops | {t.split(".")[0] for t in tops}, f"{name(path)} imports {other}"
-    text = ast.unparse(ast.parse(path.read_text()))
-    assert ".cuda(" not in text and "open(" not in text
+    others = {"flwr", "logging"} | {f"fedda.{m}" for m in ("data", "models", "train", "records")}
+    for path in (paths := modules("fedda/algorithms")):
+        tops = {".".join(module.split(".")[:2]) for _, module in imports(path)}
+        found = others & (tops | {t.split(".")[0] for t in tops})
+        assert not found, f"{name(path)} imports {found}"
+        text = ast.unparse(ast.parse(path.read_text()))
+        assert ".cuda(" not in text and "open(" not in text, name(path)
+    assert len(paths) > 12
 
 
-@pytest.mark.parametrize("path", modules("strategies"), ids=name)
-def test_strategies_hold_no_module_and_touch_no_disk(path: Path) -> None:
-    known = {module for _, module in imports(path)}
-    forbidden = {"torch.nn", "torch.optim", "pathlib", "os", "safetensors", "fedda.models"}
-    assert not known & forbidden
-    calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-    assert not [f for f in calls if isinstance(f, ast.Name) and f.id == "open"]
+def test_strategies_hold_no_module_and_touch_no_disk() -> None:
+    outside = {"torch.nn", "torch.optim", "pathlib", "os", "safetensors", "fedda.models"}
+    for path in (paths := modules("strategies")):
+        found = outside & {module for _, module in imports(path)}
+        assert not found, f"{name(path)} imports {found}"
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        opens = [f for f in calls if isinstance(f, ast.Name) and f.id == "open"]
+        assert not opens, f"{name(path)} opens a file"
+    assert len(paths) > 20
 
 
 # ---- labels ------------------------------------------------------------------------------------
@@ -219,39 +230,47 @@ def reads_labels(node: ast.AST, besides: Collection[str] = ()) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize("path", modules("clients"), ids=name)
-def test_no_target_reads_a_label(path: Path) -> None:
-    """Only the classes listed above read labels, and no other class inherits their code."""
+def of_labels(path: Path) -> Iterator[str]:
+    """Yield what in a client's module reads labels without being listed above, in words."""
     tree = ast.parse(path.read_text())
     readers, besides = READERS.get(name(path), set()), OF_ATOMS.get(name(path), set())
     for defined in classes(tree):
         if defined.name in LEARN_FROM_LABELS:
             continue
         inherits = {ast.unparse(base).split(".")[-1] for base in defined.bases}
-        assert not inherits & LEARN_FROM_LABELS, f"{name(path)}: {defined.name} is a {inherits}"
+        if inherits & LEARN_FROM_LABELS:
+            yield f"{name(path)}: {defined.name} is a {inherits}"
         if defined.name not in readers:
-            lines = reads_labels(defined, besides)
-            assert not lines, f"{name(path)}:{lines}"
+            yield from (f"{name(path)}:{line}" for line in reads_labels(defined, besides))
     # A Target may call functions and use other objects of its module, so these are checked as well.
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
-            assert not reads_labels(node), f"{name(path)}:{reads_labels(node)}"
+            yield from (f"{name(path)}:{line}" for line in reads_labels(node))
 
 
-@pytest.mark.parametrize("path", modules("clients"), ids=name)
-def test_no_target_is_a_source_by_another_name(path: Path) -> None:
-    """No assignment and no import gives Source or Collaborator another name."""
+def renamed(path: Path) -> Iterator[str]:
+    """Yield where an assignment or an import gives Source or Collaborator another name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assign):
             original = ast.unparse(node.value).split(".")[-1]
             names = {ast.unparse(each) for each in node.targets}
-            assert original not in LEARN_FROM_LABELS or names == {original}, (
-                f"{name(path)}:{node.lineno}"
-            )
+            if original in LEARN_FROM_LABELS and names != {original}:
+                yield f"{name(path)}:{node.lineno}"
         elif isinstance(node, ast.ImportFrom):
             for each in node.names:
-                renamed = each.name in LEARN_FROM_LABELS and each.asname not in (None, each.name)
-                assert not renamed, f"{name(path)}:{node.lineno}"
+                if each.name in LEARN_FROM_LABELS and each.asname not in (None, each.name):
+                    yield f"{name(path)}:{node.lineno}"
+
+
+def test_no_target_reads_a_label() -> None:
+    """Only the classes listed above read labels, and no other class inherits their code."""
+    paths = modules("clients")
+    assert len(paths) > 50
+    assert [text for path in paths for text in of_labels(path)] == []
+
+
+def test_no_target_is_a_source_by_another_name() -> None:
+    assert [text for path in modules("clients") for text in renamed(path)] == []
 
 
 def test_every_class_listed_as_a_reader_of_labels_reads_some() -> None:
