@@ -302,7 +302,8 @@ class FedDA(Strategy):
         self.session = convene(self.setup, layouts, members, syncs)
 
     def give_up(self, name: str) -> None:
-        """Tell the session of the exchange, if one is open, that a site's reply will not come."""
+        """Note that a site's reply will not come, for the session of the exchange, too."""
+        self.post.gone.add(name)
         if self.session is not None:
             self.session.give_up(name)
 

@@ -344,7 +344,7 @@ def test_troubles_are_gathered_and_marked() -> None:
     events.append({"what": "bounded", "site": "bus", "text": "claims more"})
     shown = read(results(events=events))
     assert shown.tables["Troubles"][1:] == [
-        ["1-2", "KD3A, seed 1", "clp", "no reply in time", "no reply", "2"],
+        ["1-2", "KD3A, seed 1", "clp", "no reply", "no reply", "2"],
         ["–", "–", "bus", "counts for fewer examples", "claims more", "1"],
     ]
     assert shown.paths("trouble") == ["M250 1000h0M750 1000h0"]

@@ -18,7 +18,7 @@ PLACE = ("run.dir", "run.name", "run.resume", "run.expect")
 
 WORDS = {
     "absent": "not connected",
-    "silent": "no reply in time",
+    "silent": "no reply",
     "failed": "reported a failure",
     "refused": "reply or offer refused",
     "stale": "reply nobody asked for",

@@ -6,6 +6,7 @@ filter      the paths that sites and operators may call
 guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
 direct      the frequent calls, answered without flwr's web stack
+present     which sites are there, also if their heartbeats are late
 waiting     sites that wait for work instead of asking again and again
 book        what each site was handed, and so may answer
 watched     what the SuperLink knows of sites and runs, for those who watch

@@ -33,6 +33,7 @@ from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .listener import Limits, Listener, Loop, Protocol
 from .live import Live
+from .present import Present
 from .site_calls import SiteCalls
 from .told import Told
 from .waiting import Waiting
@@ -200,7 +201,8 @@ async def _serve(
     caller = None if tls is None else Guard(state.get_node_id_by_public_key).caller
     direct, waiting = Direct(state, settings.database is not None), Waiting(state)
     short = shortened(app, guarded=caller is not None)
-    sites = SiteCalls(short, traffic, caller, direct, waiting)
+    present = Present(state.acknowledge_node_heartbeat)
+    sites = SiteCalls(short, traffic, caller, direct, waiting, present)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
     told = Told(watched, watched.newest, say)
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
@@ -224,6 +226,7 @@ async def _serve(
         ready()
 
         def tend() -> None:
+            present.tend()
             every()
             try:
                 told.look()

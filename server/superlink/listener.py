@@ -22,7 +22,12 @@ GOODBYE_S = 5.0  # for the other side to answer that a TLS connection ends
 HEAD_S = 10.0
 HEAD_BYTES = 2**14
 STALL_S, STALL_BYTES = 20.0, 2**14  # a body brings this many bytes, or its end, in each such time
+# Seconds idle until it asks, seconds between two questions, and how many stay without an answer.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+STAY_S = 3600.0  # for how long a site's connection may be idle
 LOOK_S = 2.0  # between two looks at a connection's time
+
+CONNECTION = "fedda.connection"  # in a request's scope: the connection that it came on
 
 # What strangers send is not worth a line each; only exceptions of our own are.
 log = logging.getLogger("fedda.superlink.public")
@@ -61,6 +66,7 @@ class Listener(socket.socket):
             # To asyncio it looks as if nobody had called, so it turns to other work first.
             raise BlockingIOError
         self.open[group] += 1
+        _ask_if_there(taken)
         kind = (taken.family, taken.type, taken.proto)
         return _Counted(*kind, taken.detach(), self._leave, group), address
 
@@ -82,6 +88,17 @@ class _Counted(socket.socket):
     def close(self) -> None:
         super().close()
         self._gone()  # acts only once
+
+
+def _ask_if_there(connection: socket.socket) -> None:
+    """Let the system ask an idle other side whether it is there, and break the connection if not.
+
+    A stopped process's system answers for it; a machine without power does not.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def neighbours(address: str) -> str:
@@ -117,6 +134,15 @@ class Protocol(HttpToolsProtocol):
         self._left = 0  # bytes of an answer that the caller had not taken at the last look
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side can still be reached, as far as the system knows."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def stay(self) -> None:
+        """Keep this connection also while it is idle: it shows that its site is there."""
+        self.timeout_keep_alive = STAY_S
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._look()
@@ -137,6 +163,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         self._head = 0
         if self._phase != "head":
             self._enter("head")

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.proto import fab_pb2, run_pb2
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto import message_pb2 as proto
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError
 
@@ -20,6 +21,8 @@ from .book import Book, Refused
 from .direct import MEDIA_TYPE, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
 from .guard import Caller
+from .listener import CONNECTION
+from .present import Present
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
@@ -43,6 +46,7 @@ class SiteCalls:
         caller: Who | None,
         direct: Direct | None = None,
         waiting: Waiting | None = None,
+        present: Present | None = None,
     ) -> None:
         """Wrap a SuperLink.
 
@@ -53,12 +57,14 @@ class SiteCalls:
                 None any site may join, and the SuperLink itself checks the signatures.
             direct: answers frequent calls of sites whose signatures `caller` has checked.
             waiting: lets such sites wait for work.
+            present: is told of such sites' requests.
         """
         self.app = app
         self.traffic = traffic
         self.caller = caller
         self.direct = None if caller is None else direct
         self.waiting = None if caller is None else waiting
+        self.present = present
         self.book = Book()
         self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
@@ -90,6 +96,9 @@ class SiteCalls:
                 raise Refused(400, "not a protobuf message") from None
             if site is not None and not _is_own(request, site):
                 raise Refused(401, "signed by another site")
+            if site is not None and self.present is not None:
+                beats = isinstance(request, SendNodeHeartbeatRequest | fleet.ActivateNodeRequest)
+                self.present.heard(site.node_id, scope.get(CONNECTION), beats)
             try:
                 await self._pass(request, scope, replay(body, receive), send)
             except Refused as refused:
@@ -150,6 +159,10 @@ class SiteCalls:
                 if answer.status == 200:
                     answer.body = _of_a_run(answer.body)
                 await answer.release()
+            case fleet.DeactivateNodeRequest():
+                if self.present is not None:
+                    self.present.left(node_id)
+                await self._do(request, scope, receive, send)
             case fab_pb2.GetFabRequest():
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, send)

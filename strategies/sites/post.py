@@ -16,6 +16,10 @@ from .roster import Node, Roster
 from .setup import Setup
 
 
+SILENT = "no reply in time; left out of this round"
+GONE = "its connection broke, and it has not come back; left out of this round"
+
+
 @dataclass(frozen=True)
 class Heading:
     """What every request names: its round, phase, hop and part."""
@@ -34,12 +38,14 @@ class Post:
             part that it was asked to do, and the layouts of the arrays that this part sends
             besides the run's model.
         held: which site keeps the model that it was sent to test.
+        gone: sites of which the server knows that no reply will come, though there is time left.
     """
 
     def __init__(self, setup: Setup) -> None:
         self.checks = Checks(setup.guard, setup.model)
         self.open: dict[str, tuple[Part, Mapping[str, Manifest]]] = {}
         self.held = Held()
+        self.gone: set[str] = set()
         self._setup = setup
 
     def write(
@@ -121,6 +127,7 @@ class Post:
             yield reply
             del reply  # free it before the next one is fetched
         for name in sorted(self.open):
-            notice("silent", name, "no reply in time; left out of this round")
+            notice("silent", name, GONE if name in self.gone else SILENT)
         self.open.clear()
+        self.gone.clear()
         self.held.forget()
