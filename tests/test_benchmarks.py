@@ -1,7 +1,8 @@
-"""Short runs of the benchmarks: they work and print the keys that they promise."""
+"""The benchmarks: their formulas by hand, their settings, and one of them run in small.
 
-import ast
-import csv
+The short runs of all others are in test_benchmark_runs.py.
+"""
+
 import importlib
 import json
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -21,192 +22,18 @@ import torch
 from fedda import halves, models, plugins
 from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
-from fedda.maths.accountant import epsilon
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
-
-FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
-
-# Arguments of each benchmark's short run; HERE stands for a temporary folder of this file.
-ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
-ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
-LAZY = ("--table", "lazy", "--images", "256", "--delay", "30", "--repeats", "1")
-LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
-ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
-ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
-ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
-DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
-DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
-DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
-CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=2")
-CENTRAL += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.batch-size=32")
-CENTRAL += ("-c", "exchange.min-examples=16")
-CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "dils.pretrain=1")
-CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
-CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
-CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
-CANDIDATES = ("--data", "HERE/data/digits", "--images", "100", "--seeds", "0", "--repeats", "1")
-CANDIDATES += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "--jobs", "2")
-CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
-CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
-CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
-FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
-FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
-FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
-FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
-FEWER += ("--results", "HERE/made")
-PRIVACY = ("--images", "60", "--rounds", "1", "--epsilon", "8", "--seeds", "0", "--jobs", "1")
-PRIVACY += ("--out", "HERE/privacy", "--results", "HERE/made")
-ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
-ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.sizes=16")
-ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
-CHOOSE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "4")
-CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "HERE/made")
-GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
-GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
-GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
-EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
-METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
-METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
-PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
-PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
-ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
-ROUNDS += ("--frozen-rounds", "1")
-VALIDATORS = ("--data", "HERE/data/digits", "--out", "HERE/validators", "--target", "usps")
-VALIDATORS += ("--seeds", "0,1", "--method", "fedavg", "--method", "kd3a", "-c", "rounds=2")
-VALIDATORS += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.lr=0.1")
-SMALL: dict[str, tuple[str, ...]] = {
-    "accuracy": ACCURACY,
-    "adversarial": ROTATIONS,
-    "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
-    "cache": ("--images", "60", "--size", "32"),
-    "candidates": CANDIDATES,
-    "central": CENTRAL,
-    "chain": CHAIN,
-    "choose": CHOOSE,
-    "dictionary": DICTIONARY,
-    "exchange": (*EXCHANGE, "--skip-flower"),
-    "feddadil": (
-        "--batch",
-        "60",
-        "--width",
-        "64",
-        "--repeats",
-        "2",
-        "--atoms",
-        "3",
-        "--atoms",
-        "8",
-    ),
-    "fewer": FEWER,
-    "grand": GRAND,
-    "lazy": LAZY,
-    "methods": METHODS,
-    "photos": PHOTOS,
-    "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
-    "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
-    "privacy": PRIVACY,
-    "robust": ROBUST,
-    "rounds": ROUNDS,
-    "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),
-    "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
-    "soak": (
-        *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),
-        *("--mb", "0.01", "--every", "0.5"),
-    ),
-    "training": (
-        *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
-        *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
-    ),
-    "validators": VALIDATORS,
-    "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
-}
-# A table that is tested by itself -> the program that makes it.
-PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
-# What --table methods prints, apart from the load.
-OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
-OF_METHODS |= {
-    "fada_steps_over_central",
-    "round_s",
-    "central_s",
-    "central_threads",
-    "attention_s",
-    "sums",
-}
-OF_METHODS |= {"message_s", "messages_s"}
-# Promised keys that are missing because the short run leaves out a part.
-LEFT_OUT: dict[str, set[str]] = {
-    "accuracy": {"main", "ablation", "rounds", "malicious"},
-    "adversarial": {"mnist-rotations", "digits", "lazy"},
-    "breakdown": {"flower_s"},
-    "candidates": {"time", "lies"},
-    "chain": {"mnist", "mnist-same"},
-    "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
-    "lazy": {"mnist-rotations", "digits", "rotations"},
-    "memory": {"models_above_idle_N", "models_above_start_N"},
-    "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free"},
-    "overhead": {"live_client_cpu_ratio"},
-    "robust": {"noise_N"},
-    "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
-}
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with four tiny domains of noise, and three small ones of vectors."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    digits = folder / "data" / "digits"
-    digits.mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    for name in ("mnist", "mnistm", "svhn", "usps"):
-        found = {
-            "x_train": draw.integers(0, 256, (200, 8, 8), dtype=np.uint8),
-            "y_train": np.arange(200) % 10,
-            "x_test": draw.integers(0, 256, (20, 8, 8), dtype=np.uint8),
-            "y_test": np.arange(20) % 10,
-        }
-        np.savez(digits / f"{name}.npz", **found)
-    vectors = folder / "data" / "office_caltech10_googlenet1024"
-    vectors.mkdir()
-    draw = np.random.default_rng(0)
-    centre = draw.normal(size=(10, 12))
-    for name in ("amazon", "dslr", "webcam"):
-        y = np.arange(80) % 10
-        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
-        np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
-    return folder
-
-
-def printed(name: str, here: Path) -> dict[str, Any]:
-    """Run a benchmark in small -> the JSON object on the last line, with every promised key."""
-    program = PROGRAM_OF.get(name, name)
-    words = [word.replace("HERE", str(here)) for word in SMALL[name]]
-    command = [sys.executable, str(FOLDER / f"{program}.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout.splitlines()[-1])
-    names = set(keys(figures))
-    names |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in names}
-    left_out = LEFT_OUT.get(name, set())
-    if name == "methods":
-        left_out = promised(program) - OF_METHODS - {"load_before"}
-    assert promised(program) - names == left_out
-    return figures
-
-
-def keys(figures: Any) -> Iterator[str]:
-    """Yield the keys of an object and of all objects in it."""
-    for value in figures.values() if isinstance(figures, dict) else figures:
-        if isinstance(value, dict | list):
-            yield from keys(value)
-    yield from figures if isinstance(figures, dict) else ()
-
-
-def promised(program: str) -> set[str]:
-    """Return the keys that a benchmark's docstring lists; N stands for a number."""
-    text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text()))
-    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
+from tests.small_benchmarks import (
+    FOLDER,
+    PROGRAM_OF,
+    SMALL,
+    check_promised,
+    make_data,
+    promised,
+    words,
+)
 
 
 @pytest.fixture
@@ -217,69 +44,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_the_chain_in_small(here: Path, load: Any) -> None:
-    found = printed("chain", here)["pens"]
-    rows = ("no adaptation", "source", "all", "random", "pad", "ocs", "oracle")
-    assert all(0 < found[row][0] < 100 and found[row][1] == 0 for row in rows)
-    assert found["best_of_chance"] == round((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, 3)
-    assert 0 <= found["best"] <= 1 and -1 <= found["correlation"] <= 1 and 0 <= found["kept"] <= 1
-    text = (here / "made" / "chain-pens.md").read_text()
-    assert text.count(" <- ") == 6  # the heading's and one per target
-    chain, pens = load("chain"), here / "chain" / "pens"
-    known = chain.before(pens / "runs", pens / "rotated", "oracle", 0)
-    for target, training in chain.chain(pens / "runs", "oracle", 0).items():
-        chosen = known[target][training["selection"]["collaborator"]]
-        assert chosen == max(known[target].values())
-
-
-@pytest.mark.slow
-def test_accuracy_against_epsilon_in_small(here: Path) -> None:
-    pytest.importorskip("opacus")
-    found = printed("privacy", here)["demo"]
-    noise = found.pop("noise")["8"]
-    assert set(found) == {"FedAvg (source-only)", "KD3A", "FedAvg, epsilon 8", "KD3A, epsilon 8"}
-    # 60 images a site in one batch of 128: one step over all of them.
-    assert 7.9 < epsilon([(noise, 1.0, 1)], 1e-5) <= 8
-    assert f"`privacy.noise` is {noise:g}" in (here / "made" / "privacy-demo.md").read_text()
-
-
-@pytest.mark.slow
-def test_candidates_that_lie_in_small(here: Path) -> None:
-    found = printed("candidates", here)
-    assert set(found["wall_s"]) == {"1", "5", "20"}
-    assert 0 < found["target_cpu_s"]["1"] < found["target_cpu_s"]["20"] < found["wall_s"]["20"]
-    assert found["chosen"]["eps"] == found["chosen"]["distance"] == ["150"]
-    assert found["accuracy"]["honest"] and found["accuracy"]["leaves"] is None
-
-
-@pytest.mark.slow
-def test_fewer_sources_in_small(here: Path) -> None:
-    found = printed("fewer", here)
-    assert found["mdan"].keys() == found["fedavg"].keys() == {"1", "2", "3"}
-    assert 0 < found["megabytes"]["1"] < found["megabytes"]["2"] < found["megabytes"]["3"]
-    ranked = (here / "made" / "fewer.md").read_text().splitlines()[-1]
-    assert set(ranked.removeprefix("- usps: ").split(", ")) == {"mnist", "mnistm", "svhn"}
-
-
-@pytest.mark.slow
-def test_one_server_and_light_sites_in_small(here: Path) -> None:
-    found = printed("scale", here)
-    assert found.pop("load_before") >= 0
-    of = {figure: value.get("3 sites, 0.01 MB") for figure, value in found.items()}
-    assert of["errors"] == 0 and 0 < of["run_ms"] + of["superlink_ms"] <= of["cpu_ms"] + 0.01
-    # Of a source at least: 1 to ask for work, 1 to confirm, 6 to fetch it, 6 to send the model.
-    assert of["requests"] > 8 and 0.01 < of["wire_mb"] < 0.1
-    assert found["run_models"] == {}
-
-
-@pytest.mark.slow
-def test_a_soak_in_small(here: Path) -> None:
-    found = printed("soak", here)
-    assert (found["runs"], found["rounds"], found["errors"]) == (1, 2, 0)
-    for name in ("superlink", "client", "run"):
-        assert found[name]["first_mb"] > 50 and found[name]["first_files"] > 2
-
-
 def test_light_sites_need_no_torch() -> None:
     program = "import sys, light; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, check=False)
@@ -308,24 +72,6 @@ def test_growth_by_hand(load: Any) -> None:
     assert (found["first_files"], found["last_files"]) == (5, 5)
 
 
-@pytest.mark.slow
-def test_lies_and_means_in_small(here: Path) -> None:
-    """Ten runs; in the median two liars of twenty have a fraction of what they have honestly."""
-    found = printed("robust", here)
-    assert found.keys() == {"FedAvg", "median"}
-    assert found["FedAvg"].keys() == {"none", "flipped_10", "flipped_40", "scaled_10", "scaled_40"}
-    assert all(0 <= found[row]["none"][0] <= 100 for row in found)
-    runs = here / "robust" / "runs"
-    assert len(list(runs.iterdir())) == 10
-
-    def weights(run: str) -> dict[str, float]:
-        results = json.loads((runs / run / "results.json").read_text())
-        return results["trainings"]["fedavg"][0]["rounds"][-1]["weights"]
-
-    told, honest = weights("2-scaled-2-of-20-0"), weights("2-none-0-of-20-0")
-    assert sum(share < 0.5 * honest[site] for site, share in told.items()) == 2
-
-
 def test_liars_of_one_run_do_not_lie_in_the_next(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,19 +82,15 @@ def test_liars_of_one_run_do_not_lie_in_the_next(
     assert simulation.LocalGrid.__bases__ == (honest,)
 
 
-def test_the_choice_in_small(here: Path) -> None:
-    found = printed("choose", here)
-    assert found["targets"] == 1
-    regrets = [v for k, v in found.items() if k.startswith("regret_always") or "points" in k]
-    assert all(0 <= value <= 100 for value in regrets)
-    # 80 vectors are too few for f-DANN and MDAN, so FedAvg stands for both.
-    assert found["regret_always_fdann"] == found["regret_always_fedavg"]
-    text = (here / "made" / "choose.md").read_text()
-    assert "googlenet, webcam" in text and "rank correlation" in text
-
-
-def test_the_grand_table_in_small(here: Path) -> None:
-    found = printed("grand", here)
+@pytest.mark.slow
+def test_the_grand_table_in_small(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands for all programs that compare methods: most of them share its parts."""
+    make_data(tmp_path)
+    load("grand").main(words("grand", tmp_path))
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    check_promised("grand", found)
     assert (found["tasks"], found["seeds"]) == (1, 1)
     assert set(found["gain_points"]) == {"FedAvg", "AdaBN", "KD3A", "f-DANN"}
     assert found["gain_points"]["FedAvg"] == 0
@@ -356,9 +98,9 @@ def test_the_grand_table_in_small(here: Path) -> None:
     assert found["gain_points"]["f-DANN"] == 0
     assert found["mean_rank"]["f-DANN"] == found["mean_rank"]["FedAvg"]
     assert min(found["regret_always_points"].values()) == 0
-    text = (here / "made" / "grand.md").read_text()
+    text = (tmp_path / "made" / "grand.md").read_text()
     assert "- f-DANN: " in text and "chosen without labels" in text
-    assert (here / "made" / "grand.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "made" / "grand.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_mean_ranks_by_hand(load: Any) -> None:
@@ -413,15 +155,6 @@ def test_choices_are_judged_by_hand(load: Any) -> None:
     assert found["estimate_error_points"] == pytest.approx(10)
 
 
-def test_the_validators_in_small(here: Path) -> None:
-    found = printed("validators", here)
-    names = {"infomax", "bnm", "snd", "ami", "estimate"}
-    assert found["trainings"] == 4
-    assert set(found["regret_points"]) == set(found["correlation"]) == names
-    assert all(0 <= value <= 100 for value in found["regret_points"].values())
-    assert 0 <= found["covered"] <= 1 and found["estimate_error_points"] >= 0
-
-
 def test_validators_are_judged_by_hand(load: Any) -> None:
     """Infomax ranks as the truth does, BNM the other way round; the rest say nothing."""
     validators = load("validators")
@@ -458,138 +191,6 @@ def test_validators_are_judged_by_hand(load: Any) -> None:
     assert found["kept_points"] == pytest.approx(5)
 
 
-@pytest.mark.slow
-def test_the_vote_in_small(here: Path) -> None:
-    found = printed("vote", here)
-    assert found["seconds"] > 0
-    assert 0 < found["kept"] <= 1
-    assert sum(found["alpha"]) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_the_training_in_small(here: Path) -> None:
-    found = printed("training", here)
-    assert found["ratio_float32"] > 0
-    assert found["bfloat16_speedup"] > 0.05
-    arms = {f"{arm}_{p}" for arm in ("site", "plain") for p in ("float32", "bfloat16")}
-    assert set(found["images_per_s"]) == arms and min(found["images_per_s"].values()) > 0
-    assert found["frozen_speedup"] > 0 and found["frozen_bytes_share"] < 0.1
-    accuracy = found["frozen_accuracy"]
-    assert accuracy["kept"] == pytest.approx(accuracy["recomputed"], abs=5)  # two of 40 images
-
-
-@pytest.mark.slow
-def test_the_overhead_in_small(here: Path) -> None:
-    found = printed("overhead", here)
-    assert found["cpu_ratio"] > 0
-
-
-@pytest.mark.slow
-def test_the_breakdown_in_small(here: Path) -> None:
-    found = printed("breakdown", here)
-    parts = ("training", "teaching", "voting", "loading", "packing", "averaging", "testing")
-    assert all(found[f"{part}_s"] > 0 for part in parts)
-
-
-@pytest.mark.slow
-def test_the_rounds_in_small(here: Path) -> None:
-    found = printed("rounds", here)
-    assert found["resident_tiny_s"] > 0
-    assert found["model_mb"] == pytest.approx(1, rel=0.05)
-    assert set(found["resident_45mb_wave_s"]) == {"train", "evaluate"}
-    assert found["resident_45mb_s"] == max(found["resident_45mb_wave_s"].values())
-    assert found["resident_frozen_s"] > 0
-    assert found["frozen_mb"] == pytest.approx(0.5, rel=0.1) and found["frozen_whole_mb"] > 40
-
-
-@pytest.mark.slow
-def test_the_secure_sums_in_small(here: Path) -> None:
-    found = printed("secure", here)
-    for method, (plain, hidden), more in (
-        ("fedavg", ("none", "sum"), 2.0),  # sums cross as 8 bytes a value
-        ("kd3a", ("open", "sealed"), 1.0),
-    ):
-        one, other = (f"{method}, 3 sources, 1 MB, {value}" for value in (plain, hidden))
-        assert found["mb_from"][other] / found["mb_from"][one] == pytest.approx(more, rel=0.05)
-        assert found["mb_to"][other] == pytest.approx(found["mb_to"][one], rel=0.05)
-        assert found["seconds"][other] > 0
-        assert 0 <= found["apart"][other] < 1e-6
-
-
-@pytest.mark.slow
-def test_the_exchange_in_small(here: Path) -> None:
-    found = printed("exchange", here)
-    for size in ("1kb", "1mb"):
-        for name in ("syncs_per_s", "share_of_echo", "share_of_two_echoes"):
-            assert found[f"{name}_{size}"] > 0
-    for name in ("syncs_per_s_1kb_8", "share_of_8_echoes_1kb", "slowdown_8_over_2"):
-        assert found[name] > 0
-    assert found["memory_growth_mb"] < 20
-
-
-@pytest.mark.slow
-def test_the_rounds_of_methods_in_small(here: Path) -> None:
-    found = printed("methods", here)
-    # 256 images are 4 batches and one sum; DILS's rounds have three times the steps.
-    assert found["sums"] == {"dils": 3, "fdann": 1, "mdan": 1, "fada": 1}
-    for method, count in found["sums"].items():
-        assert found["messages_s"][method] == pytest.approx(count * found["message_s"], abs=0.01)
-        ratio = found["round_s"][method] / found["central_s"][method]
-        assert found[f"{method}_over_central"] == pytest.approx(ratio, rel=0.05)
-    assert 0 < found["attention_s"] < found["round_s"]["fada"]
-    assert 0 < found["fada_steps_over_central"] < found["fada_over_central"]
-
-
-@pytest.mark.slow
-def test_the_memory_in_small(here: Path) -> None:
-    found = printed("memory", here)
-    # In units of one model: the models of two sources and the target, and their mean. With smaller
-    # models, threads and connections alone would take several units.
-    assert 2 < found["kd3a_models_above_idle_2"] < 6
-
-
-@pytest.mark.slow
-def test_the_cache_in_small(here: Path) -> None:
-    """Small images show that it works; only large sets show what memory it saves."""
-    figures = printed("cache", here)
-    assert figures["equal"] is True
-    assert figures["decoded_mb"] == 0 and figures["resident_mb"] > figures["base_mb"] > 0
-    assert {"first_epoch_s", "second_epoch_s"} <= set(figures)
-
-
-def test_the_accuracy_in_small(here: Path) -> None:
-    """Each cell is trained once; tables and JSON agree."""
-    found = printed("accuracy", here)
-    table = found["digits"]["control"]
-    assert set(table) == {"FedAvg (source-only)", "AdaBN", "KD3A paper"}
-    text = (here / "made" / "digits-100-control.md").read_text()
-    assert "--images 100 --epochs 1 --target usps --seeds 0,1\n" in text
-    for row in table.values():
-        mean, std = row["usps"]
-        assert 0 <= mean <= 1
-        assert f"{100 * mean:.1f} ± {100 * std:.1f}" in text
-    with np.load(here / "accuracy" / "digits-100" / "data" / "usps.npz") as drawn:
-        assert len(drawn["y_train"]) == 100
-    begun = sorted((here / "accuracy").rglob("journal.jsonl"))
-    times = [path.stat().st_mtime_ns for path in begun]
-    assert printed("accuracy", here) == found
-    assert [path.stat().st_mtime_ns for path in begun] == times  # no cell was trained again
-    assert len(begun) == 6
-
-
-@pytest.mark.slow
-def test_the_photos_in_small(here: Path) -> None:
-    """Every method is in the table that has them all, and the controls are below it."""
-    found = printed("photos", here)["googlenet"]
-    assert {"FedAvg (source-only)", "KD3A official", "FedDaDiL-E", "pooled", "oracle"} <= set(found)
-    text = (here / "made" / "photos-googlenet.md").read_text()
-    assert "--table googlenet --target webcam --rounds 2 --seeds 0\n" in text
-    for row in found.values():
-        mean, _ = row["webcam"]
-        assert 0 <= mean <= 1
-    assert all(name in text for name in found) and "not finished" not in text
-
-
 def test_every_table_of_photos_has_valid_settings(load: Any) -> None:
     photos = load("photos")
     for _, preset, changes, variants, baseline in photos.TABLES.values():
@@ -599,27 +200,6 @@ def test_every_table_of_photos_has_valid_settings(load: Any) -> None:
         for variant in variants:
             config = RunConfig.parse({**shared, **variant.flat()})
             assert config.method == variant.method and config.model.bottleneck == 256
-
-
-@pytest.mark.slow
-def test_the_adversarial_methods_in_small(here: Path) -> None:
-    """One short training of each method on the pen digits; tables and JSON agree."""
-    found = printed("adversarial", here)["rotations"]["from 0 degrees"]
-    stem = "adversarial-rotations-images-300-c-rounds-2-c-dils.pretrain-1"
-    text = (here / "made" / f"{stem}.md").read_text()
-    assert {"FedAvg (source-only)", "DILS cada", "f-DANN", "f-WDGRL", "f-DAN"} <= set(found)
-    assert "not finished" not in text
-    for name, row in found.items():
-        mean, _ = row["30"]
-        assert any(name in line and f"{100 * mean:.1f}" in line for line in text.splitlines())
-
-
-@pytest.mark.slow
-def test_the_central_loop_in_small(here: Path) -> None:
-    found = printed("central", here)
-    assert set(found) == {"fdann", "fwdgrl", "fdan", "mdan", "fada", "dils"}
-    for row in found.values():
-        assert row["difference"] == pytest.approx(row["federated"][0] - row["central"][0], abs=0.2)
 
 
 # What is trained so that one loop must give the federation's weights: every step has its own sum,
@@ -676,16 +256,6 @@ def test_a_loop_gives_the_weights_of_a_federation(
 
 
 @pytest.mark.slow
-def test_lazy_synchronisation_in_small(here: Path) -> None:
-    """An exchange every fourth step sends a quarter of the bytes; a delay changes no result."""
-    found = printed("lazy", here)["lazy"]
-    rows = {(row["p"], row["batch"], row["delay_ms"]): row for row in found}
-    near, often = rows[4, 64, 0], rows[1, 64, 0]
-    assert often["gradient_mb"] == pytest.approx(4 * near["gradient_mb"], rel=0.1)
-    assert near["gradient_mb"] > 0
-    assert rows[4, 64, 30]["accuracy"] == near["accuracy"]
-
-
 def test_the_relay_of_lazy_delays_every_byte_both_ways(load: Any) -> None:
     lazy = load("lazy")
 
@@ -728,75 +298,6 @@ def test_every_table_of_the_accuracy_benchmark_has_valid_settings(
             assert RunConfig.parse(settings).method == variant.method
 
 
-@pytest.mark.slow
-def test_a_step_of_feddadil_in_small(here: Path) -> None:
-    found = printed("feddadil", here)
-    assert found["max_abs_difference"] < 1e-5
-    assert found["speedup"] > 1
-    assert {row["atoms"] for row in found["steps"]} == {"aligned", "shuffled"}
-    assert {row["K"] for row in found["steps"]} == {3, 8}
-
-
-@pytest.mark.slow
-def test_the_dictionary_in_small(here: Path) -> None:
-    """All four tables exist as JSON, Markdown and CSV, and no cell is trained twice."""
-    found = printed("dictionary", here)
-    assert set(found) == {"heads", "parallel", "distil", "memory"}
-    heads, distil = (found[table]["googlenet"] for table in ("heads", "distil"))
-    assert heads["FedDaDiL-R"]["webcam"][0] > 0.5
-    assert heads["largest coordinate, any site"]["webcam"][0] <= 1
-    assert distil["distilled"]["SPC 1"][0] > 0.3
-    every = "control: a head on all points of the sources, pooled, each source weighing the same"
-    assert (
-        distil[every]["all"] == heads["control: the same, each source weighing the same"]["webcam"]
-    )
-    assert 0 <= found["memory"]["googlenet"]["amazon"]["AUC"][0] <= 1
-    parallel = found["parallel"]["googlenet"]
-    # Atoms go to and from three sites. A layer goes to and from two sources; the target gets theirs
-    # and, once, the average, and returns one.
-    sent = {
-        "FedDaDiL": 4 * 3 * 30 * (12 + 10) * (3 + 3),
-        "KD3A": 4 * (12 + 1) * 10 * (2 + 2 + 3 + 1),
-    }
-    for method, count in sent.items():
-        row = parallel[f"bytes of a round, {method}"]
-        assert {value[0] for value in row.values()} == {count}
-    for table, figures in found.items():
-        stem = here / "made" / f"dictionary-googlenet-{table}-samples-30-batch-size-30"
-        with stem.with_suffix(".csv").open() as file:
-            lines = list(csv.DictReader(file))
-        told = {(line["row"], line["column"]): float(line["value"]) for line in lines}
-        assert {line["seed"] for line in lines} == {"0"}
-        for row, columns in figures["googlenet"].items():
-            for column, (mean, _) in columns.items():
-                assert told[row, column] == pytest.approx(mean, abs=1e-4)
-        text = stem.with_suffix(".md").read_text()
-        assert "--target webcam --seeds 0 -c samples=30 -c batch-size=30\n" in text
-        assert f"{100 * heads['FedDaDiL-R']['webcam'][0]:.1f}" in text or table != "heads"
-    begun = [
-        path.stat().st_mtime_ns for path in sorted((here / "dictionary").rglob("results.json"))
-    ]
-    assert printed("dictionary", here) == found
-    again = [
-        path.stat().st_mtime_ns for path in sorted((here / "dictionary").rglob("results.json"))
-    ]
-    assert again == begun
-
-
-@pytest.mark.slow
-def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER.parent / "feddadil.py"), "--rounds", "2"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    *heads, _, last = done.stdout.splitlines()
-    assert {line.split()[0] for line in heads} == {"reconstruction", "ensemble", "encoder"}
-    page = tmp_path / "runs" / "feddadil-example" / "feddadil" / "report.html"
-    assert last == f"page: {page}"
-    assert page.is_file()
-
-
 def test_every_adversarial_variant_has_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     made = benchmark_module("adversaries", monkeypatch)
     some = (made.BASELINE, made.BEGIN, *made.CONTROL, *made.DILS, *made.EVERY_STEP, *made.JOINT)
@@ -809,15 +310,37 @@ def test_every_adversarial_variant_has_valid_settings(monkeypatch: pytest.Monkey
 # ---- what they print and store -----------------------------------------------------------------
 
 
+PROGRAMS = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser" in p.read_text()}
+
+
 def test_every_benchmark_is_run_in_small() -> None:
-    programs = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser" in p.read_text()}
-    assert {PROGRAM_OF.get(name, name) for name in SMALL} == programs
-    assert all(promised(program) for program in programs)
-    here = Path(__file__).read_text()
-    assert set(re.findall(r'= printed\("([a-z]+)", here\)', here)) == set(SMALL)
+    assert {PROGRAM_OF.get(name, name) for name in SMALL} == PROGRAMS
+    assert all(promised(program) for program in PROGRAMS)
+    runs = Path(__file__).with_name("test_benchmark_runs.py").read_text()
+    assert {*re.findall(r'= printed\("([a-z]+)", here\)', runs), "grand"} == set(SMALL)
 
 
-def test_samples_of_another_size_are_not_reused(load: Any, here: Path, tmp_path: Path) -> None:
+class Parsed(Exception):
+    """A program has read its arguments."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_benchmark_takes_the_arguments_of_its_short_run(
+    name: str, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = ArgumentParser.parse_args
+
+    def parse_alone(parser: ArgumentParser, given: Any = None) -> None:
+        raise Parsed(parse(parser, given))
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", parse_alone)
+    monkeypatch.setattr(sys, "argv", [name, *words(name, tmp_path)])
+    with pytest.raises(Parsed):
+        load(PROGRAM_OF.get(name, name)).main()
+
+
+def test_samples_of_another_size_are_not_reused(load: Any, tmp_path: Path) -> None:
+    make_data(here := tmp_path / "here")
     accuracy, adversarial = load("accuracy"), load("adversarial")
     data = here / "data" / "digits"
 
@@ -879,7 +402,8 @@ def test_other_settings_of_lazy_are_measured_anew(
     ]
 
 
-def test_a_wrong_data_folder_leaves_no_files(load: Any, here: Path, tmp_path: Path) -> None:
+def test_a_wrong_data_folder_leaves_no_files(load: Any, tmp_path: Path) -> None:
+    make_data(here := tmp_path / "here")
     dictionary = load("dictionary")
     cell = dictionary.Cell("feddadil", "googlenet", "webcam", 0, {})
     with pytest.raises(DataError, match="files; give their folder"):

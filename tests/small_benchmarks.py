@@ -1,0 +1,211 @@
+"""The benchmarks' programs on small data: their arguments, and the figures that they promise."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
+
+# Arguments of each benchmark's short run; HERE stands for a temporary folder of this file.
+ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
+ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
+LAZY = ("--table", "lazy", "--images", "256", "--delay", "30", "--repeats", "1")
+LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
+ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
+ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
+ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
+DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
+DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
+DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
+CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=2")
+CENTRAL += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.batch-size=32")
+CENTRAL += ("-c", "exchange.min-examples=16")
+CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "dils.pretrain=1")
+CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
+CHAIN += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "-c", "pretrain=1")
+CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
+CANDIDATES = ("--data", "HERE/data/digits", "--images", "100", "--seeds", "0", "--repeats", "1")
+CANDIDATES += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3", "--jobs", "2")
+CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
+CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
+CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
+FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
+FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
+FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
+FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
+FEWER += ("--results", "HERE/made")
+PRIVACY = ("--images", "60", "--rounds", "1", "--epsilon", "8", "--seeds", "0", "--jobs", "1")
+PRIVACY += ("--out", "HERE/privacy", "--results", "HERE/made")
+ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
+ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.sizes=16")
+ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
+CHOOSE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "4")
+CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "HERE/made")
+GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
+GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
+GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
+EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
+METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
+METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
+PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
+PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
+ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
+ROUNDS += ("--frozen-rounds", "1")
+VALIDATORS = ("--data", "HERE/data/digits", "--out", "HERE/validators", "--target", "usps")
+VALIDATORS += ("--seeds", "0,1", "--method", "fedavg", "--method", "kd3a", "-c", "rounds=2")
+VALIDATORS += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.lr=0.1")
+SMALL: dict[str, tuple[str, ...]] = {
+    "accuracy": ACCURACY,
+    "adversarial": ROTATIONS,
+    "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
+    "cache": ("--images", "60", "--size", "32"),
+    "candidates": CANDIDATES,
+    "central": CENTRAL,
+    "chain": CHAIN,
+    "choose": CHOOSE,
+    "dictionary": DICTIONARY,
+    "exchange": (*EXCHANGE, "--skip-flower"),
+    "feddadil": (
+        "--batch",
+        "60",
+        "--width",
+        "64",
+        "--repeats",
+        "2",
+        "--atoms",
+        "3",
+        "--atoms",
+        "8",
+    ),
+    "fewer": FEWER,
+    "grand": GRAND,
+    "lazy": LAZY,
+    "methods": METHODS,
+    "photos": PHOTOS,
+    "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
+    "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
+    "privacy": PRIVACY,
+    "robust": ROBUST,
+    "rounds": ROUNDS,
+    "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),
+    "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
+    "soak": (
+        *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),
+        *("--mb", "0.01", "--every", "0.5"),
+    ),
+    "training": (
+        *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
+        *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
+    ),
+    "validators": VALIDATORS,
+    "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
+}
+# A table that is tested by itself -> the program that makes it.
+PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
+# What --table methods prints, apart from the load.
+OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
+OF_METHODS |= {
+    "fada_steps_over_central",
+    "round_s",
+    "central_s",
+    "central_threads",
+    "attention_s",
+    "sums",
+}
+OF_METHODS |= {"message_s", "messages_s"}
+# Promised keys that are missing because the short run leaves out a part.
+LEFT_OUT: dict[str, set[str]] = {
+    "accuracy": {"main", "ablation", "rounds", "malicious"},
+    "adversarial": {"mnist-rotations", "digits", "lazy"},
+    "breakdown": {"flower_s"},
+    "candidates": {"time", "lies"},
+    "chain": {"mnist", "mnist-same"},
+    "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
+    "lazy": {"mnist-rotations", "digits", "rotations"},
+    "memory": {"models_above_idle_N", "models_above_start_N"},
+    "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free"},
+    "overhead": {"live_client_cpu_ratio"},
+    "robust": {"noise_N"},
+    "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
+}
+
+
+def make_data(folder: Path) -> None:
+    """Make four tiny domains of noise, and three small ones of vectors."""
+    digits = folder / "data" / "digits"
+    digits.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for name in ("mnist", "mnistm", "svhn", "usps"):
+        found = {
+            "x_train": draw.integers(0, 256, (200, 8, 8), dtype=np.uint8),
+            "y_train": np.arange(200) % 10,
+            "x_test": draw.integers(0, 256, (20, 8, 8), dtype=np.uint8),
+            "y_test": np.arange(20) % 10,
+        }
+        np.savez(digits / f"{name}.npz", **found)
+    vectors = folder / "data" / "office_caltech10_googlenet1024"
+    vectors.mkdir()
+    draw = np.random.default_rng(0)
+    centre = draw.normal(size=(10, 12))
+    for name in ("amazon", "dslr", "webcam"):
+        y = np.arange(80) % 10
+        x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
+        np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
+
+
+def words(name: str, here: Path) -> list[str]:
+    """The arguments of a benchmark's short run in a folder."""
+    return [word.replace("HERE", str(here)) for word in SMALL[name]]
+
+
+def check_promised(name: str, figures: Any) -> None:
+    """Compare the keys of what was printed with those that the program's docstring lists."""
+    program = PROGRAM_OF.get(name, name)
+    names = set(keys(figures))
+    names |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in names}
+    left_out = LEFT_OUT.get(name, set())
+    if name == "methods":
+        left_out = promised(program) - OF_METHODS - {"load_before"}
+    assert promised(program) - names == left_out
+
+
+def keys(figures: Any) -> Iterator[str]:
+    """Yield the keys of an object and of all objects in it."""
+    for value in figures.values() if isinstance(figures, dict) else figures:
+        if isinstance(value, dict | list):
+            yield from keys(value)
+    yield from figures if isinstance(figures, dict) else ()
+
+
+def promised(program: str) -> set[str]:
+    """Return the keys that a benchmark's docstring lists; N stands for a number."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text()))
+    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
+
+
+def files(program: str) -> set[str]:
+    """A program and the modules of its folder that it imports or names, also by another."""
+    found, todo = set[str](), {program}
+    while todo:
+        found.add(name := todo.pop())
+        used = {*re.findall(r"\w+", (FOLDER / f"{name}.py").read_text())}
+        todo |= {m for m in imported(name) | (used & STARTED) if m not in found}
+    return {f"examples/benchmarks/{name}.py" for name in found}
+
+
+STARTED = {"light", "measured"}  # which others start as programs of their own
+
+
+def imported(name: str) -> set[str]:
+    """The modules of the folder that one of them imports."""
+    names = set[str]()
+    for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return {m for m in names if (FOLDER / f"{m}.py").exists()}
