@@ -68,7 +68,9 @@ class Sites:
             if (sources, targets) != last:
                 last, steady = (sources, targets), now
                 self.journal.write("waiting", sources=sources, targets=targets, enough=enough)
-            complete = enough and 0 < expect == len(roles)
+            # Nobody else can join if every registered site has.
+            everyone = registered.everyone() == self.offers.keys()
+            complete = enough and (everyone or 0 < expect == len(roles))
             late = now > deadline
             if complete or (enough and now - steady >= wait.settle) or (late and quorum):
                 wanted = models.inputs(self.config.input, self.config.model)

@@ -270,8 +270,11 @@ class Fleet:
                 self._lost = SessionLost(str(error))
             except KeyFileError as error:
                 self._lost = error
-            except RuntimeError:
-                return  # the client was closed while a heartbeat was on its way
+            except Exception:  # without heartbeats the server would call this site dead
+                if not self._ended.is_set():  # else the client was closed meanwhile
+                    log.exception("a heartbeat failed; trying again")
+                self._ended.wait(1.0)
+                continue
             if self._lost is not None:
                 if not self._ended.is_set():
                     self._on_lost()

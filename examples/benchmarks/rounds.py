@@ -7,6 +7,7 @@ vectors, so that a round is nearly all overhead: FedAvg's training wave to every
 evaluation wave to the target, and the server's work between them. All figures are medians, less the
 sites' own work.
 
+    first_round_s          from `fedda run` to the end of round 1, with a tiny model
     resident_tiny_s        a round with a tiny model
     resident_tiny_wave_s   each wave of such a round: train, evaluate
     resident_45mb_s        a wave with a model of --mb megabytes, the slower of the two kinds
@@ -28,13 +29,17 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import live
 import torch
 import torchvision
 
-from fedda.ops.federation import Deployment
+from fedda.errors import RunError
+from fedda.ops.federation import PROGRAM, Deployment
+from fedda.ops.spawn import Process
+from fedda.ops.warm import SOCKET
 
 TINY = 0.01  # MB
 
@@ -53,6 +58,7 @@ def main() -> None:
     )
     parser.add_argument("--sources", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20, help="with the tiny model")
+    parser.add_argument("--starts", type=int, default=3, help="of `fedda run`, for its median")
     parser.add_argument(
         "--mb", type=float, default=45.0, help="size of the large model; 0: skip it"
     )
@@ -73,6 +79,9 @@ def main() -> None:
         sites = live.domains(folder / "data", args.sources)
         live.say(f"starting a server and {len(sites)} resident clients")
         with Deployment(folder / "resident", sites) as deployment:
+            starts = [first_round(deployment, number) for number in range(args.starts)]
+            figures["first_round_s"] = round(statistics.median(starts), 2)
+            live.say(f"the first round ends after {figures['first_round_s']} s")
             measured = live.run(deployment, app, "tiny", tiny(args.rounds))
             figures["resident_tiny_s"] = round(measured.overhead(), 3)
             figures["resident_tiny_wave_s"] = waves(measured)
@@ -97,6 +106,23 @@ def main() -> None:
                 figures["stock_tiny_wave_s"] = waves(measured)
     figures["load_before"] = round(load, 2)
     print(json.dumps(figures))
+
+
+def first_round(deployment: Deployment, number: int) -> float:
+    """Seconds from starting `fedda run`, as an operator does, to the end of the first round."""
+    runs, name = deployment.directory / "runs", f"first-{number}"
+    settings = {key: value for key, value in tiny(0).items() if key != "method"} | {"rounds": 1}
+    words = ["run", "fedavg", "--server", deployment.home, "--dir", runs, "--name", name]
+    words += ["--baseline", "none", *(f"-c{key}={value}" for key, value in settings.items())]
+    # An operator's command is a program of its own, and no fork of a warm process.
+    env = {name: value for name, value in deployment.env.items() if name != SOCKET}
+    began = time.time()
+    command = [*PROGRAM, *map(str, words)]
+    operator = Process(name, command, deployment.logs / f"{name}.log", env)
+    if operator.popen.wait() != 0:
+        raise RunError(f"fedda run failed: {operator.tail()}")
+    events = map(json.loads, (runs / name / "journal.jsonl").read_text().splitlines())
+    return next(event["time"] for event in events if event["event"] == "round") - began
 
 
 def frozen(folder: Path, app: Path, args: argparse.Namespace) -> dict[str, object]:

@@ -17,9 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import ot
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedda.errors import NotFiniteError
@@ -83,6 +81,12 @@ def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
         raise NotFiniteError(
             "A cost of optimal transport is not finite; lower the learning rates of the dictionary."
         )
+    if n == m and not entropy:
+        from scipy.optimize import linear_sum_assignment
+
+        return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device)
+    import ot  # takes longer than torch, and every program knows this method: import only on use
+
     if entropy:
         pi = ot.sinkhorn(
             *(np.full(n, 1 / n), np.full(m, 1 / m), cost.double().cpu().numpy()),
@@ -92,8 +96,6 @@ def solve(cost: Tensor, entropy: float = 0.0) -> Tensor:
             stopThr=TOLERANCE,
             warn=False,
         )
-    elif n == m:
-        return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device)
     else:
         pi = ot.emd([], [], cost.double().cpu().numpy(), numItermax=MOST_PIVOTS)
     plan = torch.from_numpy(np.asarray(pi)).to(cost)

@@ -100,7 +100,7 @@ def run(
     one_pool()
     adopt_orphans()
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
-    os.environ.setdefault(TASK_POLL, "0.2")
+    os.environ.setdefault(TASK_POLL, "0.1")
     os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
     if settings.registered is not None:
         os.environ[REGISTERED] = str(settings.registered)

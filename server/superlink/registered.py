@@ -43,22 +43,24 @@ def read(path: Path) -> dict[int, Entry]:
         raise ValueError(str(error)) from error
 
 
+def everyone() -> set[int]:
+    """The nodes of all registered sites; none where sites have no keys.
+
+    Raises:
+        RunError: the SuperLink's file of registered sites cannot be read.
+    """
+    return set(_entries() or ())
+
+
 def objection(node_id: int, name: str, role: str) -> str:
     """Why a node is not the site that it says it is; empty if nothing speaks against it.
 
     Raises:
         RunError: the SuperLink's file of registered sites cannot be read.
     """
-    path = os.environ.get(REGISTERED)
-    if path is None:  # a server without keys, or none at all
+    entries = _entries()
+    if entries is None:
         return ""
-    try:
-        entries = read(Path(path))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}, which says whose key is whose, cannot be read ({error}); start the server "
-            "again, which writes it anew."
-        ) from error
     known = entries.get(node_id)
     if known is None:
         return f"offers itself as {name!r}, but its key is not registered"
@@ -69,3 +71,16 @@ def objection(node_id: int, name: str, role: str) -> str:
     if known.role not in ("", role):
         return f"offers itself as a {role}, but its key is for a {known.role} only"
     return ""
+
+
+def _entries() -> dict[int, Entry] | None:
+    path = os.environ.get(REGISTERED)
+    if path is None:  # a server without keys, or none at all
+        return None
+    try:
+        return read(Path(path))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path}, which says whose key is whose, cannot be read ({error}); start the server "
+            "again, which writes it anew."
+        ) from error
