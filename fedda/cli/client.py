@@ -278,10 +278,12 @@ def client(
             trail.started(name, str(config.get("policy", "")))
             if stock:
                 _exec_stock(config, superlink, ca, key, state, lock)
-            if threads is not None:
-                import torch
+            import torch
 
+            if threads is not None:
                 torch.set_num_threads(threads)
+            # A process's first optimizer imports for two seconds: now, and not in a run's round 1.
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
             standing = load("clients", "node.standing").Standing(state)
 
