@@ -101,7 +101,7 @@ def test_an_update_of_one_step_is_the_gradient(tmp_path: Path) -> None:
 
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
-    s = site(made(tmp_path, 40, side=8, name="digit-cnn"))
+    s = site(made(tmp_path, 40, side=4))
     found = update.invert(s, iterations=60)
     assert [u.early for u in found.updates] == 5 * [True] + 5 * [False]
     by_size = {u.examples: u for u in found.updates if not u.early}
@@ -135,8 +135,8 @@ def test_total_variation_by_hand() -> None:
 
 def test_guesses_set_the_threshold(tmp_path: Path) -> None:
     """Of images that are all alike nothing counts as recovered: everybody could guess them."""
-    s = site(made(tmp_path, 40, side=8, name="digit-cnn"))
-    alike = s.x[:1].repeat(40, 1, 1, 1) + 0.001 * torch.rand(40, 1, 8, 8)
+    s = site(made(tmp_path, 40, side=4))
+    alike = s.x[:1].repeat(40, 1, 1, 1) + 0.001 * torch.rand(40, 1, 4, 4)
     found = update.invert(replace(s, x=alike), iterations=20)
     assert found.threshold > 30
     assert max(u.recovered for u in found.updates) <= 0.5

@@ -402,6 +402,7 @@ def chosen(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return out, call(root, out, "--method", "adabn,kd3a,fdann", "--settings", "1")
 
 
+@pytest.mark.slow
 def test_the_command_chooses(chosen: tuple[Path, Any], root: Path) -> None:
     out, result = chosen
     assert result.exit_code == 0, result.output
@@ -425,6 +426,7 @@ def test_the_command_chooses(chosen: tuple[Path, Any], root: Path) -> None:
     assert words[:3] == ["fedda", "run", decided["method"]]
 
 
+@pytest.mark.slow
 def test_the_same_command_trains_nothing_again(chosen: tuple[Path, Any], root: Path) -> None:
     out, _ = chosen
     before = {p: p.stat().st_mtime_ns for p in out.rglob("results.json")}
@@ -435,6 +437,7 @@ def test_the_same_command_trains_nothing_again(chosen: tuple[Path, Any], root: P
     assert json.loads((out / "choice.json").read_text()) == first
 
 
+@pytest.mark.slow
 def test_labels_of_the_target_change_nothing_of_the_decision(
     chosen: tuple[Path, Any], root: Path, tmp_path: Path
 ) -> None:
@@ -478,6 +481,7 @@ def test_what_makes_no_sense_is_refused(
     assert said in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_is_named_and_the_others_are_judged(
     root: Path, tmp_path: Path
 ) -> None:

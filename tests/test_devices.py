@@ -53,7 +53,13 @@ def train(case: str, root: Path) -> dict[str, Any]:
     return run(nodes, chosen)[0]
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (case not in ("kd3a", "fdann", "feddadil")))
+        for case in RUNS
+    ],
+)
 def test_a_method_keeps_to_its_device(case: str, gpu: Pretended, tmp_path: Path) -> None:
     results = train(case, tmp_path)
     assert not gpu.faults

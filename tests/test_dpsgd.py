@@ -169,7 +169,9 @@ def after(site: str, rounds: int) -> float:
 # ---- rounds --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "kd3a"])
+@pytest.mark.parametrize(
+    "method", ["kd3a", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedprox"))]
+)
 def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str) -> None:
     made = Bench(domains, method, rounds=2, **PRIVATE)
     epsilons = []
@@ -185,6 +187,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
     assert not any("running" in name for name in model)
 
 
+@pytest.mark.slow
 def test_it_goes_with_secure_sums_and_with_sealed_models(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -205,6 +208,7 @@ def test_it_goes_with_secure_sums_and_with_sealed_models(
         assert all(np.allclose(model[n], other[n], atol=1e-6) for n in model)
 
 
+@pytest.mark.slow
 def test_noise_of_a_real_site_has_a_seed_that_nobody_knows(domains: list[Node]) -> None:
     """The run's seed, which the server chooses, decides over nothing that is to be secret."""
     models_of: list[Any] = []
@@ -335,6 +339,7 @@ def test_a_site_can_ask_for_more_noise(domains: list[Node], tmp_path: Path) -> N
     assert made.round()[1]["epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_training_stops_at_the_budget_over_all_runs(domains: list[Node], tmp_path: Path) -> None:
     *others, first = sorted(SOURCES, key=lambda site: after(site, 2))
     most = (after(others[-1], 2) + after(first, 2)) / 2

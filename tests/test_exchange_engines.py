@@ -201,7 +201,7 @@ def on_ray(flat: dict[str, Any], sites: list[Node], cpus: int) -> subprocess.Com
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/exchange", "fedda/ops/engines.py", "server/simulation.py")
 def test_two_sites_on_ray_get_the_same_state_as_in_one_process(
     pair: list[Node], tmp_path: Path
 ) -> None:

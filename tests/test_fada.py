@@ -129,7 +129,12 @@ def networks(sources: list[str]) -> dict[str, dict[str, nn.Module]]:
 
 @pytest.mark.parametrize(
     ("form", "sources"),
-    [("II", ["bert"]), ("II", SOURCES), ("III", ["bert"]), ("III", SOURCES)],
+    [
+        ("II", ["bert"]),
+        pytest.param("II", SOURCES, marks=pytest.mark.slow),
+        ("III", ["bert"]),
+        pytest.param("III", SOURCES, marks=pytest.mark.slow),
+    ],
 )
 def test_two_rounds_compute_the_same_as_one_central_loop(
     domains: list[Node], tmp_path: Path, form: str, sources: list[str]
@@ -421,6 +426,7 @@ def test_a_target_that_lost_its_disentangler_says_so(domains: list[Node], tmp_pa
     assert Code.LOST.public in {e.get("text") for e in events}
 
 
+@pytest.mark.slow
 @each_model
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     domains: list[Node], tmp_path: Path, form: str
@@ -441,6 +447,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
 # ---- settings ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -11,7 +11,13 @@ from tests import fingerprints
 TAKEN: dict[str, Any] = json.loads(fingerprints.RECORDS.read_text())
 
 
-@pytest.mark.parametrize("case", fingerprints.CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (case not in ("kd3a", "fdann", "feddadil")))
+        for case in fingerprints.CASES
+    ],
+)
 def test_a_method_computes_its_fingerprint(case: str, tmp_path: Path) -> None:
     taken, then = fingerprints.take(case, tmp_path), TAKEN[case]
     found, wanted = taken["seeds"], then["seeds"]

@@ -52,20 +52,18 @@ def images(n: int = 4, shape: tuple[int, ...] = IMAGES) -> Tensor:
     return torch.rand((n, *shape), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> dict[str, Path]:
-    """Files of random weights, by network's name."""
-    found = {}
+def save_weights(name: str, folder: Path) -> Path:
+    """Write a file of a network's random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        for name in ("resnet18", "alexnet"):
-            found[name] = tmp_path / f"{name}.pth"
-            torch.save(getattr(torchvision.models, name)(weights=None).state_dict(), found[name])
-        for name in (VIT, RESNET):
-            found[name] = tmp_path / f"{name.removeprefix('timm:')}.safetensors"
+        if name.startswith("timm:"):
+            path = folder / f"{name.removeprefix('timm:')}.safetensors"
             network = ready(name, (160, 160)).network
-            safetensors.torch.save_file(network.state_dict(), found[name])
-    return found
+            safetensors.torch.save_file(network.state_dict(), path)
+        else:
+            path = folder / f"{name}.pth"
+            torch.save(getattr(torchvision.models, name)(weights=None).state_dict(), path)
+    return path
 
 
 # ---- networks ----------------------------------------------------------------------------------
@@ -74,18 +72,18 @@ def saved(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("efficientnet-lite0", (3, 40, 33)),
+        pytest.param("efficientnet-lite0", (3, 40, 33), marks=pytest.mark.slow),
         ("efficientnet-lite0", (1, 32, 32)),
-        ("resnet18", IMAGES),
-        ("alexnet", (3, 64, 64)),
-        (VIT, (3, 160, 160)),
+        pytest.param("resnet18", IMAGES, marks=pytest.mark.slow),
+        pytest.param("alexnet", (3, 64, 64), marks=pytest.mark.slow),
+        pytest.param(VIT, (3, 160, 160), marks=pytest.mark.slow),
         (RESNET, (1, 40, 40)),
     ],
 )
 def test_a_cut_network_gives_the_whole_ones_features(
-    name: str, shape: tuple[int, ...], saved: dict[str, Path]
+    name: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    weights = str(saved.get(name, "package"))
+    weights = "package" if name == LITE["name"] else str(save_weights(name, tmp_path))
     whole = models.build(config(name=name, weights=weights), shape, 5, seed=0).eval()
     assert whole.backbone is None
     x = images(3, shape)
@@ -154,14 +152,14 @@ def test_the_frozen_part_never_changes() -> None:
     assert part.digest() != before
 
 
-def test_a_model_file_stands_alone(tmp_path: Path, saved: dict[str, Path]) -> None:
-    kept = ModelConfig(
-        name="resnet18", weights=str(saved["resnet18"]), train="bottleneck", bottleneck=4
-    )
+@pytest.mark.slow
+def test_a_model_file_stands_alone(tmp_path: Path) -> None:
+    weights = save_weights("resnet18", tmp_path)
+    kept = ModelConfig(name="resnet18", weights=str(weights), train="bottleneck", bottleneck=4)
     model = models.build(kept, IMAGES, 3, seed=0).attach(models.backbone(kept, IMAGES)).eval()
     path = tmp_path / "model.safetensors"
     models.save(path, model, config=kept, shape=IMAGES, classes=("a", "b", "c"))
-    saved["resnet18"].unlink()
+    weights.unlink()
     loaded, _ = models.load(path)
     assert torch.equal(models.predict(loaded, images()), models.predict(model, images()))
     done = export.export(path, tmp_path / "model.pt2")
@@ -244,6 +242,7 @@ def test_outputs_are_computed_once_and_kept(tmp_path: Path, monkeypatch: Any) ->
     assert torch.equal(Frozen(device, tmp_path, "").outputs("train", task, unlabelled()).x, found.x)
 
 
+@pytest.mark.slow
 def test_augmented_views_are_computed_once_and_drawn_from(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,9 +273,10 @@ def test_augmented_views_are_computed_once_and_drawn_from(
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
-def test_a_site_uses_only_its_own_weights(tmp_path: Path, saved: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_a_site_uses_only_its_own_weights(tmp_path: Path) -> None:
     """The server's word can neither open a file at a site nor make it use other weights."""
-    here, device = saved["resnet18"], torch.device("cpu")
+    here, device = save_weights("resnet18", tmp_path), torch.device("cpu")
     kept = ModelConfig(name="resnet18", weights=str(here), train="bottleneck")
     task = task_of(kept)
     with pytest.raises(ModelError, match="start this site with --weights and its own copy"):
@@ -311,7 +311,13 @@ def test_a_site_downloads_nothing(
 # ---- over a federation -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", plugins.own_methods())
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=[pytest.mark.slow] * (m not in ("kd3a", "fdann", "feddadil")))
+        for m in plugins.own_methods()
+    ],
+)
 def test_every_method_runs_on_features(method: str, domains: list[Node], tmp_path: Path) -> None:
     given = ON_FEATURES | {"method": method, "rounds": 4, "run.dir": str(tmp_path)}
     nodes = [{**node, "state-dir": str(tmp_path / "state")} for node in domains]
@@ -339,14 +345,15 @@ def test_only_what_learns_crosses(domains: list[Node]) -> None:
     assert sum(array.size for array in after.values()) < 0.01 * whole
 
 
+@pytest.mark.slow
 def test_sites_without_the_weights_are_named_before_the_run_begins(
-    domains: list[Node], tmp_path: Path, saved: dict[str, Path]
+    domains: list[Node], tmp_path: Path
 ) -> None:
-    other = tmp_path / "other.pth"
-    state = torch.load(saved["resnet18"], weights_only=True)
+    other, weights = tmp_path / "other.pth", save_weights("resnet18", tmp_path)
+    state = torch.load(weights, weights_only=True)
     state["conv1.weight"][0, 0, 0, 0] += 1e-3
     torch.save(state, other)
-    here = str(saved["resnet18"])
+    here = str(weights)
     own = {"anna": here, "bert": str(other), "carl": "", "town": here}
     nodes = [{**node, "weights": own[node["name"]]} for node in domains]
     given = ON_FEATURES | {"method": "fedavg", "rounds": 1, "run.dir": str(tmp_path / "runs")}

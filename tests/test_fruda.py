@@ -382,6 +382,7 @@ def test_the_soft_maximum_by_hand_and_its_weights_are_mdans() -> None:
     assert g.tolist() == pytest.approx(mdan.weights(m.detach(), 1.0).tolist())
 
 
+@pytest.mark.slow
 def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -602,7 +603,10 @@ def stop_in(target: str, server_round: int) -> Listener:
     return listen
 
 
-@pytest.mark.parametrize("server_round", [1, 2, 3])
+@pytest.mark.parametrize(
+    "server_round",
+    [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_a_chain_resumed_in_its_middle_gives_that_of_an_uninterrupted_one(
     line: list[Node], tmp_path: Path, server_round: int
 ) -> None:
@@ -623,6 +627,7 @@ def test_a_chain_resumed_in_its_middle_gives_that_of_an_uninterrupted_one(
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_every_seed_has_a_chain_of_its_own(line: list[Node], tmp_path: Path) -> None:
     settings = SHORT | {"fruda.sequence": "near,far", "run.seeds": "0,1"}
     trainings = train(line, tmp_path, **settings)
@@ -703,6 +708,7 @@ def test_a_sites_own_limit_holds_for_critics_too(
 # ---- what people see ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_progress_names_the_collaborator_and_counts_shorter_trainings(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -735,6 +741,7 @@ def test_a_collaborators_weight_counts_where_it_takes_part(chain: Any) -> None:
     assert weights == {"home": pytest.approx(2 / 3), "near": pytest.approx(1 / 3)}
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_chain(line: list[Node], tmp_path: Path) -> None:
     settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "fruda.sequence": "near,far"}
     results = simulate(RunConfig.parse(settings), line, Journal(), "process")

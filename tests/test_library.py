@@ -78,6 +78,7 @@ def same(one: Results, other: Any) -> None:
 # ---- the numbers of the command line -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
     folder: Path, tmp_path: Path, signal_handlers: None
 ) -> None:
@@ -122,6 +123,7 @@ class Impatient:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     tmp_path: Path, finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +141,7 @@ def test_an_interrupted_run_goes_on(
         fedda.simulate(sites(), target="t", dir=place, **FEW)
 
 
+@pytest.mark.slow
 def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedda.Run) -> None:
     found = fedda.compare(sites(), ["kd3a"], target="t", seeds=2, dir=tmp_path / "c", **FEW)
     ours = {(s.variant, s.seed): s.last for s in found.scores}
@@ -216,6 +219,7 @@ def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_importing_fedda_loads_next_to_nothing() -> None:
     code = "import sys, fedda; dir(fedda); fedda.__all__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -583,7 +587,7 @@ def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(names["found"].accuracies) == {"FedAvg", "KD3A", "KD3A, vote=hard"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("examples/library.ipynb", "fedda/library")
 def test_the_notebook_runs_and_its_outputs_are_kept(tmp_path: Path) -> None:
     client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

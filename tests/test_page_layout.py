@@ -69,9 +69,15 @@ def layout(tab: Tab, file: Path, width: int) -> None:
     assert tab.errors == []
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        pytest.param(400, marks=pytest.mark.slow, id="phone"),
+        pytest.param(1400, marks=pytest.mark.nightly("fedda/page"), id="desk"),
+    ],
+)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_nothing_is_cut_or_covered_in_a_browser(tmp_path: Path) -> None:
+def test_nothing_is_cut_or_covered_in_a_browser(tmp_path: Path, pixels: int) -> None:
     run = results(classes=NAMES)
     for entry in (r for ts in run["trainings"].values() for t in ts for r in t["rounds"]):
         entry["bytes"] = {"to source model": 987_654_321, "from source scalars": 7}
@@ -79,8 +85,7 @@ def test_nothing_is_cut_or_covered_in_a_browser(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(page(run, collect(run, tmp_path)))
     with browser(tmp_path / "browser") as tab:
-        for pixels in (1400, 400):
-            layout(tab, file, pixels)
+        layout(tab, file, pixels)
 
 
 HOVERED = """(() => {

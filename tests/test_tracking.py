@@ -417,7 +417,7 @@ def test_mlflow_goes_on_with_its_curves(
     assert [path.name for path in folder.iterdir()] == ["mlflow.db"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/tracking")
 def test_a_training_begun_afresh_is_another_run_of_mlflow(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
@@ -432,7 +432,7 @@ def test_a_training_begun_afresh_is_another_run_of_mlflow(
         assert [step for step, _ in curve] == steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/tracking")
 def test_an_unreachable_mlflow_server_is_reported_in_one_line(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
@@ -443,7 +443,7 @@ def test_an_unreachable_mlflow_server_is_reported_in_one_line(
     same(curves(folder), expected(results["trainings"]["kd3a"][0]))  # the other tracker works
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/tracking")
 def test_characters_that_mlflow_does_not_take_are_encoded(tmp_path: Path) -> None:
     tracker = MLflow("curves", "fedda", tmp_path)
     about = About("run", "kd3a", 0, tmp_path / "kd3a-0", {f"a{i}": i for i in range(150)})
@@ -480,7 +480,7 @@ print(asked)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/tracking")
 def test_mlflow_sends_no_report_of_its_use(tmp_path: Path) -> None:
     """Not even in an environment in which MLflow cannot see that this is a test."""
     away = ("CI", "PYTEST_", "GITHUB_", "DO_NOT_TRACK", "MLFLOW_")
