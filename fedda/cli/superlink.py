@@ -139,7 +139,7 @@ def superlink(
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
             registered=None if insecure else folder.registered,
             limits=gateway.Limits(address_connections, connections),
-            warm=bool(warm),
+            warm=directory / "programs" if warm else None,
             reserved=reserved,
         )
         ca = None if insecure else directory / "ca.crt"

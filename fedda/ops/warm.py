@@ -138,22 +138,25 @@ class Warm:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def stand_in(folder: Path, address: str, program: str) -> None:
+def stand_in(folder: Path, address: str, program: str) -> bool:
     """Write an executable that has a fork run a script of Python, under the script's own name.
 
     With the folder first on PATH, others start the fork when they start the script by its name.
+    Returns whether the folder's system lets programs in it be executed.
 
     Args:
         folder: where to write it.
         address: of a warm process; where none answers, the script itself is run.
         program: the script's name; it is on PATH.
     """
-    real = shutil.which(program)
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    real = shutil.which(program, path=os.pathsep.join(p for p in places if p != str(folder)))
     assert real is not None
     words = [sys.executable, "-I", "-S", forked.__file__, address, real]
     executable = folder / program
     executable.write_text(f'#!/bin/sh\nexec {" ".join(map(shlex.quote, words))} "$@"\n')
     executable.chmod(0o700)
+    return os.access(executable, os.X_OK)
 
 
 class Child:

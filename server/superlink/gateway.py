@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -62,7 +61,8 @@ class Settings:
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
     file that `control.Folder` writes: with it, a run takes a site only by its registered name. With
-    `warm` the programs of runs are forked from a process that has imported what they need.
+    `warm`, a folder for a program, those of runs are forked from a process that has imported what
+    they need.
     `reserved` says that the ports are held by another process of this user (`spawn.Reserved`).
     """
 
@@ -75,7 +75,7 @@ class Settings:
     traffic: Path | None = None
     registered: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    warm: bool = False
+    warm: Path | None = None
     reserved: bool = False
 
 
@@ -114,8 +114,8 @@ def run(
         for listener in sockets:
             stack.callback(listener.close)
         _find_programs()
-        if settings.warm and available():
-            stack.enter_context(_forked_runs())
+        if settings.warm is not None and available():
+            stack.enter_context(_forked_runs(settings.warm))
         app = superlink(settings)
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
         runner.run(_serve(settings, app, sockets, every, ready, say))
@@ -325,13 +325,13 @@ def _find_programs() -> None:
 
 
 @contextlib.contextmanager
-def _forked_runs() -> Iterator[None]:
+def _forked_runs(folder: Path) -> Iterator[None]:
     """Let flwr's SuperExec, which starts a run's program by its bare name, start a fork instead."""
     with contextlib.ExitStack() as stack:
-        address = given(os.environ)
-        if address is None:
-            address = stack.enter_context(Warm(OF_A_RUN)).address
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedda-")))
-        stand_in(folder, address, SERVERAPP)
-        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+        address = given(os.environ) or stack.enter_context(Warm(OF_A_RUN)).address
+        folder.mkdir(parents=True, exist_ok=True)
+        if stand_in(folder, address, SERVERAPP):
+            os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+        else:
+            log.warning("nothing in %s may be executed, so runs begin some seconds later", folder)
         yield
