@@ -425,7 +425,7 @@ def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> N
 def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
     """Over processes: of three sources one is killed, so the run waits until it is back."""
     with Federation(tmp_path / "hub") as hub:
-        settings = {"method": "fedavg", "secure": "sum", "rounds": 6}
+        settings = {"method": "fedavg", "secure": "sum", "rounds": 3, "wait.train": 15.0}
         begun = hub.begin("secure", settings)
         begun.wait_for("round", round=1)
         hub.kill("bert")
@@ -433,7 +433,7 @@ def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
         hub.revive("bert")
         found = begun.finish()
     entries = rounds(found, "fedavg")
-    assert set(entries) == set(range(1, 7))
+    assert set(entries) == {1, 2, 3}
     assert all(set(e["weights"]) == {"anna", "bert", "carl"} for e in entries.values())
     assert all(e["bytes"]["from source masked"] for e in entries.values())
     assert not any("from source model" in e["bytes"] for e in entries.values())
