@@ -210,6 +210,22 @@ def test_a_damaged_file_of_registered_sites_is_a_clear_error(file: Path) -> None
         registered.objection(1, "anna", "source")
 
 
+def test_once_all_registered_sites_have_joined_a_run_waits_for_no_other(
+    tmp_path: Path, file: Path
+) -> None:
+    grid = ScriptedGrid(make_domains(tmp_path))
+    everyone = {number: Entry(node["name"], "") for number, node in grid.nodes.items()}
+    registered.write(file, everyone)
+    config = RunConfig.parse(FAST | {"wait.settle": 3600.0})
+    joined = Sites(grid, config, Journal()).gather()  # an hour later, if it waited
+    assert {node.name for node in joined.nodes} == {node["name"] for node in grid.nodes.values()}
+    registered.write(file, everyone | {99: Entry("late", "")})
+    config = RunConfig.parse(FAST | {"wait.settle": 0.5})
+    began = time.monotonic()
+    Sites(grid, config, Journal()).gather()
+    assert time.monotonic() - began >= 0.5
+
+
 def test_a_site_under_another_name_is_not_taken_and_named_once(tmp_path: Path, file: Path) -> None:
     grid = ScriptedGrid(make_domains(tmp_path))
     ids = {node["name"]: number for number, node in grid.nodes.items()}
