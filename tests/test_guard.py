@@ -216,11 +216,11 @@ def test_once_all_registered_sites_have_joined_a_run_waits_for_no_other(
     grid = ScriptedGrid(make_domains(tmp_path))
     everyone = {number: Entry(node["name"], "") for number, node in grid.nodes.items()}
     registered.write(file, everyone)
-    config = RunConfig.parse(FAST | {"wait.settle": 3600.0})
+    config = RunConfig.parse(FAST | {"wait.settle": 3600.0, "wait.sites": 7200.0, "run.expect": 0})
     joined = Sites(grid, config, Journal()).gather()  # an hour later, if it waited
     assert {node.name for node in joined.nodes} == {node["name"] for node in grid.nodes.values()}
     registered.write(file, everyone | {99: Entry("late", "")})
-    config = RunConfig.parse(FAST | {"wait.settle": 0.5})
+    config = RunConfig.parse(FAST | {"wait.settle": 0.5, "wait.sites": 60.0, "run.expect": 0})
     began = time.monotonic()
     Sites(grid, config, Journal()).gather()
     assert time.monotonic() - began >= 0.5
