@@ -25,7 +25,7 @@ import live
 from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.ops.federation import Deployment
-from fedda.ops.spawn import LOOPBACK, free_port
+from fedda.ops.spawn import LOOPBACK, Reserved
 from fedda.results.read import load
 
 ANNOUNCED = "127.0.0.2"
@@ -125,17 +125,17 @@ def measure(
     """
     roles = ("source", "target")
     sites = {name: (role, path) for role, (name, path) in zip(roles, files.items(), strict=True)}
-    app, port, measured = live.stage(folder / "app"), free_port(), []
+    app, measured = live.stage(folder / "app"), []
     live.say("starting a server, a collaborator and a target")
     least = ["--min-examples", str(min(row.examples for row in rows(delay)))]
     least += ["--exchange-host", ANNOUNCED]  # another name than that of the server
     options = dict.fromkeys(sites, least)
     deployed = Deployment(folder / "server", sites, client_options=options)
-    with deployed as deployment, Delay(port, delay):
+    with deployed as deployment, Reserved() as held, Delay(held.port, delay):
         for repeat in range(repeats):
             for number, row in enumerate(rows(delay)):
                 name = f"row-{number}-{repeat}"
-                flat = {"method": "dils", **settings, **row.flat(port)}
+                flat = {"method": "dils", **settings, **row.flat(held.port)}
                 waves = live.run(deployment, app, name, flat)
                 results = load(deployment.directory / "runs" / name)
                 of_row = figures(row, waves, results, settings) | {

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import os
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.tally import Tally
 from fedda.ops import open_files
+from fedda.ops.spawn import RESERVED
 
 log = logging.getLogger("fedda.exchange")
 
@@ -100,7 +102,7 @@ class RemoteSession(Session):
             [_handler(self._join)],
             options=[
                 *tls.options(sums.group for sums in meeting.sums.values()),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.so_reuseport", int(RESERVED in os.environ)),  # else a taken port is an error
                 ("grpc.http2.min_ping_interval_without_data_ms", tls.PING_MS // 2),
                 # Strangers: as many as may be, and not for long. gRPC cannot limit them by address.
                 ("grpc.max_allowed_incoming_connections", open_files.connections(CONNECTIONS)),

@@ -22,7 +22,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
 from fedda.ops import open_files
-from fedda.ops.spawn import EXCHANGE_AT, LOOPBACK, REGISTERED, SERVER_PID, adopt_orphans
+from fedda.ops.spawn import (
+    EXCHANGE_AT,
+    LOOPBACK,
+    REGISTERED,
+    RESERVED,
+    SERVER_PID,
+    adopt_orphans,
+)
 from fedda.ops.submit import OFFLINE
 from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
@@ -102,6 +109,8 @@ def run(
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
     os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
+    if settings.reserved:
+        os.environ[RESERVED] = "1"
     if settings.registered is not None:
         os.environ[REGISTERED] = str(settings.registered)
     most = open_files.connections(settings.limits.in_all)
