@@ -1,5 +1,6 @@
 """The settings, fixtures and test order of the whole suite."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = costs.seconds_by_file()
     longest = max(seconds.values(), default=0.0)
     items.sort(key=lambda item: -seconds.get(item.path.name, longest))  # unknown ones first
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look again and again through all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
