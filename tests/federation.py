@@ -17,9 +17,7 @@ from server.checkpoint import replace
 from server.journal import Event, Journal
 from server.simulation import simulate
 from tests.local_grid import EXAMPLES, make_domains
-
-# Seconds to wait for what must happen. Even on a busy machine only what hangs takes as long.
-PATIENCE = 180.0
+from tests.patience import PATIENCE
 
 LIVE: dict[str, Any] = {
     "rounds": 3,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedda.ops.spawn import LOOPBACK, Process, free_port
-from tests.federation import LOW, Federation, processes_with
+from fedda.ops.spawn import LOOPBACK, Process, Reserved
+from tests.federation import LOW, Federation
 from tests.local_grid import SMALL_SUMS
+from tests.processes import leaving_nothing
 
 TRACE = ["strace", "-D", "-f", "--seccomp-bpf", "-qq"]  # -D: signals reach the traced program
 TRACE += ["-e", "trace=connect,sendto,sendmsg,sendmmsg"]
@@ -61,9 +62,9 @@ def dialled(trace: Path) -> set[tuple[str, int]]:
 class Traced(Federation):
     """A federation in which strace follows some sites; the exchange has a port of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, exchange_port: int) -> None:
         super().__init__(directory, client_options=LOW)
-        self.exchange_port = free_port()
+        self.exchange_port = exchange_port
 
     def trace(self, name: str) -> Path:
         """The file to which strace writes what a site dials."""
@@ -82,9 +83,8 @@ class Traced(Federation):
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("egress")
-    with Traced(folder / "hub") as made:
+    with Reserved() as held, leaving_nothing(Traced(folder / "hub", held.port)) as made:
         yield made
-    assert processes_with(str(folder)) == []
 
 
 def test_a_site_dials_the_server_and_its_exchange_only(hub: Traced) -> None:

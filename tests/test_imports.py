@@ -143,20 +143,28 @@ def test_the_export_command_imports_nothing_heavy_for_its_help() -> None:
     assert not eager(ROOT / "fedda/cli/export.py") & heavy
 
 
+def loaded(*names: str) -> set[str]:
+    """All modules of a process that imports these; indirect imports count, too."""
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
 @pytest.mark.slow
 def test_a_site_loads_no_tracker_and_no_exporter() -> None:
-    """Indirect imports count too, also those of Flower and torch.
-
-    torchvision would double what it takes to start a process, and few networks need it.
-    """
-    code = "import sys, clients.app, clients.node.resident, fedda.cli; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    loaded = set(done.stdout.split())
-    assert "clients.node.fleet" in loaded, done.stderr
+    """torchvision would double what it takes to start a process, and few networks need it."""
+    found = loaded("clients.app", "clients.node.resident", "fedda.cli")
     unneeded = {"server", "server.tracking.curves", "fedda.models.export", "torchvision"}
-    assert not loaded & {*ALONE, *unneeded}
+    assert not found & {*ALONE, *unneeded}
+
+
+@pytest.mark.slow
+def test_the_server_that_sites_dial_loads_no_torch() -> None:
+    """It would take half a gigabyte; only the programs of runs need it."""
+    found = loaded("fedda.cli", "server.superlink.gateway", "flwr.superlink.main")
+    assert not found & {"torch", "sklearn", "scipy", "pandas"}
 
 
 def test_the_maths_is_pure() -> None:

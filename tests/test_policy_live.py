@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from fedda.cli import app
 from fedda.errors import Code
 from fedda.ops import chain
-from tests.federation import PATIENCE, Federation, Run, processes_with
+from tests.federation import Federation, Run
 from tests.local_grid import SMALL_SUMS
+from tests.patience import PATIENCE
+from tests.processes import leaving_nothing
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +44,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("policy")
     (folder / "policy.toml").write_text(POLICY)
     options = ["--min-examples", "1", "--policy", str(folder / "policy.toml")]
-    with Federation(folder / "hub", client_options=dict.fromkeys(SITES, options)) as made:
+    hub = Federation(folder / "hub", client_options=dict.fromkeys(SITES, options))
+    with leaving_nothing(hub) as made:
         yield made
-    assert processes_with(str(folder)) == []
 
 
 @pytest.fixture(scope="module")

@@ -84,8 +84,6 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         again = Operator(hub, ["watch", "--server", hub.home])
         assert again.popen.wait(PATIENCE) == 0
         assert "run r has finished" in again.text()
-        superlink = hub.processes["superlink"].popen.pid
-        assert "libtorch" not in Path(f"/proc/{superlink}/maps").read_text()
         console, log = hub.processes["superlink"], hub.home / "superlink.log"
         console.wait_for("run r has finished", PATIENCE)
         said = console.text()

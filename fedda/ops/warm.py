@@ -365,18 +365,20 @@ def run(job: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(job["env"])
     os.chdir(job["cwd"])
-    places = filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[1:1] = [place for place in places if place not in sys.path]
+    script = Path(job.get("path", ""))
+    first = job["cwd"] if "module" in job else str(script.parent)
+    places = [first, *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = [*places, *(place for place in sys.path[1:] if place not in places)]
     if "module" in job:
-        name, sys.path[0] = job["module"], job["cwd"]
+        name = job["module"]
         sys.argv = [name, *job["arguments"]]
         rename(" ".join(sys.argv[:2]))
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         forget()
-        sys.argv, sys.path[0] = [job["path"], *job["arguments"]], str(Path(job["path"]).parent)
-        rename(Path(job["path"]).name)
-        runpy.run_path(job["path"], run_name="__main__")
+        sys.argv = [str(script), *job["arguments"]]
+        rename(script.name)
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def rename(name: str) -> None:
