@@ -2,13 +2,21 @@
 
     python -m tests.actor FILE client --role source ...
 
-FILE is read at every request. It is JSON such as {"2": ["sleep", 8], "offer": {"examples": 400}}:
-what to do in round 2, and facts to offer instead of the true ones; "2 distil" is one hop of that
-round. "join": "hold" keeps the site from joining. "early": true makes it confirm its work before it
-has it. "gone": true makes it answer questions as the server does for a node that is gone. "loss":
-0.3 loses so many of its requests to the server, or their answers. A reply is changed after the
-site's own checks, as a site with another program could; in a round of "half" its pieces never
-follow.
+FILE is read at every request. It is JSON such as {"2": ["hold", 0], "offer": {"examples": 400}}:
+what to do when training in round 2, and facts to offer instead of the true ones. "2 distil" is one
+hop of that round; "2 test" is the target's test of its model.
+
+    hold        waits, before it works, until FILE no longer says so
+    sleep       waits for that many seconds
+    hold push   waits like this within its reply, of which the first piece is at the server
+    drip        sends the pieces of its reply one by one, that many seconds apart
+    raise       fails with that text
+    scale       multiplies its model by that number
+
+"join": "hold" keeps the site from joining, and "offer": "hold" from saying what it offers. "early":
+true makes it confirm its work before it has it. "gone": true makes it answer questions as the
+server does for a node that is gone. "loss": 0.3 loses so many of its requests to the server, or
+their answers. A reply is changed after the site's own checks, as a site with another program could.
 
 It asks for work less often than a real site: the more often sites ask, the more of its time a
 waiting server spends on answering that there is no work.
@@ -16,7 +24,9 @@ waiting server spends on answering that there is no work.
 
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +38,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ObjectTree,
+    PushObjectRequest,
     PushObjectResponse,
 )
 
@@ -48,23 +59,45 @@ def act(key: str) -> Any:
     return json.loads(FILE.read_text()).get(key) if FILE.exists() else None
 
 
+def held(key: str, what: str = "hold") -> None:
+    """Wait as long as FILE says so."""
+    while (act(key) or [""])[0] == what:
+        time.sleep(0.1)
+
+
 def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
     """Run the bridge's `train` and misbehave as FILE says for this round."""
     asked = records.read(message.content)[1]["step"]
     step = str(asked["round"])
     step = step if act(step) else f"{step} {asked['hop']}"
+    return misbehave(message, site, step, honest)
+
+
+def evaluate(message: Message, site: Site, honest: Any = bridge.evaluate) -> Message:
+    """Run the bridge's `evaluate` and misbehave as FILE says for this hop of the round."""
+    asked = records.read(message.content)[1]["step"]
+    return misbehave(message, site, f"{asked['round']} {asked['hop']}", honest)
+
+
+def say(what: str, step: str, run: int) -> None:
+    """Say what is done wrong now, and in which run: another one has the same rounds."""
+    print(f"acting: {what} in round {step} of run {run}.", flush=True)
+
+
+def misbehave(message: Message, site: Site, step: str, honest: Any) -> Message:
+    """Answer a request, with what FILE says for this step."""
     misdeed: Any = act(step) or ["", 0]
     what, value = misdeed
     if not what:
         return honest(message, site)
-    print(f"acting: {what} in round {step}", flush=True)
+    if what in PUSHES:
+        Hostile.of_reply = (what, step, float(value))  # which says so when it is on its way
+    else:
+        say(what, step, message.metadata.run_id)
+    if what == "hold":
+        held(step)
     if what == "sleep":
         time.sleep(value)
-    if what == "hold":
-        while (act(step) or [""])[0] == "hold":
-            time.sleep(0.1)
-    if what == "half":
-        Hostile.half = True
     if what == "raise":
         raise ValueError(value)
     reply = honest(message, site)
@@ -78,10 +111,44 @@ def scaled(model: Arrays, by: float) -> Arrays:
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
 
 
+Push = Callable[[PushObjectRequest], PushObjectResponse]
+
+
+class Pushing:
+    """Sends the pieces of one reply, one at a time."""
+
+    def __init__(self, honest: Push, what: str, step: str, pause: float) -> None:
+        self._honest, self._what, self._step, self._pause = honest, what, step, pause
+        self._one = threading.Lock()  # a reply is pushed by several threads
+        self._sent = 0
+
+    def __call__(self, request: PushObjectRequest) -> PushObjectResponse:
+        with self._one:
+            if self._sent:
+                PUSHES[self._what](self._step, self._pause)
+            answer = self._honest(request)
+            self._sent += 1
+            if self._sent == 1:
+                say(self._what, self._step, request.run_id)
+            return answer
+
+
+def drip(step: str, pause: float) -> None:
+    """Wait before the next piece, unless FILE no longer says so."""
+    if (act(step) or [""])[0] == "drip":
+        time.sleep(pause)
+
+
+PUSHES: dict[str, Callable[[str, float], None]] = {
+    "drip": drip,
+    "hold push": lambda step, pause: held(step, "hold push"),
+}
+
+
 class Hostile(Fleet):
     """A connection that uses the server as its own program never would."""
 
-    half = False  # whether the next reply is only announced
+    of_reply = ("", "", 0.0)  # how to push the next reply, of which step, with what pauses
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -115,17 +182,22 @@ class Hostile(Fleet):
             print("acting: gone", flush=True)
             gone = Error(ErrorCode.NODE_UNAVAILABLE)
             reply = make_message(metadata=reply.metadata, error=gone)
-        half, Hostile.half = Hostile.half, False
+        (what, step, pause), Hostile.of_reply = Hostile.of_reply, ("", "", 0.0)
         real = self._client.PushObject
-        if half:
-            stored = PushObjectResponse(stored=True)
-            self._client.PushObject = lambda request: stored  # type: ignore[method-assign]
-        super().send(reply)
-        self._client.PushObject = real  # type: ignore[method-assign]
+        if what:
+            self._client.PushObject = Pushing(real, what, step, pause)  # type: ignore[method-assign]
+        try:
+            super().send(reply)
+        finally:
+            self._client.PushObject = real  # type: ignore[method-assign]
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
     """Return the site's offer, with FILE's facts in place of its own."""
+    if act("offer") == "hold":
+        print("acting: hold the offer", flush=True)
+    while act("offer") == "hold":
+        time.sleep(0.1)
     return honest(self) | (act("offer") or {})
 
 
@@ -137,7 +209,8 @@ def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    bridge.train, Site.offer, resident.serve = train, offer, serve
+    bridge.train, bridge.evaluate = train, evaluate
+    Site.offer, resident.serve = offer, serve
     resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedda.ops.federation import Deployment
 
@@ -67,15 +67,36 @@ def members(hub: Deployment) -> set[Member]:
         Member(event["pid"], event["began"])
         for journal in hub.directory.rglob("journal.jsonl")
         for event in map(json.loads, _whole_lines(journal))
-        if event["event"] == "started" and "pid" in event
+        if event["event"] == "started" and "pid" in event  # a simulated run has none
     }
     return below(*(process.popen.pid for process in hub.processes.values())) | runs
 
 
+def started(folder: Path) -> dict[str, Any]:
+    """What a run's journal says of its present program, or of the last one; nothing if it had none.
+
+    Its `run` is the server's number of the run, its `pid` the process.
+    """
+    journal = folder / "journal.jsonl"
+    events = map(json.loads, _whole_lines(journal) if journal.exists() else [])
+    return next((e for e in reversed([*events]) if e["event"] == "started"), {})
+
+
 def program_of(folder: Path) -> int:
-    """The process that executes a run, or did so last, as the run's journal says."""
-    events = map(json.loads, _whole_lines(folder / "journal.jsonl"))
-    return [event["pid"] for event in events if event["event"] == "started"][-1]
+    """The process that executes a run, or did so last."""
+    return started(folder)["pid"]
+
+
+def wait_for_act(hub: Deployment, folder: Path, site: str, what: str) -> None:
+    """Wait until a site misbehaves in a run as `tests.actor` says it: "hold in round 2"."""
+
+    def acts() -> bool:
+        process = hub.processes[site]
+        assert process.alive, process.tail()
+        run = started(folder).get("run")
+        return f"acting: {what} of run {run}." in process.text()
+
+    wait_until(acts, f"{site} does not {what} of the run in {folder}")
 
 
 def _whole_lines(path: Path) -> list[str]:

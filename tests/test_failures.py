@@ -1,13 +1,22 @@
 """Failures in a live federation, and what the operator and the sites learn about them.
 
 Every site is its own process, ended by its id; `tests.actor` defines how a site misbehaves.
+
+No assertion depends on seconds. A site that is to miss a deadline is held until the journal says
+that the server gave it up; if the server waited for it, the test would wait for ever. Only in those
+tests is the deadline near. On a busy machine another site may miss it, too, and is then named.
 """
 
 import contextlib
 import json
+import math
+import os
 import resource
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,38 +32,34 @@ from clients.node import resident
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
 from fedda.ops import certificate, keys
-from fedda.ops.spawn import LOOPBACK, SERVER_PID
+from fedda.ops.spawn import LOOPBACK
 from server import checkpoint
-from tests.federation import (
-    LIVE,
-    PATIENCE,
-    Federation,
-    Operator,
-    descendants,
-    final_model,
-    processes_with,
-    rounds,
-    wait_until,
-)
+from server.attendance import AGAIN
+from strategies.sites.post import GONE, SILENT
+from tests.federation import LIVE, Federation, Operator, Run, final_model, rounds
+from tests.patience import FACTOR, PATIENCE, wait_until
+from tests.processes import is_alive, leaving_nothing, program_of, wait_for_act
 
 pytestmark = pytest.mark.slow
 
-SILENT = "no reply in time; left out of this round"
 SECRET = "secret-sample-42"
-DEADLINE = 20.0  # seconds; a busy machine takes some for a round of milliseconds
-LATE = 15.0  # and is late by some
 SITES = {"anna", "bert", "carl", "town"}
-KD3A = {"method": "kd3a", "wait.min-sources": 1}
-FEDAVG = {"method": "fedavg", "wait.min-sources": 1}
+# No deadline of a run is met by chance, and a site that failed is asked anew before a round begins.
+FAR = {"wait.train": 3600.0, "wait.evaluate": 3600.0, "wait.settle": PATIENCE}
+KD3A = FAR | {"method": "kd3a", "wait.min-sources": 1}
+FEDAVG = FAR | {"method": "fedavg", "wait.min-sources": 1}
+# A round takes a third of a second on a quiet machine. Tests are held, or answered, at any time.
+DEADLINE = 6.0 * FACTOR
+NEAR = {"wait.train": DEADLINE, "wait.settle": 1.0}
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("failures")
-    with Federation(folder / "hub", acting=True, database=folder / "hub" / "state.db") as made:
+    hub = Federation(folder / "hub", acting=True, database=folder / "hub" / "state.db")
+    with leaving_nothing(hub) as made:
         made.begin("first", FEDAVG | {"rounds": 1}).finish()  # a site's first training takes longer
         yield made
-    assert processes_with(str(folder)) == []
 
 
 @pytest.fixture
@@ -69,50 +74,56 @@ def troubles(found: dict[str, Any]) -> list[tuple[str, str, int]]:
     return [(e["what"], e["site"], e.get("round", 0)) for e in found["events"]]
 
 
+def assert_named(run: Run, found: dict[int, dict[str, Any]], everyone: set[str]) -> None:
+    """Whoever did not take part in a round is named in the journal, with the round."""
+    for number, entry in found.items():
+        missing = {e["site"] for e in run.find("trouble", round=number)} - {""}
+        assert everyone - missing <= set(entry["weights"]) <= everyone, (number, entry, missing)
+
+
 def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Federation) -> None:
-    hub.act("carl", {"2": ["sleep", 600]})
-    hub.act("anna", {"3": ["hold", 0]})
-    wait = {"wait.train": DEADLINE, "wait.settle": 30.0}
-    run = hub.begin("dead-source", KD3A | wait | {"rounds": 4})
-    hub.processes["carl"].wait_for("acting: sleep in round 2", PATIENCE)
+    hub.act("carl", {"2": ["hold", 0]})
+    hub.act("town", {"2 test": ["hold", 0]})
+    run = hub.begin("dead-source", KD3A | NEAR | {"rounds": 4})
+    wait_for_act(hub, run.folder, "carl", "hold in round 2")
     hub.kill("carl")
     hub.act("carl", {"join": "hold"})
     hub.processes["carl"].start()
-    run.wait_for("round", round=2)
-    # Not before the deadline: the server gives up a site at once if it joins again.
+    # The deadline ends the wait for carl: nobody else tells the server anything of him.
+    left_out = run.wait_for("trouble", what="silent", site="carl", round=2)
+    assert left_out["text"] in (SILENT, GONE)
+    wait_for_act(hub, run.folder, "town", "hold in round 2 test")
+    assert "connected" not in hub.processes["carl"].text()
     hub.act("carl", {})
     hub.processes["carl"].wait_for("connected", PATIENCE)
-    hub.act("anna", {})
+    hub.act("town", {})
     results = run.finish()
 
-    assert ("silent", "carl", 2) in troubles(results)
-    assert {site for _, site, _ in troubles(results)} == {"carl"}, troubles(results)
-    asked, left_out = run.find("round", round=1)[0], run.find("trouble", what="silent")[0]
-    assert DEADLINE - 1 < left_out["time"] - asked["time"] < DEADLINE + LATE
-    assert "left out of this round" in left_out["text"]
     found = rounds(results, "kd3a")
     assert list(found) == [1, 2, 3, 4]
-    assert set(found[2]["weights"]) == SITES - {"carl"}
-    assert set(found[1]["weights"]) == set(found[4]["weights"]) == SITES
+    assert "carl" not in found[2]["weights"]
+    assert_named(run, found, SITES)
+    assert any("carl" in found[number]["weights"] for number in (3, 4))
     for entry in found.values():
         assert sum(entry["weights"].values()) == pytest.approx(1)
 
 
 def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Federation) -> None:
-    settings = KD3A | {"wait.min-sources": 3, "wait.train": DEADLINE}
-    hub.act("carl", {"2": ["sleep", 600]})
-    hub.act("town", {"3": ["sleep", 600]})
+    settings = KD3A | NEAR | {"wait.min-sources": 3, "wait.tries": 20, "wait.settle": 10.0}
+    hub.act("carl", {"2": ["hold", 0]})
+    hub.act("town", {"3": ["hold", 0]})
     run = hub.begin("paused", settings)
-    hub.processes["carl"].wait_for("acting: sleep in round 2", PATIENCE)
+    wait_for_act(hub, run.folder, "carl", "hold in round 2")
     hub.kill("carl")
     hub.act("carl", {})
+    run.wait_for("trouble", what="silent", site="carl", round=2)
     paused = run.wait_for("trouble", what="paused", round=2)
-    assert "2 sources are left" in paused["text"]
+    assert "sources are left" in paused["text"]
     assert "The run waits." in paused["text"]
     hub.revive("carl")
     run.wait_for("trouble", what="resumed", round=2)
 
-    hub.processes["town"].wait_for("acting: sleep in round 3", PATIENCE)
+    wait_for_act(hub, run.folder, "town", "hold in round 3")
     hub.kill("town")
     hub.act("town", {})
     hub.revive("town")
@@ -120,31 +131,29 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     assert text.startswith("town (target) gave no usable reply")
     results = run.finish()
 
-    *earlier, lost, paused, resumed = troubles(results)
-    assert earlier == [("silent", "carl", 2), ("paused", "", 2), ("resumed", "", 2)]
+    named = {(what, number) for what, site, number in troubles(results) if site == "town"}
     # Its new process says that it was restarted, if it is back before the deadline.
-    assert lost in (("silent", "town", 3), ("failed", "town", 3))
-    assert (paused, resumed) == (("paused", "", 3), ("resumed", "", 3))
+    assert named & {("silent", 3), ("failed", 3)}
+    pauses = [(what, number) for what, _, number in troubles(results) if what[-3:] == "sed"]
+    assert {("paused", 2), ("paused", 3)} <= set(pauses), pauses
+    assert {what for what, _, _ in troubles(results)} <= {"silent", "failed", "paused", "resumed"}
     assert [e["round"] for e in run.find("round")] == [1, 2, 3]
     assert final_model(results, "kd3a") == final_model(hub.alone("paused", settings), "kd3a")
 
 
 def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federation) -> None:
     """Without its word about the request that it lost, the run would wait for `wait.train`."""
-    settings = KD3A | {"wait.min-sources": 3, "wait.train": 3600.0, "wait.settle": 30.0}
-    hub.act("carl", {"2": ["sleep", 600]})
-    hub.act("town", {"3": ["sleep", 600]})
+    settings = KD3A | {"wait.min-sources": 3}
+    hub.act("carl", {"2": ["hold", 0]})
+    hub.act("town", {"3": ["hold", 0]})
     run = hub.begin("revived", settings)
     for name, number in (("carl", 2), ("town", 3)):
-        hub.processes[name].wait_for(f"acting: sleep in round {number}", PATIENCE)
+        wait_for_act(hub, run.folder, name, f"hold in round {number}")
         hub.kill(name)
         hub.act(name, {})
         hub.revive(name)
-        back = time.time()
         failed = run.wait_for("trouble", site=name, round=number)
-        assert failed["text"] in (Code.RESTARTED.public, SILENT)  # if Flower saw it away
-        again = run.wait_for("round", round=number)
-        print(f"\n{name}: failed {failed['time'] - back:.1f} s, again {again['time'] - back:.1f} s")
+        assert failed["text"] in (Code.RESTARTED.public, GONE)  # if Flower saw it away
     results = run.finish()
     assert [e["round"] for e in run.find("round")] == [1, 2, 3]
     assert final_model(results, "kd3a") == final_model(hub.alone("revived", settings), "kd3a")
@@ -153,10 +162,10 @@ def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federati
 def test_a_target_that_is_killed_between_test_and_training_gets_the_model_again(
     hub: Federation,
 ) -> None:
-    settings = KD3A | {"wait.min-sources": 3, "wait.settle": 30.0}
+    settings = KD3A | {"wait.min-sources": 3}
     hub.act("carl", {"2": ["hold", 0]})
     run = hub.begin("forgotten", settings)
-    hub.processes["carl"].wait_for("acting: hold in round 2", PATIENCE)
+    wait_for_act(hub, run.folder, "carl", "hold in round 2")
     hub.kill("town")  # it has tested round 1's model, and is asked to train once carl is done
     hub.revive("town")
     hub.processes["town"].wait_for("connected", PATIENCE)
@@ -188,7 +197,8 @@ def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
     begin += ["--baseline", "none", *(part for text in changes for part in ("-c", text))]
     hub.act("bert", {"2": ["hold", 0]})
     operator = Operator(hub, begin)
-    hub.processes["bert"].wait_for("acting: hold in round 2", PATIENCE)
+    wait_for_act(hub, hub.runs / "cut", "bert", "hold in round 2")
+    program = program_of(hub.runs / "cut")
     hub.kill("superlink")
     assert operator.popen.wait(PATIENCE) == 1
     assert "error: " in operator.text()
@@ -196,6 +206,8 @@ def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
     hub.act("bert", {})
     for name in SITES:
         hub.processes[name].wait_for("the server does not answer", PATIENCE)
+    # Flower asks it to end, but it may then wait for ever for the server that is dead.
+    wait_until(lambda: not is_alive(program), "the run's program outlives its server")
     hub.start_server()
 
     operator = Operator(hub, ["run", "--resume", hub.runs / "cut"])
@@ -218,9 +230,9 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
     hub.revive("carl")  # its memory then contains none of its data
     hub.act("carl", {"1": ["hold", 0]})
     hub.act("anna", {"2": ["raise", f"the sample {SECRET} is broken"]})
-    run = hub.begin("errors", FEDAVG | {"wait.settle": 30.0})  # a site that failed is asked anew
+    run = hub.begin("errors", FEDAVG)
     try:
-        hub.processes["carl"].wait_for("acting: hold in round 1", PATIENCE)
+        wait_for_act(hub, run.folder, "carl", "hold in round 1")
         data.write_bytes(f"{SECRET},{SECRET}\n".encode() * 50)
         hub.act("carl", {})
         failed = run.wait_for("trouble", site="carl")
@@ -244,19 +256,23 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
 
 
 def test_a_site_that_cannot_read_its_data_is_named(hub: Federation) -> None:
+    """The target joins last, so the run has heard of the broken site when it begins."""
     data = hub.sites["carl"][1]
     good = data.read_bytes()
     data.write_bytes(b"no archive")
+    hub.act("town", {"offer": "hold"})
     try:
-        # Not run.expect: the run would begin without the answer of a slow carl.
-        patient = {"rounds": 1, "run.expect": 0, "wait.min-sources": 2, "wait.settle": 5.0}
-        run = hub.begin("unreadable", FEDAVG | patient)
+        few = {"rounds": 1, "run.expect": 3, "wait.min-sources": 2, "wait.sites": PATIENCE}
+        run = hub.begin("unreadable", FEDAVG | few)
+        run.wait_for("trouble", what="no offer")
+        hub.act("town", {})
         results = run.finish()
     finally:
         data.write_bytes(good)
-    assert [(e["what"], e["site"], e["text"]) for e in results["events"]] == [
+    # Its server asks it again while it waits.
+    assert {(e["what"], e["site"], e["text"]) for e in results["events"]} == {
         ("no offer", "carl", Code.DATA.public)
-    ]
+    }
     assert set(rounds(results, "fedavg")[1]["weights"]) == {"anna", "bert"}
 
 
@@ -283,23 +299,29 @@ def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> N
 
 
 def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None:
-    """It announces a reply and never sends it, confirms what it does not have, and plays dead."""
-    hub.act("carl", {"2": ["half", 0], "gone": False})
+    """Its reply comes piece by piece, it confirms what it does not have, and it plays dead.
+
+    The pieces come often enough to be waited for, and would all be there after five deadlines.
+    """
+    hub.act("carl", {"2": ["drip", DEADLINE / 3], "gone": False})
     hub.act("bert", {"early": True})
-    run = hub.begin("hostile", FEDAVG | {"rounds": 4, "wait.train": DEADLINE, "wait.settle": 2.0})
-    hub.processes["carl"].wait_for("acting: half in round 2", PATIENCE)
-    hub.act("carl", {"gone": True})
+    run = hub.begin("hostile", FEDAVG | NEAR | {"rounds": 4, "wait.settle": PATIENCE})
+    wait_for_act(hub, run.folder, "carl", "drip in round 2")
+    hub.act("carl", {"2": ["drip", DEADLINE / 3], "gone": True})
     hub.act("bert", {})
+    run.wait_for("trouble", what="silent", site="carl", round=2)
+    hub.act("carl", {"gone": True})
     results = run.finish()
     found = rounds(results, "fedavg")
     assert "acting: confirm early" in hub.processes["bert"].text()
-    assert ("silent", "carl", 2) in troubles(results)
-    beyond = "the pieces were waited for beyond the round's deadline"
-    assert found[2]["seconds"] < DEADLINE + LATE, beyond
-    assert set(found[4]["weights"]) >= {"anna"}
-    assert all("carl" not in found[i]["weights"] for i in (2, 3, 4))
+    assert list(found) == [1, 2, 3, 4]
+    assert all("carl" not in found[i]["weights"] for i in (2, 3, 4)), "his reply was waited for"
+    assert_named(run, found, SITES - {"town"})
+    seconds = run.find("round", round=4)[-1]["time"] - run.find("round", round=1)[-1]["time"]
     questions = hub.processes["carl"].text().count("acting: gone")
-    assert 2 <= questions < 20, "the site's false answers make the server ask all the time"
+    # At once, at once again, then after pauses of 1, 2, 4, ... up to AGAIN seconds.
+    most = 3 + math.log2(1 + seconds) + seconds / AGAIN
+    assert 2 <= questions <= most, "the site's false answers make the server ask all the time"
 
 
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
@@ -307,15 +329,10 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     settings = FEDAVG | {"model.sizes": "8000"}
     hub.act("anna", {"2": ["hold", 0]})
     run = hub.begin("full", settings)
-    hub.processes["anna"].wait_for("acting: hold in round 2", PATIENCE)
-    superlink = hub.processes["superlink"].popen.pid
-    (serverapp,) = descendants(superlink, "flwr-serverapp")
-    # It must end with its SuperLink, even if Flower's own shutdown hangs (tests/test_spawn.py).
-    environment = Path(f"/proc/{serverapp}/environ").read_bytes().split(b"\0")
-    assert f"{SERVER_PID}={superlink}".encode() in environment
+    wait_for_act(hub, run.folder, "anna", "hold in round 2")
     limit = (1_000_000, resource.RLIM_INFINITY)
     assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
-    resource.prlimit(serverapp, resource.RLIMIT_FSIZE, limit)
+    resource.prlimit(program_of(run.folder), resource.RLIMIT_FSIZE, limit)
     hub.act("anna", {})
     state = hub.wait(run.id, PATIENCE)
     assert not state.succeeded
@@ -334,47 +351,91 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
 
 
 def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -> None:
-    wait = {"wait.train": DEADLINE, "wait.settle": 6.0}
-    hub.act("bert", {"2": ["sleep", DEADLINE + 7]})
-    run = hub.begin("slow", FEDAVG | wait | {"rounds": 5})
+    hub.act("bert", {"2": ["hold", 0]})
+    hub.act("town", {"2 test": ["hold", 0]})
+    run = hub.begin("slow", FEDAVG | NEAR | {"rounds": 4, "wait.settle": 10.0})
+    wait_for_act(hub, run.folder, "bert", "hold in round 2")
+    run.wait_for("trouble", what="silent", site="bert", round=2)
+    wait_for_act(hub, run.folder, "town", "hold in round 2 test")
+    hub.act("bert", {})
+    hub.processes["bert"].wait_for(f"dropped: train: run {run.id} ", PATIENCE)
+    hub.act("town", {})
     results = run.finish()
     found = rounds(results, "fedavg")
-    assert DEADLINE - 1 < found[2]["seconds"] < DEADLINE + LATE
-    assert ("silent", "bert", 2) in troubles(results)
-    assert {(what, site) for what, site, _ in troubles(results)} <= {
-        ("silent", "bert"),
-        ("absent", "bert"),
-    }
-    assert set(found[2]["weights"]) == {"anna", "carl"}
-    assert set(found[5]["weights"]) == {"anna", "bert", "carl"}
-    assert "acting: sleep in round 2" in hub.processes["bert"].text()
+    assert list(found) == [1, 2, 3, 4]
+    assert "bert" not in found[2]["weights"]
+    assert any("bert" in found[number]["weights"] for number in (3, 4))
+    assert_named(run, found, SITES - {"town"})
 
 
 def test_rounds_end_by_their_deadline_with_slow_late_and_lossy_sites(hub: Federation) -> None:
-    """One source is ten times too slow; another joins late and loses 30 % of its requests."""
+    """One source never answers; another joins late and loses 30 % of its requests."""
     hub.processes["carl"].stop()
     hub.act("carl", {"join": "hold"})
     hub.processes["carl"].start()
-    hub.act("bert", {"1": ["sleep", 8 * DEADLINE]})
-    wait = {"wait.train": DEADLINE, "wait.settle": 4.0}
+    hub.act("bert", {"1": ["hold", 0]})
     try:
-        run = hub.begin("stragglers", FEDAVG | wait | {"rounds": 3, "run.expect": 3})
-        hub.processes["bert"].wait_for("acting: sleep in round 1", PATIENCE)
+        run = hub.begin("stragglers", FEDAVG | NEAR | {"rounds": 3, "run.expect": 3})
+        wait_for_act(hub, run.folder, "bert", "hold in round 1")
         hub.act("carl", {"loss": 0.3})
         hub.processes["carl"].wait_for("acting: loss", PATIENCE)
-        results = run.finish()
+        results = run.finish()  # bert is still held
     finally:
         hub.kill("bert")
         hub.act("bert", {})
         hub.revive("bert")
     found = rounds(results, "fedavg")
     assert list(found) == [1, 2, 3]
-    for number, entry in found.items():  # it waits for sites that are away, then for replies
-        assert entry["seconds"] < 4 + DEADLINE + LATE, (number, entry)
-        assert "anna" in entry["weights"] and "bert" not in entry["weights"]
-    late = troubles(results)
-    assert ("silent", "bert", 1) in late
-    assert {site for _, site, _ in late} <= {"bert", "carl"}
+    assert all("bert" not in entry["weights"] for entry in found.values())
+    assert_named(run, found, SITES - {"town"})
+    assert ("silent", "bert", 1) in troubles(results)
+
+
+def test_a_site_that_the_system_stops_for_a_while_loses_nothing(hub: Federation) -> None:
+    stopped_for(hub, 8.0)
+
+
+@pytest.mark.nightly("server/superlink", "clients/node")
+@pytest.mark.parametrize("seconds", [30.0, 75.0])  # Flower counts a site as gone after 60 s
+def test_a_site_that_the_system_stops_for_long_loses_nothing(
+    hub: Federation, seconds: float
+) -> None:
+    stopped_for(hub, seconds)
+
+
+def stopped_for(hub: Federation, seconds: float) -> None:
+    """Stop a source in the middle of its work, and let it go on after that many seconds."""
+    settings = KD3A | {"wait.min-sources": 3}
+    name = f"stopped-{seconds:.0f}"
+    carl = hub.processes["carl"].popen.pid
+    hub.act("carl", {"2": ["hold", 0]})
+    run = hub.begin(name, settings)
+    wait_for_act(hub, run.folder, "carl", "hold in round 2")
+    os.kill(carl, signal.SIGSTOP)
+    try:
+        hub.act("carl", {})
+        time.sleep(seconds)
+        assert not run.find("round", round=2), "carl was not stopped"
+    finally:
+        os.kill(carl, signal.SIGCONT)
+    results = run.finish()
+    assert results["events"] == []
+    assert final_model(results, "kd3a") == final_model(hub.alone(name, settings), "kd3a")
+
+
+@pytest.mark.nightly("server/superlink", "clients/node")
+def test_a_crowded_machine_makes_no_trouble(hub: Federation) -> None:
+    """Other programs want every processor, twice over, while rounds are tiny."""
+    settings = KD3A | {"wait.min-sources": 3, "rounds": 20}
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        results = hub.begin("crowded", settings).finish()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert results["events"] == []
+    assert final_model(results, "kd3a") == final_model(hub.alone("crowded", settings), "kd3a")
 
 
 def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
@@ -386,7 +447,6 @@ def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None
     for event in ("started", "training"):
         wait_until(
             lambda event=event: all(run.find(event) for run in running.values()),
-            PATIENCE,
             f"not both runs got as far as {event}",
         )
         hub.act("anna", {})

@@ -1,9 +1,12 @@
-"""Processes killed at random moments and started again: the run ends as if nothing had happened.
+"""Processes killed at points that have a name, and started again: a run ends as if nothing were.
 
-    FEDDA_KILLS=20 pytest -s tests/test_kills.py
+A site is killed at what `tests.actor` lets it hold. The program of a run stops where its journal or
+its checkpoint is written, since the app of these tests, a copy of the real one, watches for that.
+What kills the server's side ends the run, which is then resumed.
 
-kills so often in runs of each method, and shows what became of each. What kills the server's side
-ends the run with one sentence; the run is then resumed, as that sentence says.
+    FEDDA_KILLS=20 FEDDA_KILLS_SEED=7 pytest -s tests/test_kills.py --ring nightly -k random
+
+kills so often at random moments of each method's runs, and shows what became of each.
 """
 
 import json
@@ -13,49 +16,212 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.federation import (
-    LIVE,
-    LOW,
-    PATIENCE,
-    Federation,
-    Operator,
-    descendants,
-    final_model,
-    processes_with,
-    rounds,
-    wait_until,
-)
+from fedda.ops.bundle import stage
+from server import checkpoint
+from tests.federation import LIVE, LOW, Federation, Operator, Run, final_model, rounds
 from tests.local_grid import SMALL_SUMS
+from tests.patience import PATIENCE, wait_until
+from tests.processes import is_alive, leaving_nothing, program_of, wait_for_act
 
-KILLS = int(os.environ.get("FEDDA_KILLS", "1"))  # per method
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 240 * KILLS)]
+pytestmark = pytest.mark.slow
 
 PAIR = SMALL_SUMS | {
     "dils.collaborator": "bert",
     "dils.pretrain": 1,
     "dils.discriminator.sizes": "8",
 }
-FAR = {"wait.train": 3600.0, "wait.evaluate": 3600.0, "wait.settle": 30.0, "wait.min-sources": 3}
-SETTINGS: dict[str, dict[str, Any]] = {"kd3a": FAR, "dils": FAR | PAIR}
-VICTIMS = {
-    "kd3a": ("source", "target", "serverapp", "superlink", "operator"),
-    "dils": ("superlink", "source", "operator", "target", "serverapp"),
+# Nothing but the kill may end a wait, nor a round.
+FAR = {"wait.train": 3600.0, "wait.evaluate": 3600.0, "wait.settle": PATIENCE}
+FAR |= {"wait.sites": PATIENCE, "wait.min-sources": 3}
+LONG = {"exchange.join": 3600.0, "exchange.rejoin": 3600.0, "exchange.wait": 3600.0}
+SETTINGS: dict[str, dict[str, Any]] = {"kd3a": FAR, "dils": FAR | PAIR | LONG}
+
+# Added to the app that a server runs: it stops where the file `at` says, until that file is gone.
+STOPS = """
+import os, sys, time
+from pathlib import Path
+
+AT, STOPPED = Path({folder!r}, "at"), Path({folder!r}, "stopped")
+OF = {{"open": 0, "os.rename": 1, "os.remove": 0}}  # which argument is the file
+
+def stop(event, arguments):
+    if event not in OF or "checkpoint" not in str(arguments[OF[event]]):
+        return
+    point = f"{{event}} {{Path(os.fspath(arguments[OF[event]])).name}}"
+    if AT.exists() and AT.read_text() == point:
+        STOPPED.write_text(str(os.getpid()))
+        while AT.exists():
+            time.sleep(0.05)
+
+sys.addaudithook(stop)
+"""
+# Points in the second round -> the round of the checkpoint that the run is to go on after.
+POINTS = {
+    "before it is written": ("open .2.checkpoint.safetensors.part", 1),
+    "half written": ("os.rename checkpoint.json", 1),
+    "after it was written": ("os.remove 1.checkpoint.safetensors", 2),
 }
-LATEST = 4.0  # seconds after the beginning of a round
+
+
+class Stopping(Federation):
+    """A federation whose runs' program can be stopped at the points above."""
+
+    def __init__(self, directory: Path) -> None:
+        database = directory / "state.db"
+        super().__init__(directory, acting=True, database=database, client_options=LOW)
+        self.halting = stage(directory / "halting")
+        self.at, self.stopped = directory / "at", directory / "stopped"
+        with (self.halting / "server" / "app.py").open("a") as file:
+            file.write(STOPS.format(folder=str(directory)))
+        self.whole = cache(self._whole)
+
+    def _whole(self, method: str) -> dict[str, Any]:
+        return self.alone(method, SETTINGS[method] | {"method": method})
+
+    def begin(self, name: str, settings: Any, app: Path | None = None) -> Run:
+        return super().begin(name, settings, app or self.halting)
+
+    def stop_at(self, point: str) -> None:
+        """Let the program of a run stop at a point."""
+        self.stopped.unlink(missing_ok=True)
+        self.at.write_text(point)
+
+    def mend(self) -> None:
+        self.at.unlink(missing_ok=True)
+        super().mend()
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("kills")
-    database = folder / "hub" / "state.db"
-    with Federation(folder / "hub", database=database, client_options=LOW) as made:
-        yield made
-    assert processes_with(str(folder)) == []
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopping]:
+    with leaving_nothing(Stopping(tmp_path_factory.mktemp("kills") / "hub")) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(made: Stopping) -> Iterator[Stopping]:
+    """Give the federation, and restore it after each test."""
+    yield made
+    made.mend()
+
+
+def assert_unchanged(hub: Stopping, method: str, results: dict[str, Any]) -> None:
+    """Check that a run's model and tests are those of a run without a server, bit by bit."""
+    whole = hub.whole(method)
+    assert final_model(results, method) == final_model(whole, method), "another model"
+    assert accuracies(results, method) == accuracies(whole, method), "other tests"
+
+
+def accuracies(results: dict[str, Any], method: str) -> list[Any]:
+    return [entry.get("accuracy") for entry in rounds(results, method).values()]
+
+
+# ---- kills at points that have a name ------------------------------------------------------------
+
+HOLDS = {  # where a site of which method is killed, and what the run says of it
+    "source at work": ("kd3a", "carl", "2", "hold"),
+    "source whose reply is half sent": ("kd3a", "carl", "2", "hold push"),
+    "target in its test": ("kd3a", "town", "2 test", "hold"),
+    "collaborator in an exchange": ("dils", "bert", "3", "hold"),
+}
+
+
+@pytest.mark.parametrize("where", HOLDS)
+def test_a_killed_site_changes_nothing(hub: Stopping, where: str) -> None:
+    method, site, step, hold = HOLDS[where]
+    hub.act(site, {step: [hold, 0]})
+    run = hub.begin(where.replace(" ", "-"), SETTINGS[method] | {"method": method})
+    wait_for_act(hub, run.folder, site, f"{hold} in round {step}")
+    assert not run.find("round", round=int(step.split()[0]))
+    hub.kill(site)
+    hub.act(site, {})
+    hub.revive(site)
+    assert_unchanged(hub, method, run.finish())
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_program_is_resumed_after_its_last_checkpoint(hub: Stopping, point: str) -> None:
+    run = stopped_at(hub, point, "kd3a", f"program-{point[:4]}")
+    program = program_of(run.folder)
+    os.kill(program, signal.SIGKILL)
+    wait_until(lambda: not is_alive(program), "the program does not end")
+    assert_goes_on(hub, run, "kd3a", POINTS[point][1])
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_a_killed_server_is_resumed_after_its_last_checkpoint(hub: Stopping, method: str) -> None:
+    """Its program is in the middle of a checkpoint, and ends with it."""
+    run = stopped_at(hub, "half written", method, f"server-{method}")
+    program = program_of(run.folder)
+    hub.kill("superlink")
+    wait_until(lambda: not is_alive(program), "the program outlives its server")
+    hub.start_server()
+    assert_goes_on(hub, run, method, POINTS["half written"][1])
+
+
+def stopped_at(hub: Stopping, point: str, method: str, name: str) -> Run:
+    """Begin a run, whose program then stops at a point of its second round."""
+    hub.act("bert", {"2": ["hold", 0]})
+    run = hub.begin(name, SETTINGS[method] | {"method": method})
+    wait_for_act(hub, run.folder, "bert", "hold in round 2")
+    hub.stop_at(POINTS[point][0])
+    hub.act("bert", {})
+    wait_until(hub.stopped.exists, f"the program does not come to {point}")
+    wait_until(hub.stopped.read_text, "the program does not say which process it is")
+    assert int(hub.stopped.read_text()) == program_of(run.folder)
+    return run
+
+
+def assert_goes_on(hub: Stopping, run: Run, method: str, after: int) -> None:
+    """Resume a run, which must go on after a round, and compare its results."""
+    kept = checkpoint.read(run.folder / f"{method}-0")
+    assert kept is not None and kept.round == after
+    hub.at.unlink()
+    more = {"method": method, "run.resume": True}
+    results = hub.begin(run.folder.name, SETTINGS[method] | more).finish()
+    assert [e["round"] for e in run.find("training")] == [0, after]
+    assert_unchanged(hub, method, results)
+
+
+def test_a_run_ends_without_the_command_that_began_it(hub: Stopping) -> None:
+    hub.act("bert", {"2": ["hold", 0]})
+    operator, folder = Operator(hub, words(hub, "kd3a", "operator")), hub.runs / "operator"
+    wait_for_act(hub, folder, "bert", "hold in round 2")
+    operator.popen.kill()
+    operator.popen.wait()
+    hub.act("bert", {})
+    wait_until(lambda: ended(folder), "the run does not end")
+    assert_unchanged(hub, "kd3a", json.loads((folder / "results.json").read_text()))
+
+
+def words(hub: Stopping, method: str, name: str) -> list[Any]:
+    """The command line that begins a run."""
+    flat = LIVE | SETTINGS[method]
+    changes = [part for key, value in flat.items() for part in ("-c", f"{key}={value}")]
+    begin = ["run", method, "--server", hub.home, "--dir", hub.runs, "--name", name]
+    return [*begin, "--baseline", "none", *changes]
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    journal = folder / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def ended(folder: Path) -> bool:
+    return any(e["event"] in ("done", "failed") for e in events(folder))
+
+
+# ---- kills at random moments ---------------------------------------------------------------------
+
+KILLS = int(os.environ.get("FEDDA_KILLS", "2"))  # per method
+VICTIMS = ("source", "target", "serverapp", "superlink", "operator")
+LATEST = 4.0  # seconds after the beginning of a round
 
 
 @dataclass
@@ -68,9 +234,8 @@ class Kill:
     back: float
 
     @classmethod
-    def draw(cls, method: str, number: int) -> "Kill":
-        draws = random.Random(f"{method}-{number}")
-        victim = VICTIMS[method][number % len(VICTIMS[method])]
+    def draw(cls, method: str, draws: random.Random) -> "Kill":
+        victim = draws.choice(VICTIMS)
         if victim == "source":
             victim = "bert" if method == "dils" else draws.choice(("anna", "bert", "carl"))
         return cls(
@@ -80,11 +245,11 @@ class Kill:
             draws.choice((0.0, 2.0)),
         )
 
-    def carry_out(self, hub: Federation, operator: Operator) -> None:
+    def carry_out(self, hub: Stopping, operator: Operator, folder: Path) -> None:
         """Kill the process, and start it again if it is not for the operator to do so."""
         if self.victim == "serverapp":
-            for pid in descendants(hub.processes["superlink"].popen.pid, "flwr-serverapp"):
-                os.kill(pid, signal.SIGKILL)
+            if is_alive(program := program_of(folder)):
+                os.kill(program, signal.SIGKILL)
             return
         if self.victim == "operator":
             operator.popen.kill()
@@ -98,12 +263,6 @@ class Kill:
             hub.revive(self.victim)
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    journal = folder / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def begun(folder: Path, number: int) -> Callable[[], bool]:
     """Whether a round of a run has begun."""
     return lambda: any(
@@ -113,58 +272,44 @@ def begun(folder: Path, number: int) -> Callable[[], bool]:
     )
 
 
-def ended(folder: Path) -> bool:
-    return any(e["event"] in ("done", "failed") for e in events(folder))
-
-
-def resume(hub: Federation, folder: Path) -> Operator:
-    return Operator(hub, ["run", "--resume", folder])
-
-
-def survive(hub: Federation, method: str, name: str, kill: Kill) -> tuple[str, dict[str, Any]]:
+def survive(hub: Stopping, method: str, name: str, kill: Kill) -> tuple[str, dict[str, Any]]:
     """Run with one kill -> what the operator was told, and the results."""
-    flat = LIVE | SETTINGS[method]
-    changes = [part for key, value in flat.items() for part in ("-c", f"{key}={value}")]
-    begin = ["run", method, "--server", hub.home, "--dir", hub.runs, "--name", name]
-    operator = Operator(hub, [*begin, "--baseline", "none", *changes])
+    operator = Operator(hub, words(hub, method, name))
     folder = hub.runs / name
     there = begun(folder, kill.round)
-    wait_until(lambda: there() or not operator.alive, PATIENCE, f"{name} has not begun")
+    wait_until(lambda: there() or not operator.alive, f"{name} has not begun")
     assert there(), operator.text()
     time.sleep(kill.after)
     over = ended(folder)
-    kill.carry_out(hub, operator)
+    kill.carry_out(hub, operator, folder)
     said = ""
     if kill.victim == "operator":
-        wait_until(lambda: ended(folder), PATIENCE, f"{name} does not end: {events(folder)[-3:]}")
+        wait_until(lambda: ended(folder), f"{name} does not end: {events(folder)[-3:]}")
     elif operator.popen.wait(PATIENCE) != 0:
         said = next(x for x in reversed(operator.text().splitlines()) if x.startswith("error: "))
         assert over or kill.victim in ("serverapp", "superlink"), operator.text()
     if said or not (folder / "results.json").exists():
-        operator = resume(hub, folder)
+        operator = Operator(hub, ["run", "--resume", folder])
         assert operator.popen.wait(PATIENCE) == 0, operator.text()
     return said, json.loads((folder / "results.json").read_text())
 
 
-def accuracies(results: dict[str, Any], method: str) -> list[Any]:
-    return [entry.get("accuracy") for entry in rounds(results, method).values()]
-
-
+@pytest.mark.nightly("server", "clients/node", "tests/actor.py")
+@pytest.mark.timeout(300 + 240 * KILLS)
 @pytest.mark.parametrize("method", SETTINGS)
-def test_a_killed_process_changes_nothing(hub: Federation, method: str) -> None:
-    whole = hub.alone(method, SETTINGS[method] | {"method": method})
-    wrong = []
+def test_a_process_killed_at_a_random_moment_changes_nothing(hub: Stopping, method: str) -> None:
+    seed = os.environ.get("FEDDA_KILLS_SEED") or str(random.SystemRandom().randrange(10**6))
+    print(f"\nFEDDA_KILLS_SEED={seed}")
+    draws, wrong = random.Random(f"{seed}-{method}"), []
     for number in range(KILLS):
-        kill = Kill.draw(method, number)
-        began = time.monotonic()
+        kill = Kill.draw(method, draws)
         try:
             said, found = survive(hub, method, f"{method}-{number}", kill)
-            assert final_model(found, method) == final_model(whole, method), "another model"
-            assert accuracies(found, method) == accuracies(whole, method), "other tests"
+            assert_unchanged(hub, method, found)
             outcome = f"the same bits; {said or 'nobody noticed'}"
         except Exception as error:
             outcome = f"WRONG: {str(error)[:1500]}"
             wrong.append(f"{method} {number}, {kill}: {outcome}")
         hub.mend()
-        print(f"\n{method} {number}, {kill}: {outcome} [{time.monotonic() - began:.0f} s]")
-    assert not wrong, "\n".join(wrong)
+        print(f"\n{method} {number}, {kill}: {outcome}")
+    assert not wrong, f"FEDDA_KILLS_SEED={seed}\n" + "\n".join(wrong)
