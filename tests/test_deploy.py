@@ -21,7 +21,7 @@ from clients.node.standing import Standing
 from fedda.errors import ConfigError
 from fedda.ops import keys as keys_of
 from fedda.ops.federation import Deployment
-from fedda.ops.spawn import LOOPBACK, Process, free_port
+from fedda.ops.spawn import LOOPBACK, Process, Reserved
 from tests.command_lines import blocks, command_lines, parse
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -313,7 +313,8 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
     with Deployment(tmp_path, {}) as deployment:
         assert deployment.ca is not None
         assert check(deployment.port, deployment.ca) == ""
-        assert "cannot be reached" in check(free_port(), deployment.ca)
+        with Reserved() as nobody:
+            assert "cannot be reached" in check(nobody.port, deployment.ca)
         missing = check(deployment.port, tmp_path / "none.crt")
         assert "none.crt cannot be read" in missing and "No such file" in missing
 
@@ -354,8 +355,8 @@ class Composed:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        ports = (free_port() for _ in range(3))
-        self.port, self.admin, self.exchange = (str(port) for port in ports)
+        self.reserved = [Reserved() for _ in range(3)]
+        self.port, self.admin, self.exchange = (str(each.port) for each in self.reserved)
         self.env = ENV | {"HOST": "localhost", "PORT": self.port, "EXCHANGE_PORT": self.exchange}
         self.processes: list[Process] = []
         for name in ("hub", "runs"):
@@ -367,6 +368,8 @@ class Composed:
     def __exit__(self, *_: object) -> None:
         for process in reversed(self.processes):
             process.stop()
+        for each in self.reserved:
+            each.close()
 
     def run(self, words: Sequence[str], mounts: Mapping[str, Path]) -> None:
         """Run a command that ends by itself, such as those of `exec server`."""
@@ -411,7 +414,7 @@ def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) ->
         data = tmp_path / "digits"
         made.run(["fedda", "data", "digits", str(data), "--train", "260", "--test", "40"], {})
         server = services("compose.server.yml", made.env)["server"]["command"]
-        ports = ["--port", made.port, "--admin-port", made.admin]
+        ports = ["--port", made.port, "--admin-port", made.admin, "--reserved"]
         started = made.start("server", [*server, *ports], hub)
         started.wait_for("ready:", 90)
         assert f"and :{made.exchange} to sum gradients" in started.text()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
+from fedda.ops.warm import SOCKET
 from tests.federation import Federation, final_model, rounds
 from tests.processes import leaving_nothing
 
@@ -51,14 +52,15 @@ RUN = {
     "model.sizes": "256",  # large, so that the model's bytes dominate the bytes of requests
     "wait.min-sources": 3,
 }
-STOCK = RUN | {"rounds": 2, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
+STOCK = RUN | {"rounds": 1, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
 
 
 class Watched(Federation):
     """A federation whose processes record all addresses to which they connect."""
 
     def __init__(self, directory: Path, watch: Path) -> None:
-        super().__init__(directory, warm=False)  # a fork would not import the file that watches
+        # A warm process of its own: forks of another one would not be watched.
+        super().__init__(directory, env={SOCKET: ""})
         self.connected = directory / "connected.log"
         (watch / "sitecustomize.py").write_text(WATCH.format(log=str(self.connected)))
         self.marks = directory / "marks"

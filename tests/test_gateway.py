@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import os
 import signal
 import socket
 import ssl
@@ -24,7 +23,9 @@ from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK
 from server.superlink import control, gateway
 from server.superlink.filter import ALLOWED, FLEET, FleetOnly, Traffic, allowed
-from tests.federation import PATIENCE, Echo, processes_with, wait_until
+from tests.federation import Echo
+from tests.patience import wait_until
+from tests.processes import Member, alive, below, kill
 
 TRICKS = [
     "/",
@@ -291,9 +292,10 @@ def test_a_process_group_is_ended_even_if_its_members_ignore_sigterm() -> None:
     assert shell.stdout is not None
     with shell.stdout as out:
         out.readline()
-        assert processes_with("sleep 61.25")
+        group = below(shell.pid)
+        assert len(group) == 2
         gateway._end_group(shell.pid, patience=0.3)
-    assert processes_with("sleep 61.25") == []
+    assert not alive(group)
     shell.wait()
 
 
@@ -429,16 +431,16 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path:
         assert json.loads(listed.stdout)["success"] is True
         keys.add(hub.home, "late")
         with hub.control() as client:
-            wait_until(lambda: len(client.sites()) == 1, PATIENCE, "the new key was not admitted")
+            wait_until(lambda: len(client.sites()) == 1, "the new key was not admitted")
         with pytest.raises(KeyFileError, match=r"ca\.crt"):
             keys.init(tmp_path / "other")
             control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
 
         server = hub.processes["superlink"]
-        helpers = processes_with(f"--parent-pid {server.popen.pid}")
-        assert helpers, "no SuperExec was started"
+        helpers = below(server.popen.pid)
+        assert len(helpers) > 1, "no SuperExec was started"
         assert server.stop() == 0
-        assert processes_with(f"--parent-pid {server.popen.pid}") == []
+        assert not alive(helpers)
         counted = json.loads(hub.traffic.read_text())
         assert counted["routes"].keys() == {"/v1/fleet/pull-messages", "/health"}
         assert counted["routes"]["/v1/fleet/pull-messages"]["errors"] == 1
@@ -450,23 +452,25 @@ def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Echo\n"
         "with Echo(Path(sys.argv[1]), ['a']) as hub:\n"
-        "    print('up', flush=True)\n    time.sleep(600)\n"
+        "    print(*(p.popen.pid for p in hub.processes.values()), flush=True)\n"
+        "    time.sleep(600)\n"
     )
-    # Every process of this federation has the folder's name in its command line.
-    mark = str(tmp_path)
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, mark], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
     )
+    started: set[Member] = set()
     try:
         assert parent.stdout is not None
         with parent.stdout as out:
-            assert out.readline() == b"up\n"
-            assert len(processes_with(mark)) >= 4  # itself, server, SuperExec, site
+            server, site = map(int, out.readline().split())
+            started = below(server, site)
+            assert len(started) >= 3  # server, SuperExec, site
             parent.send_signal(signal.SIGKILL)
             parent.wait()
-        wait_until(lambda: processes_with(mark) == [], 60, f"left: {processes_with(mark)}")
+        wait_until(lambda: not alive(started), f"left: {alive(started)}")
     finally:
         parent.kill()
         parent.wait()
-        for left in processes_with(mark):
-            os.kill(left, signal.SIGKILL)
+        kill(started)

@@ -154,7 +154,7 @@ def loaded(*names: str) -> set[str]:
 
 @pytest.mark.slow
 def test_a_site_loads_no_tracker_and_no_exporter() -> None:
-    """torchvision would double what it takes to start a process, and few networks need it."""
+    """To import torchvision would take as long as all the rest, and few networks need it."""
     found = loaded("clients.app", "clients.node.resident", "fedda.cli")
     unneeded = {"server", "server.tracking.curves", "fedda.models.export", "torchvision"}
     assert not found & {*ALONE, *unneeded}

@@ -1,21 +1,26 @@
 """The walk-throughs of the documentation, run command by command from the pages' own text."""
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedda.data import digits
-from fedda.ops.spawn import free_port
+from fedda.ops.bundle import stage
+from fedda.ops.spawn import LOOPBACK, Reserved
+from fedda.ops.warm import given, stand_in
+from tests.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +34,17 @@ class Terminals:
     """Terminals in which commands are run, as a reader of a page would."""
 
     def __init__(self, home: Path) -> None:
-        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        path = os.pathsep.join([str(forks(home.parent)), str(BIN), os.environ["PATH"]])
         self.env = os.environ | {"PATH": path, "FLWR_HOME": str(home)}
         self.running: list[subprocess.Popen[str]] = []
+        self.reserved: list[Reserved] = []
 
-    def run(self, command: str, folder: Path, seconds: float = 240.0) -> str:
+    def port(self) -> int:
+        """A port for a server that is to share it (`--reserved`)."""
+        self.reserved.append(Reserved())
+        return self.reserved[-1].port
+
+    def run(self, command: str, folder: Path, seconds: float = PATIENCE) -> str:
         """Run a command to its end -> what it printed."""
         done = subprocess.run(
             shlex.split(command, comments=True), cwd=folder, env=self.env, timeout=seconds,
@@ -60,6 +71,8 @@ class Terminals:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for each in self.reserved:
+            each.close()
 
 
 @pytest.fixture
@@ -67,6 +80,18 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
     made = Terminals(tmp_path / "flwr")
     yield made
     made.close()
+
+
+def forks(home: Path) -> Path:
+    """A folder with the commands of the pages, as forks of the warm process."""
+    folder = home / "programs"
+    folder.mkdir()
+    if (address := given(os.environ)) is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", str(BIN), prepend=os.pathsep)
+            for program in ("fedda", "fedda-client", "flower-superlink", "flwr"):
+                assert stand_in(folder, address, program)
+    return folder
 
 
 def commands(page: str, changes: Mapping[str, str]) -> list[str]:
@@ -91,11 +116,12 @@ def starting(lines: Sequence[str], *words: str) -> list[str]:
 
 def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     """The server, a source and the target in folders of their own; both sites' data are ./scans."""
-    port, exchange = free_port(), free_port()
+    port, exchange, admin = (terminals.port() for _ in range(3))
+    ports = f"--port {port} --exchange-port {exchange} --admin-port {admin} --reserved"
     changes = {
         "hub.example.org": "127.0.0.1",
         "0.0.0.0": "127.0.0.1",
-        "--port 8443": f"--port {port} --exchange-port {exchange} --admin-port {free_port()}",
+        "--port 8443": ports,
         ":8443": f":{port}",
     }
     lines = commands("three-machines.md", changes)
@@ -134,17 +160,38 @@ def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     assert {path.suffix for path in made.iterdir()} >= {".onnx", ".html", ".png"}
 
 
+def quiet_port() -> int:
+    """A port for a server that shares none: one that the system gives to nobody by itself."""
+    (first, _) = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    draw = Random(os.getpid())
+    while True:
+        port = draw.randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
+
+
+def answers(port: int) -> bool:
+    """Whether a server listens there."""
+    try:
+        socket.create_connection((LOOPBACK, port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
     """Flower's server, fedda's clients, then a run by `fedda run` and one by `flwr run`."""
-    changes = {"9191": str(free_port()), "fedda data digits ./digits": "", "APP": str(ROOT)}
+    port, app = quiet_port(), stage(tmp_path / "app")  # flwr would walk through all of a checkout
+    changes = {"9191": str(port), "fedda data digits ./digits": "", "APP": str(app)}
     lines = commands("flower.md", changes)
     digits.build(tmp_path / "digits", seed=0, train=120, test=40)
     (serve,) = starting(lines, "flower-superlink")
     terminals.leave(serve, tmp_path)
+    wait_until(lambda: answers(port), "Flower's server does not answer")
     for line in starting(lines, "fedda-client"):
         terminals.leave(line, tmp_path)
     (run,) = starting(lines, "fedda run")
-    terminals.run(f"{run} {QUICK}", tmp_path)
+    terminals.run(f"{run} --baseline none {QUICK}", tmp_path)
     assert (tmp_path / "runs" / "kd3a" / "report.html").is_file()
 
     config = (ROOT / "docs" / "flower.md").read_text().partition("```toml\n")[2].partition("```")[0]
@@ -155,18 +202,10 @@ def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
     quick = " ".join(f"{key}={value}" for key, value in QUICK_TOML.items())
     terminals.run(submit.replace("input.size=16", quick), tmp_path)
     made = tmp_path / "runs" / "by-flwr"
-    wait_for(made / "results.json", 120)
+    wait_until((made / "results.json").is_file, f"no results in {made}")
     (report,) = starting(lines, "fedda report")
     terminals.run(report, tmp_path)
     assert (made / "report.html").is_file()
-
-
-def wait_for(path: Path, seconds: float) -> None:
-    """Wait until a file is there."""
-    end = time.monotonic() + seconds
-    while not path.is_file():
-        assert time.monotonic() < end, f"no {path}"
-        time.sleep(0.2)
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +229,7 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(names["table"]["variant"]) == {"FedAvg", "AdaBN", "KD3A", "f-DANN"}
 
 
+@pytest.mark.nightly("examples/fruda.py", "strategies/fruda.py", "clients/fruda.py")
 def test_the_example_of_fruda(terminals: Terminals, tmp_path: Path) -> None:
     """With fewer images, of which it learns less."""
     program = ROOT / "examples" / "fruda.py"

@@ -71,7 +71,6 @@ class Deployment:
         client_options: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None,
         patience: float = 90.0,
-        warm: bool = True,
     ) -> None:
         """Describe the federation; entering the block starts it.
 
@@ -84,7 +83,6 @@ class Deployment:
             client_options: further options of `fedda-client`, by site.
             env: further environment variables of every process.
             patience: seconds to wait until the server is ready, and until all sites are online.
-            warm: fork the programs from a process that has imported what they need, if that can be.
         """
         self.directory = Path(directory).absolute()
         self.home = self.directory / "server"
@@ -95,7 +93,6 @@ class Deployment:
         self.database = database
         self.client_options = dict(client_options or {})
         self.patience = patience
-        self.warm = warm
         self._reserved = Reserved(), Reserved()
         self.port, self.admin_port = (each.port for each in self._reserved)
         self._open = contextlib.ExitStack()
@@ -123,7 +120,7 @@ class Deployment:
 
     def __enter__(self) -> Self:
         try:
-            self.env |= self._open.enter_context(self._warm())
+            self.env |= self._open.enter_context(warm(self.env, self.logs / "warm.log"))
             self._keys()
             self.start_server()
             for name in self.sites:
@@ -238,13 +235,6 @@ class Deployment:
         self._open.close()
         for port in self._reserved:
             port.close()
-
-    def _warm(self) -> contextlib.AbstractContextManager[Mapping[str, str]]:
-        """The environment variable by which a program becomes a fork, if that is wanted."""
-        if self.warm:
-            return warm(self.env, self.logs / "warm.log")
-        self.env.pop(SOCKET, None)
-        return contextlib.nullcontext({})
 
     def _keys(self) -> None:
         if self.insecure:

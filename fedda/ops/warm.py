@@ -70,7 +70,7 @@ def given(env: Mapping[str, str]) -> str | None:
     Another installation, or a checkout elsewhere, needs other modules than it has imported.
     """
     address = env.get(SOCKET)
-    if address is None:
+    if not address:
         return None
     try:
         same = Path(address).with_name(WHOSE).read_text() == _mine()
