@@ -13,9 +13,11 @@ import torch
 from hypothesis import settings
 
 from clients.site.memory import resident
-from fedda.ops import federation
+from fedda.ops import federation as whole
 from tests import costs, rings
+from tests.federation import LOW, Federation
 from tests.local_grid import Node, make_domains
+from tests.processes import leaving_nothing
 
 torch.set_num_threads(1)  # two cores and small tensors: more threads only wait for one another
 settings.register_profile("fedda", deadline=None, derandomize=True)
@@ -89,7 +91,7 @@ def warm(
         yield
         return
     log = tmp_path_factory.mktemp("warm") / "log"
-    with federation.warm(os.environ, log) as variable, pytest.MonkeyPatch.context() as patch:
+    with whole.warm(os.environ, log) as variable, pytest.MonkeyPatch.context() as patch:
         for name, value in variable.items():
             patch.setenv(name, value)
         yield
@@ -100,6 +102,23 @@ def warm(
 def domains(tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
     """Make three sources and a target as .npz files -> their node configurations."""
     return make_domains(tmp_path_factory.mktemp("domains"))
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Start a federation whose sites can be told to misbehave: one for all tests of a worker."""
+    folder = tmp_path_factory.mktemp("federation")
+    database = folder / "hub" / "state.db"
+    made = Federation(folder / "hub", acting=True, database=database, client_options=LOW)
+    with leaving_nothing(made) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(federation: Federation) -> Iterator[Federation]:
+    """Give the worker's federation, and restore its processes after the test."""
+    yield federation
+    federation.mend()
 
 
 @pytest.fixture

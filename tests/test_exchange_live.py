@@ -1,16 +1,14 @@
 """Methods that sum gradients within a round, over real processes, TLS and node keys."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.federation import LOW, Federation, final_model, rounds
+from tests.federation import Federation, final_model, rounds
 from tests.local_grid import SMALL_SUMS
-from tests.patience import PATIENCE
-from tests.processes import leaving_nothing
+from tests.patience import FACTOR, PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +32,6 @@ FRUDA = SUMMED | {
     "fruda.measure.steps": 10,
     "train.batch-size": 16,
 }
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("exchange")
-    with leaving_nothing(Federation(folder / "hub", acting=True, client_options=LOW)) as made:
-        yield made
-
-
-@pytest.fixture
-def hub(federation: Federation) -> Iterator[Federation]:
-    """Give the federation, and restore its sites after each test."""
-    yield federation
-    federation.mend()
 
 
 def state_of(state: Path, name: str, site: str) -> dict[str, Any]:
@@ -87,17 +71,18 @@ def test_two_processes_compute_the_same_as_one_and_gradients_are_counted(hub: Fe
 def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     hub: Federation,
 ) -> None:
-    hub.act("bert", {"3": ["sleep", 600]})
-    run = hub.begin("cut", DILS | {"exchange.join": 60.0, "wait.train": 15.0})
-    hub.processes["bert"].wait_for("acting: sleep in round 3", PATIENCE)
+    hub.act("bert", {"3": ["hold", 0]})
+    near = {"exchange.join": PATIENCE, "wait.train": 10.0 * FACTOR, "wait.tries": 20}
+    run = hub.begin("broken", DILS | near)
+    hub.processes["bert"].wait_for("acting: hold in round 3", PATIENCE)
     hub.kill("bert")
     hub.act("bert", {})
     paused = run.wait_for("trouble", what="paused", round=3)
     assert "bert" in paused["text"] or "collaborator" in paused["text"]
     hub.revive("bert")
     results = run.finish()
-    alone = hub.alone("cut", DILS)
-    assert same(hub, "cut", results, alone)
+    alone = hub.alone("broken", DILS)
+    assert same(hub, "broken", results, alone)
     assert run.find("trouble", what="silent", site="bert")
     assert run.find("trouble", what="exchange ended")  # town gets this and stops computing
 
@@ -105,9 +90,9 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
 def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: Federation) -> None:
     """Every deadline that could end the wait is far away."""
     far = {"exchange.join": 900.0, "exchange.rejoin": 900.0, "wait.train": 3600.0}
-    hub.act("bert", {"3": ["sleep", 600]})
+    hub.act("bert", {"3": ["hold", 0]})
     run = hub.begin("restarted", DILS | far | {"exchange.wait": 900.0, "wait.settle": 30.0})
-    hub.processes["bert"].wait_for("acting: sleep in round 3", PATIENCE)
+    hub.processes["bert"].wait_for("acting: hold in round 3", PATIENCE)
     hub.kill("bert")
     hub.act("bert", {})
     hub.revive("bert")
@@ -124,7 +109,7 @@ def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation
     hub.start_site("town")
     hub.wait_for_sites()
     try:
-        run = hub.begin("few", DILS | {"wait.tries": 1, "wait.train": 20.0})
+        run = hub.begin("few", DILS | {"wait.tries": 1})
         state = hub.wait(run.id, PATIENCE)
         assert not state.succeeded
         assert "gradients must be computed from 256 or more" in hub.processes["town"].text()
