@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Otherwise one worker would still run a long file at the end while the other has nothing to do.
     """
-    items[:], left_out = rings.select(items, config.getoption("--ring"))
+    items[:], left_out = rings.select(items, str(config.getoption("--ring")))
     config.hook.pytest_deselected(items=left_out)
     if (seed := config.getoption("--shuffle")) is not None:
         Random(seed).shuffle(items)

@@ -10,7 +10,7 @@ from fedda.page import page
 from fedda.page.labels import LONGEST, cut, placed, width
 from fedda.page.noted import Noted, collect
 from tests.browser import CHROMIUM, Tab, browser
-from tests.federation import wait_until
+from tests.patience import wait_until
 from tests.test_page import results, write_notes
 
 NAMES = ["laptop_computer", "mobile_phone", "file_cabinet", "headphones", "desk_lamp", "WWWWWWWW"]
@@ -124,7 +124,7 @@ def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
         assert f"'{bad}" in weights and not weights.startswith("=") and f",{bad}" not in weights
         tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(out))
         tab.ask("[...document.querySelectorAll('#accuracy button')][2].click()")
-        wait_until(lambda: (out / "Accuracy-on-tgt.svg").exists(), 20, "the drawing is saved")
+        wait_until(lambda: (out / "Accuracy-on-tgt.svg").exists(), "the drawing is not saved")
         drawing = ElementTree.parse(out / "Accuracy-on-tgt.svg").getroot()
         said = {
             "".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")

@@ -43,8 +43,8 @@ from fedda.errors import (
 from fedda.exchange import Group, Invitation, LocalHost
 from fedda.exchange.host import Host
 from fedda.settings import Task
-from tests.federation import PATIENCE
 from tests.local_grid import Bench, Node, make_domains
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 

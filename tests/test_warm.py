@@ -14,7 +14,8 @@ import pytest
 from fedda.ops import federation, warm
 from fedda.ops.spawn import Process
 from fedda.ops.warm import SOCKET, Child, Warm, given, stand_in
-from tests.federation import PATIENCE, wait_until
+from tests.patience import PATIENCE, wait_until
+from tests.processes import is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -92,9 +93,9 @@ def test_a_fork_ends_with_the_process_that_asked_for_it(parent: Warm, tmp_path: 
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asking:
         assert asking.stdout is not None
         fork = int(asking.stdout.readline())
-        wait_until(lambda: (tmp_path / "out").read_text() == "up\n", PATIENCE, "it does not begin")
+        wait_until(lambda: (tmp_path / "out").read_text() == "up\n", "it does not begin")
         asking.kill()
-    wait_until(lambda: not alive(fork), PATIENCE, "it goes on")
+    wait_until(lambda: not is_alive(fork), "it goes on")
 
 
 def test_all_forks_end_with_the_warm_process(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_all_forks_end_with_the_warm_process(tmp_path: Path) -> None:
                 assert child.wait(PATIENCE) == -signal.SIGKILL
                 os.kill(child.pid, signal.SIGKILL)
         assert child.wait(PATIENCE) < 0
-        wait_until(lambda child=child: not alive(child.pid), PATIENCE, f"{how}: it goes on")
+        wait_until(lambda child=child: not is_alive(child.pid), f"{how}: it goes on")
         with pytest.raises(OSError), (tmp_path / "out").open("wb") as out:
             Child(parent.address, "told", [], {}, out)
 
@@ -153,7 +154,7 @@ def test_a_stand_in_that_is_killed_ends_its_program(
         fork = int(stands.stdout.readline())
         assert fork != stands.pid
         stands.kill()
-    wait_until(lambda: not alive(fork), PATIENCE, "it goes on")
+    wait_until(lambda: not is_alive(fork), "it goes on")
 
 
 def test_a_warm_process_of_another_installation_is_not_used(parent: Warm) -> None:
@@ -207,17 +208,8 @@ def test_all_that_is_imported_for_a_federation_exists() -> None:
     subprocess.run([sys.executable, "-c", text], check=True, cwd=root)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may stay visible until its parent waits."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 def test_the_program_that_others_wait_for_is_seen_to_end(parent: Warm, tmp_path: Path) -> None:
     child, _ = begin(parent, tmp_path, "")
-    wait_until(lambda: not alive(child.pid), PATIENCE, "it goes on")
+    wait_until(lambda: not is_alive(child.pid), "it goes on")
     time.sleep(0.05)
     assert child.poll() == 0

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.federation import LIVE, PATIENCE, Federation, Operator, wait_until
+from tests.federation import LIVE, Federation, Operator
+from tests.patience import PATIENCE, wait_until
 from tests.test_metrics import samples
 from tests.test_page import Read
 
@@ -49,7 +50,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
             rows = Read(operators.get("/live").text).tables["Sites now"]
             return next(row for row in rows if row[0] == "bert")
 
-        wait_until(lambda: bert()[4] == "trains", PATIENCE, f"bert trains: {bert()}")
+        wait_until(lambda: bert()[4] == "trains", f"bert does not train: {bert()}")
         assert bert()[1:4] == ["source", "yes", "yes"]
         page = Read(operators.get("/live").text)
         assert "round 1 of 3" in page.words
