@@ -21,7 +21,7 @@ from fedda.cli.client import app as client_command
 from fedda.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.library import beginning, simulated
-from fedda.ops import bundle, engines, lock, submit
+from fedda.ops import bundle, engines, flwr_home, lock
 from fedda.results import progress
 from fedda.settings import RunConfig
 from server.superlink import control, gateway
@@ -342,8 +342,8 @@ def test_a_client_says_where_it_connects_before_it_does(
     caplog.set_level("INFO")
     said: list[str] = []
     monkeypatch.setattr(resident, "serve", lambda *_, **__: said.extend(caplog.messages))
-    for name in submit.OFFLINE:  # the command sets these; monkeypatch restores them
-        monkeypatch.setenv(name, submit.OFFLINE[name])
+    for name in flwr_home.OFFLINE:  # the command sets these; monkeypatch restores them
+        monkeypatch.setenv(name, flwr_home.OFFLINE[name])
     words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
     words += ["--insecure", "--state-dir", str(tmp_path)]
     done = CliRunner().invoke(client_command, words)

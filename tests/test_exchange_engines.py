@@ -19,7 +19,7 @@ from fedda import cli
 from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError, RunError
 from fedda.exchange import in_process
-from fedda.ops.submit import OFFLINE
+from fedda.ops.flwr_home import OFFLINE
 from fedda.results.terminal import table
 from fedda.settings import RunConfig
 from server import run as server_run

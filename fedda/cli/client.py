@@ -20,8 +20,8 @@ from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
+from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import LOOPBACK, die_with_parent, watch_parent
-from fedda.ops.submit import OFFLINE
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description

@@ -15,8 +15,8 @@ from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.aside import aside
+from fedda.ops.flwr_home import write_connection
 from fedda.ops.spawn import watch_parent
-from fedda.ops.submit import write_connection
 
 LOG = "superlink.log"
 

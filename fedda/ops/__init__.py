@@ -7,5 +7,5 @@ warm          a process that forks programs of which it has imported all they ne
 forked        what stands in for a program that such a fork runs
 federation    a whole federation as such processes, on this machine
 bundle        the Flower app that `fedda run` submits
-submit        how flwr's commands find a SuperLink
+flwr_home     how flwr's own commands find a SuperLink
 """

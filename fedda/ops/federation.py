@@ -16,8 +16,8 @@ from typing import Any, Self, get_args
 from fedda.errors import RunError
 from fedda.halves import IN_WHEEL, ROOT, Folder, load
 from fedda.ops import keys
+from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import LOOPBACK, Process, Reserved
-from fedda.ops.submit import OFFLINE
 from fedda.ops.warm import OF_A_RUN, SOCKET, Warm, available, given
 
 PROGRAM = (sys.executable, "-m", "fedda.cli")

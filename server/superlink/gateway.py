@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
 from fedda.ops import open_files
+from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import (
     EXCHANGE_AT,
     LOOPBACK,
@@ -30,7 +31,6 @@ from fedda.ops.spawn import (
     SERVER_PID,
     adopt_orphans,
 )
-from fedda.ops.submit import OFFLINE
 from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
 from .allocator import one_pool
