@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedda.cli.launch import INTERRUPTED
-from tests.federation import PATIENCE, processes_with, wait_until
+from fedda.ops.warm import SOCKET
+from tests.patience import MOST, PATIENCE, wait_until
+from tests.processes import Member, alive, below, kill, marked
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +22,19 @@ def command(folder: Path, rounds: int) -> list[str]:
     return [sys.executable, "-m", "fedda.cli", *words]
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """An environment with the test's own mark, in which the demo has its own warm process."""
+    return {k: v for k, v in os.environ.items() if k != SOCKET} | {"FEDDA_MARK": str(folder)}
+
+
 def test_the_demo_in_one_round(tmp_path: Path) -> None:
     done = subprocess.run(
-        command(tmp_path, 1), capture_output=True, text=True, timeout=300, check=False
+        command(tmp_path, 1),
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=MOST,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("FedAvg", "KD3A", "fonts", "traffic.json", "report.html"):
@@ -37,27 +49,26 @@ def test_the_demo_in_one_round(tmp_path: Path) -> None:
     assert "No notes of" not in page
     routes = json.loads((folder / "traffic.json").read_text())["routes"]
     assert routes["/v1/fleet/push-object"]["bytes-in"] > 0
-    assert processes_with(str(tmp_path)) == []
+    assert not marked(f"FEDDA_MARK={tmp_path}")
 
 
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
-    mark, journal = str(tmp_path), tmp_path / "demo" / "journal.jsonl"
+    mark, journal = f"FEDDA_MARK={tmp_path}", tmp_path / "demo" / "journal.jsonl"
     log = tmp_path / "log"
     with log.open("wb") as out:
-        demo = subprocess.Popen(command(tmp_path, 100), stdout=out, stderr=out)
+        words, env = command(tmp_path, 100), environment(tmp_path)
+        demo = subprocess.Popen(words, stdout=out, stderr=out, env=env)
+    started: set[Member] = set()
     try:
-        wait_until(
-            lambda: journal.exists() and '"training"' in journal.read_text(),
-            PATIENCE,
-            "no training",
-        )
-        assert len(processes_with(mark)) >= 6  # the command, the server and four sites
+        wait_until(lambda: journal.exists() and '"training"' in journal.read_text(), "no training")
+        started = below(demo.pid) | marked(mark)
+        assert len(below(demo.pid)) >= 6  # the command, the server and four sites
+        assert below(demo.pid) <= marked(mark), "the mark would not find what is left"
         demo.send_signal(signal.SIGINT)
         assert demo.wait(PATIENCE) == INTERRUPTED, log.read_text()
         assert "stopped, with everything that was started" in log.read_text()
-        wait_until(lambda: processes_with(mark) == [], 60, f"left: {processes_with(mark)}")
+        wait_until(lambda: not alive(started) and not marked(mark), "processes are left")
     finally:
         demo.kill()
         demo.wait()
-        for left in processes_with(mark):
-            os.kill(left, signal.SIGKILL)
+        kill(started | marked(mark))

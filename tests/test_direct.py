@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +128,9 @@ def test_a_runs_program_is_known_by_its_token(path: str, tokens: list[str], shor
         assert proto.PullObjectResponse.FromString(answer).object_content == b"piece of 3"
 
 
+FAR = 3600.0  # seconds
+
+
 def stored(node: int, reply: bool = False) -> Any:
     return SimpleNamespace(
         metadata=SimpleNamespace(dst_node_id=node, reply_to_message_id="a" if reply else "")
@@ -136,32 +138,40 @@ def stored(node: int, reply: bool = False) -> Any:
 
 
 def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is work, it would otherwise wait longer than the test may take."""
     monkeypatch.setattr(waiting, "LATER", 0.0)
-    monkeypatch.setattr(waiting, "LONGEST", 0.2)
 
     async def play() -> None:
         state = SimpleNamespace(store_message_and_object_tree=lambda message: "done")
         made = Waiting(state)
-        assert await made.for_work(7, 1.0) >= 0.19
-        assert await made.for_work(7, 0.0) < 0.1
+        monkeypatch.setattr(waiting, "LONGEST", 0.2)
+        assert await made.for_work(7, FAR) >= 0.19
+        monkeypatch.setattr(waiting, "LONGEST", FAR)
+        assert await made.for_work(7, 0.0) < FAR
 
         def later() -> None:  # as a thread of the SuperLink does
-            time.sleep(0.05)
-            assert state.store_message_and_object_tree(stored(8)) == "done"
             assert state.store_message_and_object_tree(stored(9, reply=True)) == "done"
+            assert state.store_message_and_object_tree(stored(8)) == "done"
 
-        threading.Thread(target=later).start()
-        other, mine, reply = await asyncio.gather(*(made.for_work(n, 1.0) for n in (7, 8, 9)))
-        assert mine < 0.15 < min(other, reply)
+        other, mine, reply = (asyncio.create_task(made.for_work(n, FAR)) for n in (7, 8, 9))
+        await asyncio.sleep(0)  # all three wait from here on
+        thread = threading.Thread(target=later)
+        thread.start()
+        await mine
+        thread.join()
+        assert not other.done() and not reply.done()
+        state.store_message_and_object_tree(stored(7))
+        await other
         state.store_message_and_object_tree(stored(7))  # while it does not wait
-        await asyncio.sleep(0.01)
-        assert await made.for_work(7, 1.0) < 0.1
+        await made.for_work(7, FAR)
         made.more(7)
-        assert await made.for_work(7, 1.0) < 0.1
-        waits = asyncio.create_task(made.for_work(7, 1.0))
-        await asyncio.sleep(0.01)
+        await made.for_work(7, FAR)
+        waits = asyncio.create_task(made.for_work(7, FAR))
+        await asyncio.sleep(0)
+        assert not waits.done() and not reply.done()
         made.close()
-        assert await waits < 0.15 and await made.for_work(7, 1.0) < 0.1
+        await asyncio.gather(waits, reply)
+        await made.for_work(7, FAR)
 
     asyncio.run(play())
 
