@@ -26,14 +26,10 @@ from fedda.ops.spawn import Process
 from fedda.results import progress
 from fedda.results.progress import Display
 from server.journal import Journal
-from tests.federation import (
-    LIVE,
-    PATIENCE,
-    Federation,
-    Operator,
-    wait_until,
-)
+from tests.federation import LIVE, Federation, Operator
 from tests.local_grid import Node
+from tests.patience import PATIENCE, wait_until
+from tests.processes import wait_for_act
 
 HOLDS = """
 import sys, time
@@ -74,7 +70,7 @@ def test_the_lock_of_a_run_names_the_process_that_executes_it(tmp_path: Path) ->
         assert not replace(found, began="1").alive  # a later process with the same number
         assert not replace(found, host="elsewhere").alive
         process.kill()
-        wait_until(lambda: not found.alive, PATIENCE, "a killed process still counts as alive")
+        wait_until(lambda: not found.alive, "a killed process still counts as alive")
         assert lock.holder(tmp_path) is None  # though nobody has waited for the process yet
 
 
@@ -309,7 +305,7 @@ def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(tmp_pa
         hub.act("carl", {"3": ["hold", 0]})
         operator = Operator(hub, resume)
         operator.wait_for("going on after round 1 of 3", PATIENCE)
-        hub.processes["carl"].wait_for("hold in round 3", PATIENCE)
+        wait_for_act(hub, folder, "carl", "hold in round 3")
         stop = Operator(hub, ["stop", folder])
         assert stop.popen.wait(PATIENCE) == 0, stop.text()
         assert f"fedda run --resume {folder}" in stop.text()
@@ -340,7 +336,8 @@ def test_sigterm_ends_a_run_that_ignores_ctrl_c(domains: list[Node], tmp_path: P
         run.wait_for("round 1/", PATIENCE)
         run.popen.send_signal(signal.SIGINT)
         run.popen.send_signal(signal.SIGHUP)
-        time.sleep(1.0)
+        so_far = run.text().count("round ")
+        wait_until(lambda: run.text().count("round ") > so_far + 2, "it does not go on")
         assert run.alive
         run.popen.send_signal(signal.SIGTERM)
         assert run.popen.wait(PATIENCE) == 130

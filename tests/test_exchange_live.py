@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tests.federation import Federation, final_model, rounds
 from tests.local_grid import SMALL_SUMS
 from tests.patience import FACTOR, PATIENCE
+from tests.processes import wait_for_act
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     hub.act("bert", {"3": ["hold", 0]})
     near = {"exchange.join": PATIENCE, "wait.train": 10.0 * FACTOR, "wait.tries": 20}
     run = hub.begin("broken", DILS | near)
-    hub.processes["bert"].wait_for("acting: hold in round 3", PATIENCE)
+    wait_for_act(hub, run.folder, "bert", "hold in round 3")
     hub.kill("bert")
     hub.act("bert", {})
     paused = run.wait_for("trouble", what="paused", round=3)
@@ -92,7 +93,7 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
     far = {"exchange.join": 900.0, "exchange.rejoin": 900.0, "wait.train": 3600.0}
     hub.act("bert", {"3": ["hold", 0]})
     run = hub.begin("restarted", DILS | far | {"exchange.wait": 900.0, "wait.settle": 30.0})
-    hub.processes["bert"].wait_for("acting: hold in round 3", PATIENCE)
+    wait_for_act(hub, run.folder, "bert", "hold in round 3")
     hub.kill("bert")
     hub.act("bert", {})
     hub.revive("bert")

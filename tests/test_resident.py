@@ -28,6 +28,7 @@ from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
 from fedda.ops import keys
 from tests import federation
+from tests.patience import PATIENCE
 
 SECRET = "patient-4711"
 NODE = 7
@@ -724,11 +725,10 @@ def hub(tmp_path: Path) -> Iterator[federation.Echo]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_sites_serve_runs_through_restarts_and_revocation(hub: federation.Echo) -> None:
     seconds = sorted(hub.run(messages=20)["seconds"])
     print(f"\nseconds per exchange: median {seconds[10]:.3f}, longest {seconds[-1]:.3f}")
-    assert seconds[10] < 3.0  # 0.2 on a quiet machine; a stock SuperNode needs 6
+    assert seconds[10] < 6.0  # for so long a stock SuperNode only sleeps; it takes 0.2 here
 
     failed = hub.run(messages=1, boom=True)
     assert failed["errors"] == [[int(Code.INTERNAL), Code.INTERNAL.public]] * 2
@@ -738,7 +738,7 @@ def test_two_sites_serve_runs_through_restarts_and_revocation(hub: federation.Ec
     before = hub.node_ids()
     hub.processes["superlink"].popen.kill()
     hub.processes["superlink"].popen.wait()
-    hub.processes["a"].wait_for("waiting", 30)
+    hub.processes["a"].wait_for("waiting", PATIENCE)
     hub.start_server()
     hub.wait_until_online(2)
     assert hub.node_ids() == before
@@ -747,19 +747,21 @@ def test_two_sites_serve_runs_through_restarts_and_revocation(hub: federation.Ec
     hub.processes["a"].popen.kill()
     hub.processes["a"].popen.wait()
     hub.processes["a"].start()
+    hub.processes["a"].wait_for("connected", PATIENCE)
     # Without the remembered id the server would refuse the key for half a minute.
-    hub.processes["a"].wait_for("connected", 15)
+    assert "refuses this key" not in hub.processes["a"].text()
 
     # Even in the middle of work.
     (hub.directory / "state" / "b" / "nap").touch()
     hub.submit(hub.app, {"messages": 1, "out": str(hub.directory / "out.json")})
-    hub.processes["b"].wait_for("napping", federation.PATIENCE)
+    hub.processes["b"].wait_for("napping", PATIENCE)
     keys.revoke(hub.home, "b")
-    revoked = time.monotonic()
-    assert hub.processes["b"].popen.wait(60) == 3
-    print(f"\nseconds until a site whose key was revoked ends: {time.monotonic() - revoked:.1f}")
+    assert hub.processes["b"].popen.wait(PATIENCE) == 3  # its nap would be longer
     assert "does not accept this site's key any more: it was revoked" in hub.processes["b"].text()
 
     assert hub.processes["a"].stop() == 0
     assert "left the server" in hub.processes["a"].text()
-    hub.wait_until_online(0, 12)  # one that is killed counts as online for 15 s and more
+    # It signs off; one that is killed counts as online for 15 s and more.
+    assert (
+        int(hub.processes["a"].text().rpartition(" as node ")[2].split()[0]) not in hub.node_ids()
+    )
