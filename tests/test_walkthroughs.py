@@ -1,6 +1,5 @@
 """The walk-throughs of the documentation, run command by command from the pages' own text."""
 
-import contextlib
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ import pytest
 
 from fedda.data import digits
 from fedda.ops.bundle import stage
-from fedda.ops.spawn import LOOPBACK, Reserved
+from fedda.ops.spawn import LOOPBACK, Reserved, quiet_port
 from fedda.ops.warm import given, stand_in
 from tests.patience import PATIENCE, wait_until
 
@@ -158,16 +156,6 @@ def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
         terminals.run(line, made)
     assert len((made / "predictions.csv").read_text().splitlines()) > 40
     assert {path.suffix for path in made.iterdir()} >= {".onnx", ".html", ".png"}
-
-
-def quiet_port() -> int:
-    """A port for a server that shares none: one that the system gives to nobody by itself."""
-    (first, _) = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    draw = Random(os.getpid())
-    while True:
-        port = draw.randrange(first // 2, first)
-        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
-            return port
 
 
 def answers(port: int) -> bool:

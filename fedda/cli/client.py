@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.flwr_home import OFFLINE
-from fedda.ops.spawn import LOOPBACK, die_with_parent, watch_parent
+from fedda.ops.spawn import die_with_parent, quiet_port, watch_parent
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -416,16 +415,10 @@ def _exec_stock(
     os.environ["FLWR_HOME"] = str(home)
     os.environ["PATH"] = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")])
     command = [program, "--superlink", superlink, "--node-config", str(node)]
-    command += ["--port", str(_free_port())]
+    command += ["--port", str(quiet_port())]
     # _check_options has made sure that only an insecure connection has no key.
     command += ["--auth-supernode-private-key", str(key.absolute())] if key else ["--insecure"]
     command += ["--root-certificates", str(ca.absolute())] if ca else []
     os.set_inheritable(lock.fileno(), True)
     sys.stdout.flush()
     os.execv(program, command)
-
-
-def _free_port() -> int:
-    """A port on which nobody listens; the SuperNode needs one, and cannot choose for itself."""
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return probe.getsockname()[1]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import IO, Self
 
 from fedda.errors import RunError
@@ -47,6 +48,17 @@ class Reserved:
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+
+def quiet_port() -> int:
+    """A port for a program that shares none and cannot choose: the system gives it to no other."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what programs get that ask for any
+    first = int(given.read_text().split()[0]) if given.exists() else 32768
+    draw = Random()
+    while True:
+        port = draw.randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
 
 
 def watch_parent(pid: int, grace: float = 10.0, *, ask: bool = True) -> None:
