@@ -42,6 +42,7 @@ from .forked import HEAD, NUMBER, ask, number
 
 SOCKET = "FEDDA_WARM"  # environment variable: the socket of a warm process that may be used
 WHOSE = "whose"  # a file beside the socket
+PARENT_DEATH_SIGNAL, NAME = 1, 15  # of prctl
 GRACE_S = 10.0  # from asking a fork to end until it is killed
 ASKING_S = 10.0  # for a job to arrive
 # What a run's program imports of others; its own modules come with the run (`forget`).
@@ -279,6 +280,7 @@ class Nest:
             listener.close()
             link.close()
             os.setsid()
+            _prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
             for place, file in enumerate(files):
                 os.dup2(file, place)
                 os.close(file)
@@ -348,6 +350,10 @@ def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value)
+
+
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -383,9 +389,7 @@ def run(job: Mapping[str, Any]) -> None:
 
 def rename(name: str) -> None:
     """Let `ps -o comm` and `top` call this process by its program's name."""
-    set_name = 15  # of prctl; the system keeps 15 letters
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_name, name.removeprefix("fedda.").encode())
+    _prctl(NAME, name.removeprefix("fedda.").encode())  # the system keeps 15 letters
 
 
 def leave(job: Mapping[str, Any]) -> NoReturn:
