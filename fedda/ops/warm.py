@@ -271,7 +271,7 @@ class Nest:
         except (OSError, ValueError):
             link.close()
             return None
-        pid = os.fork()
+        me, pid = os.getpid(), os.fork()
         if not pid:
             for key in [*self.selector.get_map().values()]:
                 if isinstance(key.data, Fork):
@@ -281,6 +281,8 @@ class Nest:
             link.close()
             os.setsid()
             _prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+            if os.getppid() != me:  # it was killed before
+                os._exit(1)
             for place, file in enumerate(files):
                 os.dup2(file, place)
                 os.close(file)
