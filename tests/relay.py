@@ -88,8 +88,13 @@ class Relay:
     def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
-                if not self._silent.is_set():
+                if self._silent.is_set():
+                    continue
+                try:
                     other.sendall(data)
+                except OSError:
+                    if one not in self._forgotten:  # else its server must notice nothing
+                        break
         for end in (one, other):  # the first thread to end wakes the other
             with contextlib.suppress(OSError):
                 if end not in self._forgotten:

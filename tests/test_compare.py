@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,8 @@ from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
 from tests.local_grid import EXAMPLES, Node
+from tests.patience import PATIENCE, wait_until
+from tests.processes import alive, below, kill
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
@@ -861,27 +862,6 @@ def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) ->
     assert len(made.scores()) == len(made.cells())
 
 
-def spawned(pid: int) -> set[int]:
-    """Return the processes of a session, including those that have lost their parent."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == pid:
-                found.add(int(entry.name))
-        except ProcessLookupError:
-            continue
-    return found
-
-
-def eventually(true: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_the_command_leaves_no_process(
@@ -896,18 +876,21 @@ def test_whatever_ends_the_command_leaves_no_process(
         start_new_session=True,
         text=True,
     )
+    members = below(started.pid)
     try:
         journals = "cells/*/journal.jsonl"
-        assert eventually(lambda: len(list(tmp_path.glob(journals))) == 2)
+        wait_until(lambda: len(list(tmp_path.glob(journals))) == 2, "no two trainings begin")
+        members = below(started.pid)
+        assert len(members) > 2
         if number == signal.SIGINT:
             os.killpg(started.pid, number)  # as a terminal sends it, to the whole group
         else:
             started.send_signal(number)
-        _, said = started.communicate(timeout=180)
-        assert eventually(lambda: not spawned(started.pid))
+        _, said = started.communicate(timeout=PATIENCE)
+        members |= below(started.pid)  # those of its session, too
+        wait_until(lambda: not alive(members), "processes are left")
     finally:
-        for pid in spawned(started.pid):
-            os.kill(pid, signal.SIGKILL)
+        kill(members | below(started.pid))
     assert started.returncode == (-9 if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
         assert "the same command goes on" in said and "Traceback" not in said
@@ -928,6 +911,6 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(root: Path, tmp_path: 
     out, settings = str(tmp_path / "out"), dict(TINY)
     script.write_text(SCRIPT.format(root=str(root), out=out, settings=settings))
     command = [sys.executable, str(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 1
     assert "RunError: A training's process could not start" in ended.stderr

@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from server.superlink.filter import LocalOnly
 from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
 from server.superlink.watched import USUAL
 from tests.browser import CHROMIUM, browser
+from tests.patience import PATIENCE, wait_until
 from tests.test_page import EVIL, Read
 from tests.test_story import SETTINGS, events
 
@@ -146,13 +146,13 @@ def serving(watched: Callable[[], Snapshot]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive()
 
 
 def client_of(address: str) -> httpx.Client:
-    return httpx.Client(base_url=address, timeout=60, trust_env=False)
+    return httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False)
 
 
 def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
@@ -190,12 +190,13 @@ def test_only_so_many_pages_follow_at_a_time(run: Run, monkeypatch: pytest.Monke
             assert next(lines) == "retry: 2000"
             with client.stream("GET", EVENTS) as second:
                 assert second.status_code == 503
-        for _ in range(50):  # until the server has noticed that the first has gone
+
+        def served() -> bool:
             with client.stream("GET", EVENTS) as stream:
-                if stream.status_code == 200:
-                    return
-            time.sleep(0.1)
-        pytest.fail("a stream that has gone still counts")
+                return stream.status_code == 200
+
+        # The server has to notice that the first has gone.
+        wait_until(served, "a stream that has gone still counts")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")

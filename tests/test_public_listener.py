@@ -31,7 +31,8 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
-from tests.federation import PATIENCE, Echo, wait_until
+from tests.federation import Echo
+from tests.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -501,7 +502,7 @@ def test_a_site_cannot_fill_the_server(hub: Hub, asked: tuple[Site, proto.Messag
     other = Site(hub, "trent")
     request.node.node_id = other.id
     assert other.ask("push-object", request)[0] == 403
-    wait_until(lambda: '"413": 4' in hub.traffic.read_text(), PATIENCE, "the refusals do not count")
+    wait_until(lambda: '"413": 4' in hub.traffic.read_text(), "the refusals do not count")
 
 
 def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_can(
@@ -541,7 +542,7 @@ def test_a_site_that_is_revoked_while_it_works_is_out_within_seconds(hub: Hub) -
     request = fleet_pb2.PullMessagesRequest(node=site.node)
     assert site.ask("pull-messages", request)[0] == 200
     keys.revoke(hub.home, "trent")
-    wait_until(lambda: site.ask("pull-messages", request)[0] == 401, 30, "it is still served")
+    wait_until(lambda: site.ask("pull-messages", request)[0] == 401, "it is still served")
     public = public_key_to_bytes(site.key.public_key())
     for name, body in requests(site.id, public).items():
         assert site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))[0] in (401, 403), name
