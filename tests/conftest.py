@@ -59,9 +59,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let each report say what its test has computed."""
+    """Let each report say what its test has computed, if that is asked for."""
     report = yield
-    item.config.stash[METER].note(item, report)
+    if METER in item.config.stash:
+        item.config.stash[METER].note(item, report)
     return report
 
 
@@ -77,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     There SIGINT is ignored, and every program that is started inherits that.
     """
-    config.stash[METER] = costs.Meter()
+    if config.getoption("--write-costs"):
+        config.stash[METER] = costs.Meter()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
