@@ -15,7 +15,6 @@ from .replies import Checks, Reply
 from .roster import Node, Roster
 from .setup import Setup
 
-
 SILENT = "no reply in time; left out of this round"
 GONE = "its connection broke, and it has not come back; left out of this round"
 
