@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ from fedda.comparison.variants import oracle
 from fedda.config import Flat
 from fedda.data import domains
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
+from fedda.ops import lock
+from fedda.ops.federation import PROGRAM
+from fedda.ops.spawn import Process
 from fedda.results.card import CARD
 from fedda.settings import RunConfig
 from server import simulation
@@ -818,17 +822,19 @@ def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:
 def test_two_jobs_give_the_same_results(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
-    made = plan(root, tmp_path)
+    made = plan(root, tmp_path, seeds=[0])
     notices: Notices = []
     assert made.run(2, note(notices)) == {}
-    assert accuracies_of(made) == accuracies_of(done[0])
-    assert sorted(t for t in notices if t[0] == "done") == sorted(
-        t for t in done[1] if t[0] == "done"
-    )
+    theirs = {entry[:3]: entry for entry in accuracies_of(done[0])}
+    assert accuracies_of(made) == [theirs[entry[:3]] for entry in accuracies_of(made)]
+    assert len(accuracies_of(made)) == len(made.cells()) == 4
+    names = {cell.name for cell in made.cells()}
+    assert sorted(name for what, name, _ in notices if what == "done") == sorted(names)
+    assert all(value is None for what, _, value in notices if what == "done")
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/comparison", "fedda/ops/engines.py", "server/simulation.py")
 def test_flowers_simulation_gives_the_same_results(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -842,24 +848,39 @@ def test_flowers_simulation_gives_the_same_results(
 
 @pytest.mark.slow
 def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) -> None:
-    made = plan(root, tmp_path, settings=TINY | {"rounds": 20})
-    killed: list[int] = []
-
-    def kill(what: str, cell: Cell, value: Any) -> None:
-        if what == "round" and value >= 2 and not killed:
-            victim = multiprocessing.active_children()[0]
-            assert victim.pid is not None
-            killed.append(victim.pid)
-            os.kill(victim.pid, signal.SIGKILL)
-
-    failed = made.run(2, kill)
-    ((cell, error),) = failed.items()
-    assert "killed (exit code -9)" in error
-    assert len(made.scores()) == len(made.cells()) - 1
+    """The first of two trainings would take minutes, so its process is killed within it."""
+    variants = parse(["fedprox,rounds=20000", "fedavg"])
+    made = plan(root, tmp_path, variants=variants, targets=["town"], seeds=[0])
+    long, short = made.cells()
+    pids: list[int] = []
     notices: Notices = []
-    assert made.run(1, note(notices)) == {}
-    assert {name for _, name, _ in notices} == {cell.name}
-    assert len(made.scores()) == len(made.cells())
+
+    def kill_once(what: str, cell: Cell, value: Any) -> None:
+        note(notices)(what, cell, value)
+        if cell == long and what == "round" and not pids:
+            holder = lock.holder(made.folder(cell))
+            assert holder is not None
+            pids.append(holder.pid)
+            os.kill(holder.pid, signal.SIGKILL)
+
+    workers.in_parallel(made, [long, short], 1, kill_once)
+    assert os.getpid() not in pids
+    failed = {name: value for what, name, value in notices if what == "done"}
+    assert "killed (exit code -9)" in failed[long.name] and failed[short.name] is None
+    assert [each.variant for each in made.scores()] == [short.variant.name]
+
+    again: Notices = []
+
+    def end(what: str, cell: Cell, value: Any) -> None:
+        note(again)(what, cell, value)
+        if what == "round":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run(1, end)
+    (_, _, begun), (_, _, following) = again
+    assert {name for _, name, _ in again} == {long.name}
+    assert begun >= 1 and following == begun + 1  # it goes on where it was
 
 
 @pytest.mark.slow
@@ -867,33 +888,44 @@ def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) ->
 def test_whatever_ends_the_command_leaves_no_process(
     root: Path, tmp_path: Path, number: int
 ) -> None:
-    words = [sys.executable, "-m", "fedda.cli", "compare", "fedavg", "fedprox", "--data", root]
-    words += ["--target", "town", "--jobs", "2", "--out", tmp_path, *OPTIONS, "-c", "rounds=5000"]
-    started = subprocess.Popen(
-        [str(w) for w in words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-    members = below(started.pid)
+    words = [*PROGRAM, "compare", "fedavg", "fedprox", "--data", root, "--target", "town"]
+    words += ["--jobs", "2", "--out", tmp_path / "out", *OPTIONS, "-c", "rounds=100000"]
+    started = Process("compare", [*map(str, words)], tmp_path / "log", os.environ)
+    members = below(started.popen.pid)
     try:
-        journals = "cells/*/journal.jsonl"
+        journals = "out/cells/*/journal.jsonl"
         wait_until(lambda: len(list(tmp_path.glob(journals))) == 2, "no two trainings begin")
-        members = below(started.pid)
+        members = below(started.popen.pid)
         assert len(members) > 2
         if number == signal.SIGINT:
-            os.killpg(started.pid, number)  # as a terminal sends it, to the whole group
+            os.killpg(started.popen.pid, number)  # as a terminal sends it, to the whole group
         else:
-            started.send_signal(number)
-        _, said = started.communicate(timeout=PATIENCE)
-        members |= below(started.pid)  # those of its session, too
+            started.popen.send_signal(number)
+        assert started.popen.wait(PATIENCE) == (-9 if number == signal.SIGKILL else 130)
+        members |= below(started.popen.pid)  # those of its session, too
         wait_until(lambda: not alive(members), "processes are left")
     finally:
-        kill(members | below(started.pid))
-    assert started.returncode == (-9 if number == signal.SIGKILL else 130)
+        kill(members | below(started.popen.pid))
     if number != signal.SIGKILL:
-        assert "the same command goes on" in said and "Traceback" not in said
+        assert "the same command goes on" in started.text() and "Traceback" not in started.text()
+
+
+def test_a_process_that_ends_before_its_first_training_gets_a_clear_error(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a script without a main guard does."""
+    dead: Any = SimpleNamespace(
+        join=lambda seconds: None, is_alive=lambda: False, terminate=lambda: None, exitcode=1
+    )
+
+    def start(_: Plan) -> workers._Worker:
+        ours, theirs = multiprocessing.Pipe()
+        theirs.close()
+        return workers._Worker(dead, ours)
+
+    monkeypatch.setattr(workers, "_start", start)
+    with pytest.raises(RunError, match="A training's process could not start"):
+        plan(root, tmp_path).run(2, ignore)
 
 
 SCRIPT = """
@@ -905,7 +937,7 @@ plan.run(2, lambda *event: None)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/comparison/workers.py")
 def test_a_script_without_a_main_guard_gets_a_clear_error(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     out, settings = str(tmp_path / "out"), dict(TINY)
