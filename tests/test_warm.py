@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda.ops import federation, warm
+from fedda.ops import federation, nest, warm
 from fedda.ops.spawn import Process
 from fedda.ops.warm import SOCKET, Child, Warm, given, stand_in
 from tests.patience import PATIENCE, wait_until
@@ -196,7 +196,7 @@ def test_a_run_imports_nothing_dear_that_is_not_warm() -> None:
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
-    theirs = set(done.stdout.split()) - set(sys.stdlib_module_names) - set(warm.OURS)
+    theirs = set(done.stdout.split()) - set(sys.stdlib_module_names) - set(nest.OURS)
     assert theirs == set()
 
 
