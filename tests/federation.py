@@ -1,10 +1,9 @@
 """Small real federations for the live tests: our server with sites that echo, or that train."""
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,39 +294,3 @@ def final_model(results: Mapping[str, Any], method: str) -> bytes:
     """Read the model file of a method's only training; equal models have equal bytes."""
     (training,) = results["trainings"][method]
     return Path(training["model"]).read_bytes()
-
-
-def processes_with(text: str) -> list[int]:
-    """List the ids of the running processes whose command line contains text."""
-    ids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if text in line:
-                ids.append(int(entry.name))
-    return ids
-
-
-def descendants(pid: int, text: str) -> list[int]:
-    """List the ids of a process's descendants whose command line contains text."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit():
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                children.setdefault(int(parent), []).append(int(entry.name))
-    below = list(children.get(pid, ()))
-    for each in below:  # the list grows; a child's id may be smaller than its parent's
-        below += children.get(each, ())
-    return sorted({*below} & {*processes_with(text)})
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Look ten times a second until the condition holds."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, what
-        time.sleep(0.1)

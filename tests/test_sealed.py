@@ -21,8 +21,10 @@ from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed, pack
 from server.journal import Journal
 from server.simulation import simulate
-from tests.federation import PATIENCE, Federation, descendants, final_model, wait_until
+from tests.federation import Federation, Run, final_model
 from tests.local_grid import SOURCES, Bench, Node, changed, run, sent_by, settings_of
+from tests.patience import wait_until
+from tests.processes import alive, below, is_alive, program_of
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -420,16 +422,15 @@ def memory_of(pid: int) -> Iterator[bytes]:
 HELD = "acting: hold in round 2 distil"  # the server has all models of a round then
 
 
-def on_server(hub: Federation, marks: Mapping[bytes, str]) -> set[str]:
-    """Name the marks that the server's processes or files hold now."""
+def on_server(hub: Federation, run: Run, marks: Mapping[bytes, str]) -> set[str]:
+    """Name the marks that the server's processes, a run's program or their files hold now."""
     found: set[str] = set()
 
     def look(data: bytes) -> None:
         found.update(name for mark, name in marks.items() if mark in data)
 
-    server = hub.processes["superlink"].popen.pid
-    for pid in (server, *descendants(server, "")):
-        for data in memory_of(pid):
+    for process in alive(below(hub.processes["superlink"].popen.pid, program_of(run.folder))):
+        for data in memory_of(process.pid):
             look(data)
     for folder in (hub.home, hub.runs):
         for file in folder.rglob("*"):
@@ -465,11 +466,12 @@ def test_no_process_or_file_of_the_server_ever_holds_a_sources_model(
         for time, relay in enumerate(("sealed", "open"), 1):
             hub.act("town", {"2 distil": ["hold", 0]})
             run = hub.begin(relay, settings | {"kd3a.relay": relay})
-            wait_until(lambda n=time: town.text().count(HELD) == n, PATIENCE, HELD)
-            found = on_server(hub, marks)
+            wait_until(lambda n=time: town.text().count(HELD) == n, HELD)
+            assert is_alive(program_of(run.folder))
+            found = on_server(hub, run, marks)
             hub.act("town", {})
             run.finish()
-            found |= on_server(hub, marks)
+            found |= on_server(hub, run, marks)
             assert found == (set() if relay == "sealed" else set(SOURCES)), relay
             models.append(final_model(run.finish(), "kd3a"))
         assert models[0] == models[1] == final_model(alone, "kd3a")

@@ -26,8 +26,9 @@ from fedda.models import Extension, weight_normed
 from fedda.models.export import export
 from fedda.train import batches, round_images, seed_for
 from fedda.wire import TEST, VALIDATORS
-from tests.federation import Federation, processes_with
+from tests.federation import Federation
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, run
+from tests.patience import PATIENCE
 from tests.reference import shot as twin
 from tests.test_held import Forgetful
 
@@ -441,11 +442,13 @@ def test_the_target_finishes_after_the_sources_have_left(tmp_path: Path) -> None
     """Sources end once their models are there; the target adapts as it would have with them."""
     settings = SHOT | {"rounds": 5, "wait.sites": 20.0, "train.batch-size": 16}
     with Federation(tmp_path / "hub", acting=True) as hub:
-        hub.act("town", {"2": ["sleep", 8]})  # time to end the sources before it adapts
+        hub.act("town", {"2": ["hold", 0]})  # until the sources are gone
         training = hub.begin("gone", settings)
         training.wait_for("round", round=1)
+        hub.processes["town"].wait_for("acting: hold in round 2", PATIENCE)
         for name in SOURCES:
             hub.kill(name)
+        hub.act("town", {})
         results = training.finish()
         assert results["events"] == []
         alone = hub.alone("gone", settings)
@@ -459,4 +462,3 @@ def test_the_target_finishes_after_the_sources_have_left(tmp_path: Path) -> None
         live = load_file(hub.directory / "state" / "town" / file)
         here = load_file(hub.directory / "alone" / "gone" / file)
         assert live.keys() == here.keys() and all(live[n].equal(here[n]) for n in here)
-    assert processes_with(str(tmp_path)) == []
