@@ -301,7 +301,7 @@ def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> N
 def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None:
     """Its reply comes piece by piece, it confirms what it does not have, and it plays dead.
 
-    The pieces come often enough to be waited for, and would all be there after five deadlines.
+    The pieces come often enough to be waited for, and would all be there after two deadlines.
     """
     hub.act("carl", {"2": ["drip", DEADLINE / 3], "gone": False})
     hub.act("bert", {"early": True})
