@@ -221,7 +221,7 @@ def ended(folder: Path) -> bool:
 
 KILLS = int(os.environ.get("FEDDA_KILLS", "2"))  # per method
 VICTIMS = ("source", "target", "serverapp", "superlink", "operator")
-LATEST = 4.0  # seconds after the beginning of a round
+LATEST = 1.0  # seconds after the beginning of a round, of which some take a third
 
 
 @dataclass
