@@ -301,9 +301,10 @@ class FedDA(Strategy):
         members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
         self.session = convene(self.setup, layouts, members, syncs)
 
-    def give_up(self, name: str) -> None:
-        """Note that a site's reply will not come, for the session of the exchange, too."""
-        self.post.gone.add(name)
+    def give_up(self, name: str, gone: bool = False) -> None:
+        """Note that a site's reply will not come, maybe as the site is not there any more."""
+        if gone:
+            self.post.gone.add(name)
         if self.session is not None:
             self.session.give_up(name)
 

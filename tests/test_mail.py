@@ -191,12 +191,12 @@ class Watching(Mail):
 
     def __init__(self, grid: SlowGrid, fails: Iterable[bool] = ()) -> None:
         super().__init__(grid)
-        self.gone: list[int] = []
+        self.gone: list[tuple[int, bool]] = []
         self.owing: list[set[int]] = []
         self.fails = list(fails)
 
-    def lost(self, node_id: int) -> None:
-        self.gone.append(node_id)
+    def lost(self, node_id: int, gone: bool) -> None:
+        self.gone.append((node_id, gone))
 
     def owed(self, node_ids: Collection[int]) -> None:
         self.owing.append(set(node_ids))
@@ -205,17 +205,19 @@ class Watching(Mail):
         return self.fails.pop(0) if len(self.fails) > 1 else self.fails[0]
 
 
-def test_a_site_that_the_server_counts_as_gone_is_told_at_once() -> None:
+@pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
+def test_a_reply_that_will_not_come_is_told_at_once_and_whether_its_site_is_gone(code: int) -> None:
     class Gone(SlowGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             for reply in super().pull_messages(message_ids):
                 reply.metadata.__dict__["_src_node_id"] = 1  # as in the SuperLink's own messages
-                yield make_message(metadata=reply.metadata, error=Error(ErrorCode.NODE_UNAVAILABLE))
+                yield make_message(metadata=reply.metadata, error=Error(code))
 
     box = Watching(Gone({1: None, 2: 0, 3: 5}), [False])
     replies = box.deliver(map(request, (1, 2, 3)), 0.2)
     assert list(replies) == []
-    assert box.gone == [2, 3]
+    gone = code == ErrorCode.NODE_UNAVAILABLE
+    assert box.gone == [(2, gone), (3, gone)]
 
 
 def test_who_still_owes_a_reply_is_known_at_every_look_without_one() -> None:

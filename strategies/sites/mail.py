@@ -52,8 +52,13 @@ class Mail:
         self.sent = sent
         self.received = received
 
-    def lost(self, node_id: int) -> None:
-        """Note that a node's reply will not come, as the server itself says; here do nothing."""
+    def lost(self, node_id: int, gone: bool) -> None:
+        """Note that a node's reply will not come, as the server itself says; here do nothing.
+
+        Args:
+            node_id: the node.
+            gone: whether it is because the node is not there any more.
+        """
 
     def owed(self, node_ids: Collection[int]) -> None:
         """Note at each look without a reply which nodes still owe one; here do nothing."""
@@ -86,7 +91,7 @@ class Mail:
                 arrived, node = True, asked[request_id]
                 waiting.pop(request_id, None)
                 if given_up(reply):
-                    self.lost(node)
+                    self.lost(node, reply.error.code == ErrorCode.NODE_UNAVAILABLE)
                     continue
                 # A site fills in the sender of its reply itself, so it could name another site.
                 if reply.metadata.src_node_id != node:

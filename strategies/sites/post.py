@@ -37,7 +37,7 @@ class Post:
             part that it was asked to do, and the layouts of the arrays that this part sends
             besides the run's model.
         held: which site keeps the model that it was sent to test.
-        gone: sites of which the server knows that no reply will come, though there is time left.
+        gone: sites that are not there any more, as the server knows, though there is time left.
     """
 
     def __init__(self, setup: Setup) -> None:
