@@ -281,47 +281,49 @@ def test_ctrl_c_ends_a_simulation_on_ray(domains: list[Node], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(tmp_path: Path) -> None:
+def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(
+    hub: Federation, tmp_path: Path
+) -> None:
     """In each of its three parts the run waits for another site, until that is told to go on."""
-    with Federation(tmp_path / "hub", acting=True) as hub:
-        folder = hub.runs / "r"
-        resume = ["run", "--resume", folder]
-        changes = (part for k, v in LIVE.items() for part in ("-c", f"{k}={v}"))
-        words = ["run", "fedavg", "--server", hub.home, "--dir", folder.parent, "--name", "r"]
-        hub.act("bert", {"2": ["hold", 0]})
-        operator = Operator(hub, [*words, *changes])
-        operator.wait_for("round 1/3", PATIENCE)
-        program = lock.holder(folder)
-        run = watching.Submission.read(folder)
-        assert program is not None and run is not None and not hub.status(run.run).ended
+    folder = tmp_path / "r"
+    resume = ["run", "--resume", folder]
+    settings = LIVE | {"wait.train": 3600.0}
+    changes = (part for k, v in settings.items() for part in ("-c", f"{k}={v}"))
+    words = ["run", "fedavg", "--server", hub.home, "--dir", folder.parent, "--name", "r"]
+    hub.act("bert", {"2": ["hold", 0]})
+    operator = Operator(hub, [*words, *changes])
+    operator.wait_for("round 1/3", PATIENCE)
+    program = lock.holder(folder)
+    run = watching.Submission.read(folder)
+    assert program is not None and run is not None and not hub.status(run.run).ended
 
-        os.kill(program.pid, signal.SIGKILL)
-        assert operator.popen.wait(PATIENCE) == 1
-        assert f"the run (process {program.pid}) has ended without a word" in operator.text()
-        assert f"fedda run --resume {folder}" in operator.text()
-        assert hub.status(run.run).sub_status == "stopped"  # the server itself takes a minute
+    os.kill(program.pid, signal.SIGKILL)
+    assert operator.popen.wait(PATIENCE) == 1
+    assert f"the run (process {program.pid}) has ended without a word" in operator.text()
+    assert f"fedda run --resume {folder}" in operator.text()
+    assert hub.status(run.run).sub_status == "stopped"  # the server itself takes a minute
 
-        hub.act("bert", {})
-        hub.act("carl", {"3": ["hold", 0]})
-        operator = Operator(hub, resume)
-        operator.wait_for("going on after round 1 of 3", PATIENCE)
-        wait_for_act(hub, folder, "carl", "hold in round 3")
-        stop = Operator(hub, ["stop", folder])
-        assert stop.popen.wait(PATIENCE) == 0, stop.text()
-        assert f"fedda run --resume {folder}" in stop.text()
-        assert operator.popen.wait(PATIENCE) == 130, operator.text()
+    hub.act("bert", {})
+    hub.act("carl", {"3": ["hold", 0]})
+    operator = Operator(hub, resume)
+    operator.wait_for("going on after round 1 of 3", PATIENCE)
+    wait_for_act(hub, folder, "carl", "hold in round 3")
+    stop = Operator(hub, ["stop", folder])
+    assert stop.popen.wait(PATIENCE) == 0, stop.text()
+    assert f"fedda run --resume {folder}" in stop.text()
+    assert operator.popen.wait(PATIENCE) == 130, operator.text()
 
-        hub.act("carl", {})
-        hub.act("anna", {"3": ["hold", 0]})
-        operator = Operator(hub, resume)
-        operator.wait_for("going on after round 2 of 3", PATIENCE)
-        operator.popen.kill()
-        watcher = Operator(hub, ["attach", "--dir", folder.parent])
-        watcher.wait_for("going on after round 2 of 3", PATIENCE)
-        hub.act("anna", {})
-        assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
-        assert "round 3/3" in watcher.text() and "picture: " in watcher.text()
-        assert (folder / "results.json").is_file()
+    hub.act("carl", {})
+    hub.act("anna", {"3": ["hold", 0]})
+    operator = Operator(hub, resume)
+    operator.wait_for("going on after round 2 of 3", PATIENCE)
+    operator.popen.kill()
+    watcher = Operator(hub, ["attach", "--dir", folder.parent])
+    watcher.wait_for("going on after round 2 of 3", PATIENCE)
+    hub.act("anna", {})
+    assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
+    assert "round 3/3" in watcher.text() and "picture: " in watcher.text()
+    assert (folder / "results.json").is_file()
 
 
 @pytest.mark.slow
