@@ -23,6 +23,7 @@ from fedda.models.ready import IMAGENET_MEAN, IMAGENET_STD
 CLASSES = ("cat", "dog", 'Ä, "b"')
 MLP = ModelConfig(name="mlp", sizes="4")
 slow = pytest.mark.slow
+nightly = pytest.mark.nightly("fedda/models", "fedda/cli/export.py")
 FAMILIES: list[Any] = [
     pytest.param(MLP, (5,), id="vectors"),
     pytest.param(MLP, (1, 4, 4), id="mlp"),
@@ -32,6 +33,14 @@ FAMILIES: list[Any] = [
     pytest.param(ModelConfig(name="resnet18"), (1, 20, 30), id="resnet18-gray"),
     pytest.param(ModelConfig(name="alexnet"), (3, 63, 70), id="alexnet"),
 ]
+
+
+def families(in_the_gate: str) -> list[Any]:
+    """All of them, the others than one for the night."""
+    return [
+        pytest.param(*each.values, id=each.id, marks=slow if each.id == in_the_gate else nightly)
+        for each in FAMILIES
+    ]
 
 
 def saved(
@@ -81,8 +90,7 @@ def check(read: Callable[..., Any], path: Path, source: Path, config: ModelConfi
     assert about["range"] == ([0, 1] if len(meta.shape) == 3 else None)
 
 
-@slow
-@pytest.mark.parametrize(("config", "shape"), FAMILIES)
+@pytest.mark.parametrize(("config", "shape"), families("vectors"))
 def test_torch_gives_the_models_answers(
     tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
 ) -> None:
@@ -92,8 +100,7 @@ def test_torch_gives_the_models_answers(
     check(run_torch, done.path, source, config)
 
 
-@slow
-@pytest.mark.parametrize(("config", "shape"), FAMILIES)
+@pytest.mark.parametrize(("config", "shape"), families("digit-cnn"))
 def test_onnx_gives_the_models_answers(
     tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
 ) -> None:

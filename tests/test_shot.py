@@ -412,15 +412,25 @@ def test_each_encoder_has_the_rates_of_a_single_model() -> None:
     assert all(rate == (1.0 if "bottleneck" in n else 0.1) for n, rate in rates.items())
 
 
+# The files that decide what an exported file computes.
+EXPORT = ("fedda/models/export.py", "fedda/models/extension.py", "fedda/algorithms/shot.py")
+
+
 @pytest.mark.parametrize("wrong", [{"smoothing": 1.0}, {"beta": -1.0}, {"centroids": "other"}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         shot.Config(**wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pt2", "onnx"])
-@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+@pytest.mark.parametrize(
+    ("mean", "kind"),
+    [
+        pytest.param("probabilities", "onnx", marks=pytest.mark.slow),
+        pytest.param("logits", "pt2", marks=pytest.mark.slow),
+        pytest.param("probabilities", "pt2", marks=pytest.mark.nightly(*EXPORT)),
+        pytest.param("logits", "onnx", marks=pytest.mark.nightly(*EXPORT)),
+    ],
+)
 def test_models_side_by_side_are_exported(tmp_path: Path, kind: str, mean: str) -> None:
     """`export` compares the file's answers with those of the models."""
     config = ModelConfig(name="digit-cnn", bottleneck=6)
