@@ -22,6 +22,7 @@ from fedda.settings import RunConfig
 from fedda.wire import Kind
 from tests.federation import LIVE, Federation
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
+from tests.processes import leaving_nothing
 
 LR = 1e-3
 N = EXAMPLES["anna"]
@@ -92,15 +93,16 @@ def test_two_rounds_never_differ_by_fewer_images_than_a_block(
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("single")
-    with Federation(folder, client_options={"anna": ["--min-images", "8"]}) as made:
+    made = Federation(folder, client_options={"anna": ["--min-images", "8"]})
+    for name in ("bert", "carl"):
+        del made.sites[name]
+    with leaving_nothing(made):
         yield made
 
 
 @pytest.mark.slow
 def test_no_image_can_be_read_from_two_runs_over_processes(hub: Federation) -> None:
     """The run's own program is honest; its settings are chosen to read an image of anna's."""
-    for name in ("bert", "carl"):
-        hub.kill(name)
 
     def asked_for(images: int) -> Path:
         settings = LIVE | ONE_STEP | {"train.rounds-per-epoch": N / images}
