@@ -19,6 +19,7 @@ from fedda.cli import app
 from fedda.errors import RunError
 from fedda.ops import bundle
 from fedda.ops.federation import OFFLINE
+from tests.local_grid import make_domains
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -204,11 +205,11 @@ def test_installed_commands_say_what_they_do(installed: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
-    few = ["--train", "20", "--test", "20"]
-    sh(installed / "fedda", "data", "digits", "digits", *few, cwd=tmp_path)
-    simulated = ["--simulate", "digits", "--target", "fonts", "--rounds", "1", "--baseline", "none"]
-    shape = ["-c", "input.size=16", "-c", "input.channels=1", "-c", "train.batch-size=10"]
-    sh(installed / "fedda", "run", "fedavg", *simulated, *shape, cwd=tmp_path, OMP_NUM_THREADS="1")
+    (tmp_path / "data").mkdir()
+    make_domains(tmp_path / "data")
+    simulated = ["--simulate", "data", "--target", "town", "--rounds", "1", "--baseline", "none"]
+    small = ["-c", "model.name=mlp", "-c", "model.sizes=8", "-c", "train.batch-size=16"]
+    sh(installed / "fedda", "run", "fedavg", *simulated, *small, cwd=tmp_path, OMP_NUM_THREADS="1")
     results = json.loads((tmp_path / "runs" / "fedavg" / "results.json").read_text())
     assert results
     assert (tmp_path / "runs" / "fedavg" / "model.safetensors").is_file()

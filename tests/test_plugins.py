@@ -33,11 +33,14 @@ from fedda.ops import bundle
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
 from tests import test_packaging
 from tests.local_grid import Bench, Crossing, Node, ScriptedGrid, make_domains, run
+from tests.patience import PATIENCE
 from tests.test_packaging import sh
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"
 SHAPE = (1, 8, 8)
+# What decides under which names an installation's modules are found.
+LAYOUT = ("pyproject.toml", "fedda/__init__.py", "fedda/halves.py")
 
 # Fixtures: a copy of the files in git, its wheel, and an environment with that wheel installed.
 checkout, wheel, installed = (
@@ -222,8 +225,15 @@ for name, module in list(sys.modules.items()):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["checkout", "editable", "bundle", "wheel"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("checkout", marks=pytest.mark.slow),
+        pytest.param("editable", marks=pytest.mark.nightly(*LAYOUT)),
+        pytest.param("bundle", marks=pytest.mark.slow),
+        pytest.param("wheel", marks=pytest.mark.slow),
+    ],
+)
 def test_every_layout_loads_each_module_only_once(
     layout: str, checkout: Path, installed: Path, tmp_path: Path
 ) -> None:
@@ -746,20 +756,20 @@ from pathlib import Path
 from fedda.ops.federation import Deployment
 
 if __name__ == "__main__":
-    here, settings = Path(sys.argv[1]), sys.argv[2:]
+    here, settings = Path(sys.argv[1]), sys.argv[3:]
     data = here / "data"
     sites = {"anna": ("source", data / "anna.npz"), "bert": ("source", data / "bert.npz")}
     with Deployment(here, {**sites, "town": ("target", data / "town.npz")}) as hub:
         command = [sys.executable, "-m", "fedda.cli", "run", "shot-im", "--server", hub.home]
         command += ["--dir", here / "runs", *settings]
-        done = subprocess.run(command, cwd=here, env=hub.env, timeout=200)
+        done = subprocess.run(command, cwd=here, env=hub.env, timeout=float(sys.argv[2]))
         logs = "".join(p.tail(30) for p in hub.processes.values() if done.returncode)
     print(logs)
     sys.exit(done.returncode)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("examples/plugin", "fedda/plugins.py", *LAYOUT)
 def test_the_example_over_processes_from_an_environment_of_its_own(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -779,7 +789,7 @@ def test_the_example_over_processes_from_an_environment_of_its_own(
         settings += ["-c", each]
     for each in ("train.lr=0.1", "train.batch-size=16", "run.expect=3", "wait.settle=0"):
         settings += ["-c", each]
-    sh(python, "driver.py", tmp_path, *settings, cwd=tmp_path)
+    sh(python, "driver.py", tmp_path, str(PATIENCE), *settings, cwd=tmp_path)
 
     results = json.loads((tmp_path / "runs" / "shot-im" / "results.json").read_text())
     assert results["titles"] == {"shot-im": "SHOT-IM"} and not results["events"]
