@@ -118,7 +118,7 @@ def test_a_compiled_encoder_runs_where_nothing_looks_into_it(
     assert list(model.state_dict()) == list(network().state_dict())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/models")
 @pytest.mark.filterwarnings("ignore")
 def test_a_really_compiled_encoder_computes_the_same() -> None:
     model = network(Arithmetic(compiled=True))

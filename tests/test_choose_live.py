@@ -60,6 +60,7 @@ def call(out: Path, *more: str) -> Any:
     return CliRunner().invoke(app, [*WORDS, "--out", str(out), *OPTIONS, *more])
 
 
+@pytest.mark.slow
 def test_it_chooses_among_what_fits_the_sites_that_joined(
     hub: Callable[[str], list[tuple[str, bool]]], tmp_path: Path
 ) -> None:

@@ -23,6 +23,8 @@ DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.m
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "deploy/README.md"]
 PAGES += ["examples/benchmarks/results/README.md", *DOCS]
 WITH_COMMANDS = ["README.md", "deploy/README.md", "CONTRIBUTING.md", *DOCS]
+# What else the documentation as a site is made from.
+SITE = ["docs", "mkdocs.yml", "deploy", "examples", "fedda/algorithms", "fedda/cli"]
 # Pages of methods, which are made from the code.
 MADE = {ROOT / "docs" / "methods" / f"{name}.md" for name in plugins.own_methods()}
 
@@ -125,7 +127,7 @@ def test_links_out_of_the_documentation_lead_to_its_pages_or_nowhere(hooks: Any)
     assert hooks.linked(text, "trust/limits.md") == "[a](../results/measured/robust.md)"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(*(page for page in PAGES if "/" not in page), *SITE)
 def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
     """Strictly: a link to nothing fails. No page loads anything from another server."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]

@@ -182,6 +182,7 @@ def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
         assert kept["x-content-type-options"] == "nosniff" and kept["cache-control"] == "no-store"
 
 
+@pytest.mark.slow
 def test_only_so_many_pages_follow_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.superlink.live.STREAMS", 1)
     with serving(lambda: sites(run)) as address, client_of(address) as client:
