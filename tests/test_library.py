@@ -23,7 +23,10 @@ from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RosterE
 from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of, images
+from fedda.ops.federation import PROGRAM
+from fedda.ops.spawn import Process
 from fedda.settings import as_keyword, defaults, named
+from tests.patience import PATIENCE
 from tests.test_run import timeless
 
 ROOT = Path(__file__).parents[1]
@@ -100,8 +103,9 @@ def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
 @pytest.mark.slow
 def test_a_run_gives_the_numbers_of_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     words = ["run", "kd3a", "--simulate", folder, "--target", "t", "--dir", tmp_path / "runs"]
-    command = [sys.executable, "-m", "fedda.cli", *map(str, words), *WORDS]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    log = tmp_path / "log"
+    process = Process("run", [*PROGRAM, *map(str, words), *WORDS], log, os.environ)
+    assert process.popen.wait(PATIENCE) == 0, process.text()
     ours = fedda.simulate(folder, target="t", dir=tmp_path / "ours" / "kd3a", **FEW)
     same(ours.results, json.loads((tmp_path / "runs" / "kd3a" / "results.json").read_text()))
 
@@ -595,7 +599,7 @@ def test_the_notebook_runs_and_its_outputs_are_kept(tmp_path: Path) -> None:
     notebook = formats.read(ROOT / "examples" / "library.ipynb", as_version=4)
     kept = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     client.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     found = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     assert [len(each) for each in found] == [len(each) for each in kept]
