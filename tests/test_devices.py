@@ -45,6 +45,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return pretended
 
 
+NIGHTLY = pytest.mark.nightly("clients", "fedda/algorithms", "fedda/maths", "fedda/train.py")
+
+
 def train(case: str, root: Path) -> dict[str, Any]:
     """Run a case with notes on the sites' disks."""
     method, settings = RUNS[case]
@@ -56,7 +59,7 @@ def train(case: str, root: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.slow] * (case not in ("kd3a", "fdann", "feddadil")))
+        pytest.param(case, marks=[NIGHTLY] * (case not in ("kd3a", "fdann", "feddadil")))
         for case in RUNS
     ],
 )

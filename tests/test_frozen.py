@@ -66,6 +66,9 @@ def save_weights(name: str, folder: Path) -> Path:
     return path
 
 
+NIGHTLY = pytest.mark.nightly("clients", "strategies", "fedda/algorithms", "fedda/models")
+
+
 # ---- networks ----------------------------------------------------------------------------------
 
 
@@ -74,8 +77,8 @@ def save_weights(name: str, folder: Path) -> Path:
     [
         pytest.param("efficientnet-lite0", (3, 40, 33), marks=pytest.mark.slow),
         ("efficientnet-lite0", (1, 32, 32)),
-        pytest.param("resnet18", IMAGES, marks=pytest.mark.slow),
-        pytest.param("alexnet", (3, 64, 64), marks=pytest.mark.slow),
+        pytest.param("resnet18", IMAGES, marks=NIGHTLY),
+        pytest.param("alexnet", (3, 64, 64), marks=NIGHTLY),
         pytest.param(VIT, (3, 160, 160), marks=pytest.mark.slow),
         (RESNET, (1, 40, 40)),
     ],
@@ -314,7 +317,7 @@ def test_a_site_downloads_nothing(
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(m, marks=[pytest.mark.slow] * (m not in ("kd3a", "fdann", "feddadil")))
+        pytest.param(m, marks=[NIGHTLY] * (m not in ("kd3a", "fdann", "feddadil")))
         for m in plugins.own_methods()
     ],
 )
