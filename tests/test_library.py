@@ -186,6 +186,7 @@ def state() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_process_as_it_was() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -94,19 +94,23 @@ def test_only_the_right_key_opens_a_model_and_only_for_its_address() -> None:
 # ---- rounds --------------------------------------------------------------------------------------
 
 
+RUNS: list[dict[str, Any]] = [
+    {},
+    IMAGES,
+    {"kd3a__weighting": "examples", "guard__max_examples": 1.05},
+    {"kd3a__weighting": "gap", "kd3a__smoothing": 0.5},
+    {"wire__dtype": "float16"},
+    {"wire__dtype": "bfloat16", **IMAGES},
+    {"kd3a__batchnorm": "loss", **IMAGES, "train__lr": 1e-4},
+    {"kd3a__batchnorm": "loss", "wire__dtype": "float16", **IMAGES, "train__lr": 1e-4},
+    {"train__carry_momentum": True, **OFFICIAL, **IMAGES},
+]
+
+
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        IMAGES,
-        {"kd3a__weighting": "examples", "guard__max_examples": 1.05},
-        {"kd3a__weighting": "gap", "kd3a__smoothing": 0.5},
-        {"wire__dtype": "float16"},
-        {"wire__dtype": "bfloat16", **IMAGES},
-        {"kd3a__batchnorm": "loss", **IMAGES, "train__lr": 1e-4},
-        {"kd3a__batchnorm": "loss", "wire__dtype": "float16", **IMAGES, "train__lr": 1e-4},
-        {"train__carry_momentum": True, **OFFICIAL, **IMAGES},
-    ],
+    # Convolutions take their time.
+    [pytest.param(s, marks=pytest.mark.slow if IMAGES.items() <= s.items() else []) for s in RUNS],
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()) or "default",
 )
 def test_the_result_is_the_open_ones_to_the_bit(

@@ -262,7 +262,7 @@ def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return awaited
 
 
-@pytest.mark.parametrize("method", ["kd3a", "dils"])
+@pytest.mark.parametrize("method", ["kd3a", pytest.param("dils", marks=pytest.mark.slow)])
 def test_a_run_stopped_at_its_second_target_goes_on_bit_for_bit(
     sites: list[Node],
     flat: dict[str, Any],
