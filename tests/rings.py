@@ -6,7 +6,7 @@
 
 A test is of the fast ring unless it is marked `slow` (gate) or `nightly`. A nightly test names the
 files that it is about: `@pytest.mark.nightly("server/tracking", "examples/kd3a.ipynb")`. It runs in
-the gate as well if one of them has changed since the last tag, or since `origin/main`.
+the gate as well if one of them has changed since the last tag or `origin/main`, the nearer of both.
 """
 
 import subprocess
@@ -49,27 +49,25 @@ def touched(item: pytest.Item) -> bool:
 
 
 @cache
-def changed() -> frozenset[str]:
-    """The files that differ from the last tag or, if that is further away, from `origin/main`.
+def changed(root: Path = ROOT) -> frozenset[str]:
+    """The files that differ from the last tag or, if that is nearer, from `origin/main`.
 
     In a fresh clone both may be missing or be this very commit; then the last commit counts.
     """
-    head = _git("rev-parse", "HEAD")
-    bases = {_git("describe", "--tags", "--abbrev=0"), _git("merge-base", "origin/main", "HEAD")}
-    distance = {
-        base: int(_git("rev-list", "--count", f"{base}..HEAD") or 0)
-        for base in bases
-        if base and _git("rev-parse", f"{base}^{{commit}}") != head
-    }
-    base = min(distance, key=lambda each: distance[each]) if distance else "HEAD~1"
-    return frozenset(_git("diff", "--name-only", base).splitlines())
+    head = _git(root, "rev-parse", "HEAD")
+    tag, main = _git(root, "describe", "--tags", "--abbrev=0"), "origin/main"
+    bases = {tag, _git(root, "merge-base", main, "HEAD")} - {"", head}
+    distance = {base: int(_git(root, "rev-list", "--count", f"{base}..HEAD")) for base in bases}
+    away = {base: count for base, count in distance.items() if count}
+    base = min(away, key=lambda each: away[each]) if away else "HEAD~1"
+    return frozenset(_git(root, "diff", "--name-only", base).splitlines())
 
 
-def _git(*arguments: str) -> str:
+def _git(root: Path, *arguments: str) -> str:
     """What git prints; nothing where it fails, or where this is no checkout."""
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
         )
     except OSError:
         return ""
