@@ -5,8 +5,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := $(VENV)/bin
-# Tests that run at once. Some start up to six processes and take 3 GB.
-WORKERS ?= 2
+# Tests that run at once, for two cores: some wait while others compute. Each takes up to 3 GB.
+WORKERS ?= 3
 TESTS = $(BIN)/python -m pytest -n $(WORKERS)
 # An index that torch is installed from first; that of PyTorch's builds without CUDA saves some GB:
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
