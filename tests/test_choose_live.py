@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/choose", "fedda/cli/choose.py", "fedda/cli/launch.py")
 def test_it_chooses_over_a_real_federation(federation: Federation, tmp_path: Path) -> None:
     federation.mend()
     out = tmp_path / "choice"

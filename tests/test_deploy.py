@@ -270,7 +270,7 @@ def test_docker_compose_accepts_the_file(file: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("deploy", "fedda/cli/keys.py", "fedda/ops/keys.py")
 def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
     script = (DEPLOY / "demo-init.sh").read_text()
     for name in ("hub", "sites", "tmp/digits"):

@@ -8,13 +8,14 @@ import pytest
 
 from tests import fingerprints
 
+NIGHTLY = pytest.mark.nightly("fedda", "clients", "strategies", "server")  # in most gates, then
 TAKEN: dict[str, Any] = json.loads(fingerprints.RECORDS.read_text())
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.slow] * (case not in ("kd3a", "fdann", "feddadil")))
+        pytest.param(case, marks=[NIGHTLY] * (case not in ("kd3a", "fdann", "feddadil")))
         for case in fingerprints.CASES
     ],
 )

@@ -153,7 +153,9 @@ def test_a_killed_program_is_resumed_after_its_last_checkpoint(hub: Stopping, po
     assert_goes_on(hub, run, "kd3a", POINTS[point][1])
 
 
-@pytest.mark.parametrize("method", SETTINGS)
+@pytest.mark.parametrize(
+    "method", ["kd3a", pytest.param("dils", marks=pytest.mark.nightly("server", "fedda/exchange"))]
+)
 def test_a_killed_server_is_resumed_after_its_last_checkpoint(hub: Stopping, method: str) -> None:
     """Its program is in the middle of a checkpoint, and ends with it."""
     run = stopped_at(hub, "half written", method, f"server-{method}")

@@ -196,6 +196,7 @@ def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
     assert (made / "report.html").is_file()
 
 
+@pytest.mark.nightly("README.md", "fedda/__init__.py", "fedda/library")
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer rounds and seeds, and small arrays where it says "your own"."""
     code = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]

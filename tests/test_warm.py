@@ -200,11 +200,15 @@ def test_a_run_imports_nothing_dear_that_is_not_warm() -> None:
     assert theirs == set()
 
 
-def test_all_that_is_imported_for_a_federation_exists() -> None:
-    """Else the warm process would end at once, and all programs would begin cold."""
-    text = f"import importlib\nfor name in {federation.OF_ALL!r}: importlib.import_module(name)"
-    root = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", text], check=True, cwd=root)
+def test_the_programs_of_a_federation_find_all_imported(tmp_path: Path) -> None:
+    """Else the warm process has ended, and all programs begin cold."""
+    address = given(os.environ)
+    assert address is not None, "the tests have no warm process"
+    program(tmp_path, "import sys\nprint(*sys.modules)")
+    with (tmp_path / "out").open("wb") as out:
+        child = Child(address, "told", [], {"PYTHONPATH": str(tmp_path)}, out)
+    assert child.wait(PATIENCE) == 0
+    assert set(federation.OF_ALL) <= set((tmp_path / "out").read_text().split())
 
 
 def test_the_program_that_others_wait_for_is_seen_to_end(parent: Warm, tmp_path: Path) -> None:
