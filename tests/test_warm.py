@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 TELLS = """
 import json, os, sys
 print(json.dumps([__name__, sys.argv, os.environ.get("GIVEN"), os.getcwd(), os.getsid(0), "json" in
-    sys.modules, "decimal" in sys.modules]))
+    sys.modules, "colorsys" in sys.modules]))
 sys.stdout.flush()
 sys.exit({code})
 """
@@ -31,7 +31,7 @@ sys.exit({code})
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     log = tmp_path_factory.mktemp("warm") / "log"
-    with Warm(["json", "decimal"], log) as made:
+    with Warm(["json", "colorsys"], log) as made:
         yield made
     assert log.read_text() == ""
 
@@ -170,7 +170,7 @@ def test_a_warm_process_of_another_installation_is_not_used(parent: Warm) -> Non
 
 
 def test_a_process_is_a_fork_where_that_can_be(parent: Warm, tmp_path: Path) -> None:
-    text = "import sys\nprint('decimal' in sys.modules)"
+    text = "import sys\nprint('colorsys' in sys.modules)"
     path = program(tmp_path, text)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), SOCKET: parent.address}
     for words, forked in (
