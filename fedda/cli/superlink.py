@@ -96,7 +96,7 @@ def superlink(
             min=0,
             max=1,
             help="1: keep a process ready that has imported what runs need; each run's program is "
-            "forked from it and begins some seconds sooner. It takes about 0.4 GB, most of which "
+            "forked from it and begins some seconds sooner. It takes about 0.6 GB, most of which "
             "the runs share. 0: none.",
         ),
     ] = 1,
