@@ -50,7 +50,13 @@ OF_A_RUN = (
 
 def available() -> bool:
     """Whether this system can fork such processes and watch them."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an old kernel, or a sandbox that forbids it
+        return False
+    return True
 
 
 def given(env: Mapping[str, str]) -> str | None:
