@@ -38,6 +38,7 @@ def note(event, args):
 sys.addaudithook(note)
 """
 HERE = {"unix", "127.0.0.1", "::1", "localhost", "None"}
+CONTROL = "127.0.0.2"  # also this machine; only the test that the watch works dials it, at any time
 
 # Appended to the client's program in the bundle that the server ships.
 MARK = """
@@ -160,15 +161,15 @@ def test_the_program_that_the_server_ships_is_not_run(hub: Watched, results: Any
 
 def test_no_process_connects_to_another_machine(hub: Watched, results: Any) -> None:
     found = hub.wheres()
-    assert set(found) <= HERE
+    assert set(found) <= HERE | {CONTROL}
     assert {p.popen.pid for p in hub.processes.values()} <= found["127.0.0.1"]
 
 
 def test_the_watch_sees_other_addresses(hub: Watched) -> None:
-    """Otherwise the test before could not fail; 127.0.0.2 is also this machine."""
-    reach = "import socket; socket.socket().connect_ex(('127.0.0.2', 9))"
+    """Otherwise the test before could not fail."""
+    reach = f"import socket; socket.socket().connect_ex(({CONTROL!r}, 9))"
     subprocess.run([sys.executable, "-c", reach], env=hub.env, check=True, timeout=30)
-    assert set(hub.wheres()) - HERE == {"127.0.0.2"}
+    assert set(hub.wheres()) - HERE == {CONTROL}
 
 
 def test_flowers_own_node_gives_the_same_result_and_runs_the_servers_program(hub: Watched) -> None:
@@ -179,7 +180,7 @@ def test_flowers_own_node_gives_the_same_result_and_runs_the_servers_program(hub
     here = hub.alone("stock", STOCK)
     assert live["events"] == []
     assert final_model(live, "kd3a") == final_model(here, "kd3a")
-    assert set(hub.wheres()) <= HERE | {"127.0.0.2"}
+    assert set(hub.wheres()) <= HERE | {CONTROL}
     marks = [path.read_text() for path in hub.marks.iterdir()]
     assert marks, "the check of the program that the server ships could not fail"
     assert all(re.search(r"anna/flwr/.*/clients/app\.py$", mark) for mark in marks)

@@ -50,7 +50,7 @@ class Hub(Echo):
 
     def _keys(self) -> None:
         super()._keys()
-        for name in ("mallory", "trent"):
+        for name in ("mallory", "trent", "victor"):
             keys.add(self.home, name)
 
     def _start(self, name: str, arguments: Any) -> Process:
@@ -541,11 +541,11 @@ def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_ca
 
 
 def test_a_site_that_is_revoked_while_it_works_is_out_within_seconds(hub: Hub) -> None:
-    site = Site(hub, "trent")
+    site = Site(hub, "victor")
     site.activate()
     request = fleet_pb2.PullMessagesRequest(node=site.node)
     assert site.ask("pull-messages", request)[0] == 200
-    keys.revoke(hub.home, "trent")
+    keys.revoke(hub.home, "victor")
     wait_until(lambda: site.ask("pull-messages", request)[0] == 401, "it is still served")
     public = public_key_to_bytes(site.key.public_key())
     for name, body in requests(site.id, public).items():
