@@ -68,9 +68,9 @@ class Settings:
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
     file that `control.Folder` writes: with it, a run takes a site only by its registered name. With
-    `warm`, a folder for a program, those of runs are forked from a process that has imported what
-    they need.
-    `reserved` says that the ports are held by another process of this user (`spawn.Reserved`).
+    `warm`, a folder for an executable, programs of runs are forked from a process that has imported
+    what they need. `reserved` says that the ports are held by another process of this user
+    (`spawn.Reserved`).
     """
 
     host: str = LOOPBACK
@@ -235,12 +235,12 @@ async def _serve(
         ready()
 
         def tend() -> None:
-            present.tend()
             every()
-            try:
-                told.look()
-            except Exception:  # what the console says must not end a server that sites depend on
-                log.exception("the console could not be brought up to date")
+            for each in (present.tend, told.look):
+                try:
+                    each()
+                except Exception:  # neither may end a server that sites depend on
+                    log.exception("%s failed; trying again soon", each.__qualname__)
 
         await _tend(stop, tasks, tend, settings.traffic, traffic)
     finally:
