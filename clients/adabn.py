@@ -10,7 +10,6 @@ from fedda import models
 from fedda.algorithms import adabn
 from fedda.data import Unlabelled
 from fedda.models import batchnorms, inputs_of
-from fedda.train import batches
 
 from . import fedavg
 from .base import Client
@@ -41,7 +40,7 @@ class Target(Client):
         draws = self.generator("statistics")
         order, steps = torch.randperm(len(self.data), generator=draws), 0
         with models.batch_statistics(self.model), inputs_of(layers) as entering:
-            for indices in batches([order], self.task.train.batch_size):
+            for indices in self.split([order]):
                 self.model(self.inputs(indices))
                 for layer in layers:
                     batch = adabn.moments(entering[layer])

@@ -186,8 +186,12 @@ class Client(NumPyClient):
         self._staying[name] = thing
 
     def batches(self) -> Iterator[Tensor]:
-        """This round's mini-batches of indices."""
-        yield from batches(self.sampled(self.shares()), self.task.train.batch_size)
+        """This round's mini-batches of indices, of as many images as the site asks for."""
+        yield from self.split(self.sampled(self.shares()))
+
+    def split(self, shares: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Mini-batches of these indices; none has fewer images than the site lets a step have."""
+        return batches(shares, self.task.train.batch_size, self.site.least_batch)
 
     def sampled(self, shares: list[Tensor]) -> list[Tensor]:
         """How often each image of a round's shares comes; a source may balance its classes."""
@@ -208,7 +212,7 @@ class Client(NumPyClient):
                 f"{self.site.min_images} of this site's {len(self.data)} images for a round; lower "
                 f"it to {len(blocks)} or less."
             )
-        seed = seed_for(self.task.seed, self.site.name, *self.request.draw[1:])
+        seed = seed_for(*self.site.chance(self.task), *self.request.draw[1:])
         return round_images(blocks, self.request.round, rounds, seed)
 
     def inputs(self, indices: Tensor) -> Tensor:
@@ -239,8 +243,8 @@ class Client(NumPyClient):
         return self.model.features(self.inputs(indices))
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a generator that depends on the run's seed, this site, round and purpose alone."""
-        return generator(self.task.seed, self.site.name, *self.request.draw, purpose)
+        """Return a generator of this site's own draws for one purpose in this round."""
+        return generator(*self.site.chance(self.task), *self.request.draw, purpose)
 
     def packed_model(self) -> Packed:
         """Pack the model in the precision in which it is sent."""
@@ -256,6 +260,7 @@ class Client(NumPyClient):
         """
         assert request.contract and not request.is_test
         start = time.perf_counter()
+        self.site.check_batch(request.task)
         self.begin(request)
         start += notes.received(self)  # the time for notes is not training time
         self.model.train()
@@ -333,7 +338,7 @@ class Client(NumPyClient):
         else:
             self.recall()
         # Dropout draws from the global generator, whose state must be the same in every engine.
-        torch.manual_seed(seed_for(self.task.seed, self.site.name, *request.draw))
+        torch.manual_seed(seed_for(*self.site.chance(self.task), *request.draw))
 
     # ---- Flower's NumPyClient ---------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Member(Summing):
 
     def unsummed(self, count: int) -> Iterator[Tensor]:
         """Batches for so many steps of a site whose gradients stay there."""
-        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        seed, size = seed_for(*self.site.chance(self.task)), self.task.train.batch_size
         first = (self.request.round - 1) * count
         return windows(self.site.blocks.blocks, size, 1, seed, first, count)
 

@@ -17,7 +17,6 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError
 from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.train import batches
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
@@ -52,7 +51,7 @@ class Source(fedavg.Source):
 
     def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
         """Answer a training request."""
-        if request.task.options.relay == "open":
+        if request.task.options.relay != "sealed":
             return super().serve(request)
         address = self.site.sealed.address(request)
         arrays, numbers = super().serve(request)
@@ -160,7 +159,13 @@ class Target(Client):
         return p, about, moments
 
     def follow(self, images: Tensor, p: Tensor, n: Tensor, heard: Tensor) -> Numbers:
-        """Line 9: n_i KL(p_i || q(x_i)) under mixup."""
+        """Line 9: n_i KL(p_i || q(x_i)) under mixup.
+
+        If the teachers are heard on fewer images than the site lets a step be over, n_i is for all
+        as if nobody was: else the model would show these few.
+        """
+        if heard.sum() < self.site.least_batch:
+            n = n.clamp(max=kd3a.NOBODY)
         options, draws = self.options, self.generator("mixup")
         part = mixup.takes_part(heard, options.mixup_among)
         beta = np.random.default_rng(draws.initial_seed())
@@ -235,7 +240,7 @@ class Target(Client):
         # In random order: a file may hold class after class, and the statistics of a batch of one
         # class say little. A last batch of one image has no statistics, so it joins another.
         order = torch.randperm(len(images), generator=self.generator("vote"))
-        parts = batches([images[order]], self.task.train.batch_size)
+        parts = self.split([images[order]])
         if self.options.teacher_batchnorm == "updated":
             p = torch.cat([_moving(model, self.inputs(part)) for part in parts])
         else:

@@ -15,7 +15,7 @@ from fedda.algorithms import shot
 from fedda.data import Unlabelled
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
-from fedda.train import batches, learning_rate, make_optimizer, round_images, seed_for
+from fedda.train import learning_rate, make_optimizer, round_images, seed_for
 from fedda.wire import Packed
 
 from . import fedavg
@@ -32,7 +32,7 @@ class Source(fedavg.Source):
 
     def train(self) -> Numbers:
         """Train as a run of so many rounds would, at the rates of its schedule."""
-        o, size = self.options, self.task.train.batch_size
+        o = self.options
         total, steps = 0.0, 0
         # `train.lipschitz` bounds the layers of the model, and would not find a normed head's W.
         normed = o.head == "weight-norm" and not self.task.train.lipschitz
@@ -44,7 +44,7 @@ class Source(fedavg.Source):
                 rate = learning_rate(self.task.train, epoch, o.epochs)
                 for group, unit in zip(optimizer.param_groups, units, strict=True):
                     group["lr"] = unit * rate
-                for indices in batches(self.sampled(self.epoch(epoch)), size):
+                for indices in self.split(self.sampled(self.epoch(epoch))):
                     logits, y = self.model(self.inputs(indices)), self.labels(indices)
                     loss = F.cross_entropy(logits, y, label_smoothing=o.smoothing)
                     optimizer.zero_grad()
@@ -57,7 +57,7 @@ class Source(fedavg.Source):
     def epoch(self, number: int) -> list[Tensor]:
         """The indices of all images, in the order of that epoch."""
         return round_images(
-            self.site.blocks.blocks, number, 1, seed_for(self.task.seed, self.site.name)
+            self.site.blocks.blocks, number, 1, seed_for(*self.site.chance(self.task))
         )
 
 
@@ -120,7 +120,7 @@ class Target(Client):
         _, heads = parts_of(self.model)
         total, steps = 0.0, 0
         for share in self.shares():
-            for i, indices in enumerate(batches([share], train.batch_size)):
+            for i, indices in enumerate(self.split([share])):
                 if options.beta and (i == 0 or (options.relabel and i % options.relabel == 0)):
                     self.relabel()
                 logits = heads.each(self.features(indices))  # (K, N, C)

@@ -23,6 +23,10 @@ PRETRAINED = ("efficientnet-lite0", "resnet18", "resnet50", "resnet101", "alexne
 NETWORKS = (*SMALL, *PRETRAINED)
 TIMM = "timm:"  # prefix of a network of the package timm
 
+# The learning rate of new layers, in units of that of pretrained ones, as in FADA.
+NEW_LAYERS = 10
+MOST_SHRINKING = 0.1  # share of a weight that one step may take away for no gradient's sake
+LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
 AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
@@ -100,7 +104,7 @@ class ModelConfig(Section):
     dropout: float = Field(
         default=0.0,
         ge=0,
-        lt=1,
+        le=0.75,  # beyond that, a value is left in for a single image of a batch
         description="share of the bottleneck's values that are left out in a step of training",
     )
     norm: Literal["batch", "group"] = Field(
@@ -118,7 +122,12 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """Local training at every site."""
 
-    batch_size: int = Field(default=50, ge=2, description="images per step")
+    batch_size: int = Field(
+        default=64,
+        ge=2,
+        le=65_536,
+        description="images per step; a site refuses fewer than its --min-images",
+    )
     rounds_per_epoch: float = Field(
         default=1.0,
         ge=0.01,
@@ -128,28 +137,37 @@ class TrainConfig(Section):
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd", description="sgd, as in the papers, or adam"
     )
-    lr: float = Field(default=0.02, gt=0, description="learning rate of the first round")
-    lr_end: float = Field(default=0.001, ge=0, description="learning rate of the last round")
+    lr: float = Field(default=0.02, gt=0, le=1, description="learning rate of the first round")
+    lr_end: float = Field(default=0.001, ge=0, le=1, description="learning rate of the last round")
     schedule: Literal["cosine", "linear", "constant", "ganin"] = Field(
         default="cosine",
         description="how the learning rate goes from lr to lr-end over the rounds; ganin: it falls "
         "to a sixth of lr as (1 + 10 q)^-.75, whatever lr-end is",
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
+    momentum: float = Field(default=0.9, ge=0, le=0.999, description="momentum of sgd")
     carry_momentum: bool = Field(
         default=False, description="each site keeps the optimizer's state from round to round"
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty of the optimizer")
-    clip: float = Field(default=0.0, ge=0, description="largest norm of a model's gradient; 0: any")
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="L2 penalty of the optimizer; a step may shrink weights by a tenth at most",
+    )
+    clip: float = Field(
+        default=0.0, ge=0, le=1e6, description="largest norm of a model's gradient; 0: any"
+    )
     lipschitz: float = Field(
         default=0.0,
         ge=0,
+        le=1000,
         description="after each step the spectral norm of every linear, convolution and BatchNorm "
-        "layer is at most this (Gouk et al.); 0: any",
+        "layer is at most this (Gouk et al.), from 0.5 on; 0: any",
     )
     accumulate: int = Field(
         default=1,
         ge=1,
+        le=1000,
         description="the model moves once per so many steps, by the mean of their gradients; the "
         "last ones of a round may be fewer",
     )
@@ -183,6 +201,13 @@ class TrainConfig(Section):
         "equally frequent in an epoch; steps whose gradients are summed stay as they are",
     )
 
+    @field_validator("lipschitz")
+    @classmethod
+    def _leaves_the_weights(cls, most: float) -> float:
+        if 0 < most < LEAST_LIPSCHITZ:
+            raise ValueError(f"set it to 0, or to {LEAST_LIPSCHITZ} or more")
+        return most
+
 
 class PrivacyConfig(Section):
     """Differential privacy of each example of a source, by DP-SGD (Abadi et al., CCS 2016)."""
@@ -195,11 +220,14 @@ class PrivacyConfig(Section):
         "clip; 0: none (needs model.norm=group and the extra privacy)",
     )
     clip: float = Field(
-        default=1.0, gt=0, description="largest norm of the gradient of one example"
+        default=1.0, gt=0, le=1e6, description="largest norm of the gradient of one example"
     )
 
 
 Secure = Literal["none", "sum"]  # whether the server sees single models, or sums alone
+
+
+Asked = Literal["auto", "none", "sum"]  # auto: sum where the method and all sites allow it
 
 
 class WireConfig(Section):
@@ -265,7 +293,8 @@ class GuardConfig(Section):
     )
 
 
-IMAGES_HIDE = 16  # a model that was trained on fewer images reveals too much about each of them
+LEAST_HIDDEN = 3  # sources of a sum: from a sum of two, each knows the other's model
+IMAGES_HIDE = 64  # a model that was trained on fewer images reveals too much about each of them
 FEATURES_HIDE = 256  # from a gradient over fewer examples, their features can be computed
 
 
@@ -278,7 +307,10 @@ class LazyConfig(Section):
     """How often gradients are exchanged, and over how many examples; sent to sites."""
 
     p: int = Field(
-        default=0, ge=0, description="steps per exchange; 0: as few as exchange.min-examples allows"
+        default=0,
+        ge=0,
+        le=100_000,
+        description="steps per exchange; 0: as few as exchange.min-examples allows",
     )
     overlap: bool = Field(
         default=False,
@@ -287,16 +319,20 @@ class LazyConfig(Section):
     min_examples: int = Field(
         default=FEATURES_HIDE,
         ge=1,
+        le=10_000_000,
         description="a gradient leaves a site only as a sum over at least so many examples",
     )
     expose_features: bool = Field(
         default=False,
         description="allow exchange.min-examples below 256, where features can be computed",
     )
-    clip: float = Field(default=10.0, gt=0, description="largest norm of a site's mean gradient")
+    clip: float = Field(
+        default=10.0, gt=0, le=1e6, description="largest norm of a site's mean gradient"
+    )
     noise: float = Field(
         default=0.0,
         ge=0,
+        le=1000,
         description="Gaussian noise on that gradient, in multiples of exchange.clip",
     )
     masked: bool = Field(

@@ -15,6 +15,7 @@
     ├── LostError       a site lost its own state of a training, which nobody else has
     ├── ForgottenError  a site no longer has a model that a request only names
     ├── PolicyError     the site's policy does not allow what was asked
+    │   └── BatchError    its steps would be over fewer images than the site allows
     ├── BudgetError     a budget of the site's policy is spent
     └── RunError        a run, a checkpoint or a server process cannot go on
 
@@ -45,6 +46,7 @@ class Code(IntEnum):
     FORGOTTEN = 1013
     WEIGHTS = 1014
     SECURE = 1015
+    BATCH = 1016
 
     @property
     def public(self) -> str:
@@ -72,6 +74,8 @@ _PUBLIC = {
     Code.SECURE: "the site refused to take part in this secure sum; the full text is in the site's "
     "own log",
     Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
+    Code.BATCH: "the site takes no step over as few images as train.batch-size; raise it (the "
+    "default suits a site's default --min-images), or ask the site's operator",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 
@@ -154,6 +158,10 @@ class ForgottenError(FeddaError):
 
 class PolicyError(FeddaError):
     code = Code.POLICY
+
+
+class BatchError(PolicyError):
+    code = Code.BATCH
 
 
 class BudgetError(FeddaError):

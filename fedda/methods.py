@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedda.config import ModelConfig, PrivacyConfig, Scalar, Section, Secure, TrainConfig
+from fedda.config import (
+    MOST_SHRINKING,
+    NEW_LAYERS,
+    ModelConfig,
+    PrivacyConfig,
+    Scalar,
+    Section,
+    Secure,
+    TrainConfig,
+)
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Manifest, Part
 
@@ -181,7 +190,7 @@ class Method:
         Raises:
             ConfigError: the method needs single models.
         """
-        if secure == "none":
+        if secure != "sum":
             return replace(self, phases=self.sealed) if self.seals(options) else self
         if not self.summed:
             raise ConfigError(
@@ -218,6 +227,27 @@ class Method:
                     f"in full precision, so set it to {needed}."
                 )
 
+    def check_steps(self, options: Any, model: ModelConfig, train: TrainConfig) -> None:
+        """Refuse settings whose steps wipe the model.
+
+        What a site sends would then be its last steps' gradients alone, which show what these steps
+        were over.
+
+        Raises:
+            ConfigError: naming the settings.
+        """
+        rate = max(train.lr, train.lr_end) * max(1.0, getattr(options, "target_pace", 1.0))
+        if model.weights != "none" and model.train != "bottleneck":
+            rate *= NEW_LAYERS
+        pulls = {"train.weight-decay": train.weight_decay, f"{self.name}.mu": _pull(options)}
+        for key, pull in pulls.items():
+            if (shrinks := rate * pull) > MOST_SHRINKING * (1 + 1e-9):
+                raise ConfigError(
+                    f"{key} is {pull:g} and the largest learning rate {rate:g}, so a step would "
+                    f"take away {shrinks:.3g} of each weight, and a model would show its last "
+                    f"steps' images; lower one of them until the product is {MOST_SHRINKING}."
+                )
+
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.
 
@@ -247,6 +277,11 @@ class Method:
                 stages.append(Stage(phase, first, first + count - 1))
                 first += count
         return tuple(stages)
+
+
+def _pull(options: Any) -> float:
+    """How strongly a step pulls the weights back to those that were sent."""
+    return float(getattr(options, "pull", 0.0))
 
 
 def write_schedule(stages: Sequence[Stage]) -> str:

@@ -104,18 +104,30 @@ def balanced(share: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
     return repeated[torch.randperm(len(repeated), generator=draws)]
 
 
-def batches(shares: list[Tensor], batch_size: int) -> Iterator[Tensor]:
-    """Mini-batches of indices; a single image left over joins the batch before it.
+def batches(shares: Iterable[Tensor], batch_size: int, least: int = 2) -> Iterator[Tensor]:
+    """Mini-batches of indices, each over `least` different images or more.
 
-    BatchNorm cannot learn from one image, so a share of one image or none gives no batch at all.
+    What a model learns in its last step can be most of what it shows. So a batch with fewer
+    different images joins the one before it, or the first one the next. A share of one image gives
+    no batch at all, as BatchNorm cannot learn from it.
+
+    Args:
+        shares: (n,) indices each; an image may come several times.
+        batch_size: images per batch.
+        least: of different images in a batch; a share with fewer is one batch.
     """
     for share in shares:
-        parts = list(share.split(batch_size))
-        if len(parts[-1]) < 2:
-            last = parts.pop()
-            if parts:
-                parts[-1] = torch.cat([parts[-1], last])
-        yield from parts
+        parts: list[Tensor] = []
+        for part in share.split(batch_size):
+            if parts and min(_different(part), _different(parts[-1])) < least:
+                parts[-1] = torch.cat([parts[-1], part])
+            else:
+                parts.append(part)
+        yield from (part for part in parts if len(part) > 1)
+
+
+def _different(images: Tensor) -> int:
+    return len(images.unique())
 
 
 def windows(

@@ -69,6 +69,8 @@ class Trainings:
         self.tracking = tracking
         self.sites = Sites(grid, config, journal)
         self.members = meet(folder, config, self.sites, journal)
+        if self.members.keyed:
+            self.config = config = config.hiding(len(self.members.sources))
         self.targets = sequence.order(config, self.members)
         self.done: dict[str, list[dict[str, Any]]] = {m: [] for m in config.trainings}
         journal.write(

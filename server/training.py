@@ -379,6 +379,7 @@ class Training:
             "bytes": self.ledger.total(),
             "calibration_bytes": sum(self.ledger.round(self.task.rounds + 1).values()),
             "model": str(path),
+            "hidden": self.task.hidden,
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
             **worth_it,

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Message
 
 from fedda.algorithms import fedavg
+from fedda.config import LEAST_HIDDEN
 from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RunningMean
 from fedda.maths.masks import FixedPoint, MaskedSum
@@ -19,8 +20,6 @@ from fedda.wire import Arrays
 from .base import FedDA, Numbers
 from .sites.replies import Reply
 from .sites.roster import Node
-
-LEAST = 3  # sources of a secure sum: from a sum of two, each knows the other's model
 
 
 class FedAvg(FedDA):
@@ -109,7 +108,7 @@ class FedAvg(FedDA):
         """The smallest number of sources, of which also `guard.mean` tells anything."""
         guard, least = self.setup.guard, super().least_sources
         if least and self.task.secure == "sum":
-            return max(least, LEAST)
+            return max(least, LEAST_HIDDEN)
         return max(least, least_for(guard.mean, guard.liars)) if least else 0
 
     def mean_of(self, like: Arrays, memory: Arrays | None = None) -> RunningMean | RobustMean:

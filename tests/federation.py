@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.config import IMAGES_HIDE
 from fedda.ops.bundle import stage
 from fedda.ops.federation import PROGRAM, Deployment
 from fedda.ops.spawn import LOOPBACK, Process
@@ -17,6 +16,8 @@ from server.journal import Event, Journal
 from server.simulation import simulate
 from tests.local_grid import EXAMPLES, make_domains
 from tests.patience import PATIENCE
+
+MIN_IMAGES = 16  # of these small sites, which have fewer than a site should have
 
 LIVE: dict[str, Any] = {
     "rounds": 3,
@@ -185,6 +186,8 @@ class Federation(Deployment):
         self.nodes = make_domains(data)
         sites = {n["name"]: (n["role"], Path(n["data"])) for n in self.nodes}
         super().__init__(directory, sites, patience=PATIENCE, **more)
+        least, given = ["--min-images", str(MIN_IMAGES)], self.client_options
+        self.client_options = {name: [*least, *given.get(name, [])] for name in sites}
         self.acting = acting
         self.app = stage(directory / "app")
         self.runs = directory / "runs"
@@ -225,7 +228,7 @@ class Federation(Deployment):
         directory = self.directory / "alone"
         flat = LIVE | {"run.dir": str(directory), "run.name": name} | dict(settings)
         # The sites of the federation have the client's own limit.
-        more = {"state-dir": str(directory / name), "threads": 1, "min-images": IMAGES_HIDE}
+        more = {"state-dir": str(directory / name), "threads": 1, "min-images": MIN_IMAGES}
         sites = [{**n, **more} for n in self.nodes]
         return simulate(RunConfig.parse(flat), sites, Journal(), "process")
 

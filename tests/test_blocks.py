@@ -140,15 +140,15 @@ def node(path: Path, **more: object) -> dict[str, object]:
 
 def test_a_site_trains_on_images_in_whole_blocks_in_every_shape(tmp_path: Path) -> None:
     path, state = write(tmp_path / "a.npz", 100), tmp_path / "state"
-    site = Site(node(path, **{"state-dir": str(state)}))
+    site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
     assert len(site.training((1, 8, 8))) == 100
     first = site.blocks
     write(path, 107)
-    site = Site(node(path, **{"state-dir": str(state)}))
+    site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
     assert len(site.training((3, 16, 16))) == 100  # another shape: the same images
     assert named(site.blocks, images(*range(107))) == named(first, images(*range(107)))
     write(path, 100, start=1)
-    site = Site(node(path, **{"state-dir": str(state)}))
+    site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
     assert 83 <= len(site.training((1, 8, 8))) <= 84
     whole, used = data.load_source(path), site.training((1, 8, 8))
     assert isinstance(used, data.Labelled)
@@ -171,11 +171,11 @@ def test_a_corrected_label_is_another_example_of_a_source_but_not_of_a_target(
 
 
 def test_a_site_without_enough_images_for_a_block_says_so(tmp_path: Path) -> None:
-    few = node(write(tmp_path / "a.npz", 15))
-    for limits in ({"min-images": 16}, {"state-dir": str(tmp_path)}):
-        with pytest.raises(ConfigError, match=r"has 15 images.*trains on 16 or more"):
+    few = node(write(tmp_path / "a.npz", 63))
+    for limits in ({"min-images": 64}, {"state-dir": str(tmp_path)}):
+        with pytest.raises(ConfigError, match=r"has 63 images.*trains on 64 or more"):
             Site(few | limits).training((1, 8, 8))
-    assert len(Site(few).training((1, 8, 8))) == 15  # in an experiment they are one block
+    assert len(Site(few).training((1, 8, 8))) == 63  # in an experiment they are one block
 
 
 def test_images_of_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:

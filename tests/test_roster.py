@@ -19,6 +19,7 @@ def offer(name: str, role: str = "source", **change: Any) -> dict[str, Any]:
         "classes": ["cat", "dog"] if role == "source" else [],
         "shape": [1, 8, 8],
         "version": __version__,
+        "keys": False,
     } | change
 
 

@@ -16,10 +16,11 @@ from fedda import plugins, records
 from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.methods import PartName
 from fedda.settings import Task
-from fedda.wire import Manifest, Packed, Rule
+from fedda.wire import Kind, Manifest, Packed, Rule
 
 from ..base import Client
 from ..site import state
+from ..site.crafted import check_rows
 from ..site.memory import Site, resident
 from ..site.request import Request
 
@@ -143,6 +144,8 @@ def _read(message: Message, site: Site, allowed: Collection[str]) -> Request:
     _check(request.contract.enters, arrays, request.numbers, request, site, "received")
     for name, packed in arrays.items():
         packed.check_finite(f"'{name}' of the server")
+        if packed.manifest.kind is Kind.MODEL:
+            check_rows(name, packed.unpack())
     return request
 
 

@@ -110,6 +110,11 @@ class Gate:
         self._check_named("network", task.model.name, allow.networks)
         sizes.check_names(task, limits.classes, limits.image_side)
         sizes.check_views(task, limits.views)
+        if task.model.bottleneck > limits.bottleneck:
+            raise PolicyError(
+                f"The request asks for a bottleneck of {task.model.bottleneck} units; the policy "
+                f"allows {limits.bottleneck} at most (limits.bottleneck)."
+            )
 
     def _check_named(self, what: str, name: str, patterns: Names) -> None:
         if not named(name, patterns):

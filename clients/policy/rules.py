@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
-from fedda.config import Section, validate
+from fedda.config import WIDEST, Section, validate
 from fedda.errors import ConfigError
 
 # Bounds that hold without a policy, too; a policy can only lower them.
@@ -40,12 +40,13 @@ class Allow(Section):
 
 
 class Limits(Section):
-    """The largest model and input that a request may name, and the most views of each image."""
+    """The largest model, input and bottleneck that a request may name, and views of each image."""
 
     image_side: int = Field(default=MOST_SIDE, ge=1, le=MOST_SIDE)
     classes: int = Field(default=MOST_CLASSES, ge=2, le=MOST_CLASSES)
     parameters: int = Field(default=MOST_PARAMETERS, ge=1, le=MOST_PARAMETERS)
     views: int = Field(default=MOST_VIEWS, ge=1, le=MOST_VIEWS)
+    bottleneck: int = Field(default=WIDEST, ge=0, le=WIDEST)
 
 
 class Leaving(Section):

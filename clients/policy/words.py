@@ -14,7 +14,10 @@ FRESH = """\
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
-networks = ["*"]             # for example ["digit-cnn", "resnet*"]
+# Convolutional networks, also frozen ones with a bottleneck. A network whose first layer is linear,
+# such as mlp or identity, can be made to show single images: add it for vectors alone, and then
+# with secure.demand or privacy.noise below.
+networks = ["digit-cnn", "lenet", "alexnet", "resnet*", "efficientnet*"]
 phases = ["*"]               # of methods: `fedda methods --wire` names them
 
 [limits]                     # the largest model that a request may name
@@ -22,6 +25,7 @@ image-side = 512             # pixels
 classes = 1000
 parameters = 100_000_000     # values of the model, and of all that the method adds
 views = 8                    # augmented views of each image that a frozen network computes
+bottleneck = 512             # units of the layer between network and head
 
 [leaving]                    # what may leave this site
 models = true
@@ -30,7 +34,7 @@ gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
 
 [protect]                    # the stricter of this, the run and the command line holds
-min-images = 16              # least images that a model is trained on in a round
+min-images = 64              # least images of a round and of each of its steps
 min-examples = 256           # least examples that a gradient is summed over
 clip = 10.0                  # largest norm of a gradient
 noise = 0.0                  # least noise on a gradient, in multiples of that norm
@@ -72,13 +76,14 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
     yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
     yield f"A frozen network computes {limits.views} views of each image at most."
+    yield f"A bottleneck has {limits.bottleneck:,} units at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     named = {"tests": "numbers of tests"}
     yield f"May leave: {_listed([named.get(k, k) for k in may])}."
     if not_:
         yield f"Never leave: {_listed([named.get(k, k) for k in not_])}."
-    yield f"A model is trained on {protect.min_images} images of a round or more."
+    yield f"A model is trained on {protect.min_images} images or more, in a round and in each step."
     clip = "" if protect.clip is None else f", of a norm of {protect.clip:g} at most"
     noise = f", with noise of {protect.noise:g} times that norm" if protect.noise else ""
     yield f"A gradient is summed over {protect.min_examples} examples or more{clip}{noise}."

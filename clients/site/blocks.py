@@ -33,6 +33,7 @@ from fedda.train import generator, joined
 logger = logging.getLogger("fedda.site")
 
 FILE = "blocks.json"
+SECRET = "chance"
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -95,6 +96,25 @@ def kept(folder: Path, images: Sequence[bytes], least: int, together: int) -> Bl
             waiting,
         )
     return found
+
+
+def secret(folder: Path) -> str:
+    """What only this site knows, the same after a restart; made when it is first needed."""
+    path = folder / SECRET
+    try:
+        if path.exists():
+            return path.read_text()
+        made = secrets.token_hex(32)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.touch(mode=0o600)
+            part.write_text(made)
+    except OSError as error:
+        raise DataError(
+            f"{path}, from which this site's random draws begin, cannot be read or written "
+            f"({error}); mend its folder."
+        ) from error
+    return made
 
 
 def divide(

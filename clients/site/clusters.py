@@ -29,6 +29,6 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
         z = torch.cat([model.features(client.inputs(part)) for part in images.split(256)])
     if not client.site.reproducible:  # in an experiment, a training that failed is a result
         check_spread(z, client.site.min_images)
-    seed = seed_for(task.seed, client.site.name, client.request.round, "clusters") % 2**32
+    seed = seed_for(*client.site.chance(task), client.request.round, "clusters") % 2**32
     statistic = gap.gap_statistic(z, gap.clusters(z, task.classes, seed))
     return float(statistic), float(gap.scatter(z))

@@ -116,7 +116,7 @@ class Dictionary:
                 that move by themselves would come to lie on single examples.
         """
         o = self.task.options
-        draws = generator(self.task.seed, self.site.name, server_round, "dictionary")
+        draws = generator(*self.site.chance(self.task), server_round, "dictionary")
         blocks = torch.randperm(z.shape[1], generator=draws).split(o.step_size)
         if (fewest := min(map(len, blocks))) < self.site.min_images:
             raise ConfigError(
@@ -186,7 +186,7 @@ class Dictionary:
         if alpha is None or alpha.shape != (K,):
             if server_round >= first:
                 logger.warning("no coordinates of round %d are left; drawn anew", server_round)
-            draws = generator(self.task.seed, self.site.name, "coordinates")
+            draws = generator(*self.site.chance(self.task), "coordinates")
             alpha = feddadil.first_coordinates(K, draws)
         return alpha.to(self.points)
 

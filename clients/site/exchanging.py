@@ -110,12 +110,12 @@ class Summing(Client):
         """
         config = self.exchange.lazy
         groups = joined(self.site.blocks.groups, self._least)
-        if sum(map(len, groups)) < 2 * config.p:
+        if sum(map(len, groups)) < (least := self.site.least_batch) * config.p:
             raise ConfigError(
-                f"This site has {len(self.data)} images, but the {config.p} steps of a window "
-                "(exchange.p) need two each; lower exchange.p, or add images."
+                f"This site has {len(self.data)} images, but each of the {config.p} steps of a "
+                f"window (exchange.p) needs {least}; lower exchange.p, or add images."
             )
-        seed, size = seed_for(self.task.seed, self.site.name), self.task.train.batch_size
+        seed, size = seed_for(*self.site.chance(self.task)), self.task.train.batch_size
         yield from windows(groups, size, config.p, seed, first, count)
 
     @property

@@ -25,13 +25,18 @@ class Identity:
         self.name = name
         self._key, self._peers = key, peers
 
+    @property
+    def complete(self) -> bool:
+        """Whether this site was given its own key and the others'."""
+        return bool(self._key and self._peers)
+
     def peers(self, role: str = "source") -> Mapping[str, Any]:
         """Return the public keys of the sites that may have a role, by name.
 
         Raises:
             SecureError: this site was not given its key or the others'.
         """
-        if not self._key or not self._peers:
+        if not self.complete:
             raise SecureError(
                 "The run hides models or gradients from the server, but this site was not given "
                 "the federation's public keys; start fedda-client with --key and --peers."

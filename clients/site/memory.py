@@ -1,5 +1,6 @@
 """What stays in memory at a site: its data, its models and their optimizers, on its device."""
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from torch import nn, optim
 
 from fedda import __version__, data, models, wire
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE
-from fedda.errors import ConfigError
+from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer, repeatable
 from fedda.wire import Role
@@ -21,7 +22,7 @@ from ..policy.gate import Gate
 from ..policy.rules import Policy
 from ..policy.trail import Trail
 from . import blocks, reading, state
-from .blocks import Blocks
+from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Identity
 from .sealed import Sealed
@@ -78,6 +79,7 @@ class Site:
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
+        self._secret = ""
         self.shelf = Shelf()
         self.noted = ""  # the training whose first note was tried last
         self._obey(Policy.parse(str(node.get("policy", ""))), node)
@@ -111,14 +113,46 @@ class Site:
         self.gate, self.trail = Gate.of(node, policy, booked), Trail(booked)
         files = str(node.get("key", "")), str(node.get("peers", ""))
         place = self.state_dir / self.name if self.state_dir else None
-        identity = Identity(self.name, *files)
-        self.summed = Summed(identity, policy.secure, place)
-        self.sealed = Sealed(identity, policy.secure)
+        self.identity = Identity(self.name, *files)
+        self.summed = Summed(self.identity, policy.secure, place)
+        self.sealed = Sealed(self.identity, policy.secure)
 
     @property
     def labels(self) -> bool:
         """Whether training may read labels here."""
         return self.role == "source"
+
+    def chance(self, task: Task) -> tuple[object, ...]:
+        """What this site's random draws of a training begin from: a secret, and all its settings.
+
+        A server that knew or chose the draws could ask twice for steps that differ by one image.
+        With the same settings a site draws the same again, so that a training can be resumed. A
+        reproducible site's draws depend on the run's seed and its own name.
+        """
+        if self.reproducible:
+            return task.seed, self.name
+        assert self.state_dir is not None
+        self._secret = self._secret or secret(self.state_dir / self.name)
+        return self._secret, json.dumps(task.flat(), sort_keys=True)
+
+    @property
+    def least_batch(self) -> int:
+        """The fewest images that a step of training may be over."""
+        return 2 if self._lenient else self.min_images
+
+    def check_batch(self, task: Task) -> None:
+        """Check that a training's batches are as large as this site asks for.
+
+        Raises:
+            BatchError: they are smaller.
+        """
+        asked, least = task.train.batch_size, self.least_batch
+        if asked < least:
+            raise BatchError(
+                f"The run's train.batch-size is {asked}, but this site takes no step over fewer "
+                f"than {least} images, as a model shows what its last step was over; raise "
+                "train.batch-size, or lower --min-images and the policy's protect.min-images."
+            )
 
     def offer(self) -> dict[str, Any]:
         """What this site brings to a run: the only facts about its data that leave it."""
@@ -126,7 +160,7 @@ class Site:
         if described != self._described:  # the data have changed: those in memory are out of date
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
             self.frozen.forget()
-        return offer(self.role, self.name, described)
+        return offer(self.role, self.name, described, self.identity.complete)
 
     def check_fit(self, task: Task) -> None:
         """Check that this site's data fit a run, before its first round.
@@ -263,7 +297,9 @@ class Site:
         return self._workspaces[key]
 
 
-def offer(role: Role, name: str, description: data.Description) -> dict[str, Any]:
+def offer(
+    role: Role, name: str, description: data.Description, keys: bool = False
+) -> dict[str, Any]:
     """Make a site's offer, all that it says about its data; a target does not name its classes."""
     return {
         "role": role,
@@ -273,6 +309,7 @@ def offer(role: Role, name: str, description: data.Description) -> dict[str, Any
         "classes": list(description.classes) if role == "source" else [],
         "shape": list(description.shape),
         "version": __version__,
+        "keys": keys,
     }
 
 

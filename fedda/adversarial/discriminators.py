@@ -53,7 +53,7 @@ class Network(Section):
     optimizer: Literal["adam", "sgd"] = Field(
         default="adam", description="optimizer of the discriminator"
     )
-    lr: float = Field(default=0.001, gt=0, description="learning rate of the discriminator")
+    lr: float = Field(default=0.001, gt=0, le=1, description="learning rate of the discriminator")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
     beta1: float = Field(
         default=BETA1, ge=0, lt=1, description="adam's average of gradients; .9 breaks adversaries"
@@ -74,7 +74,10 @@ class Critic(Section):
         "gradients are then bounded by the features' length",
     )
     penalty: float = Field(
-        default=0.0, ge=0, description="gamma, the critic's gradient penalty on each side; 0: none"
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="gamma, the critic's gradient penalty on each side; 0: none",
     )
     critic_steps: int = Field(
         default=1,
@@ -89,7 +92,7 @@ class Reversal(Section):
     """How strongly encoders learn to deceive the discriminator."""
 
     strength: float = Field(
-        default=0.1, ge=0, description="weight of the domain loss; cross entropy weighs 1"
+        default=0.1, ge=0, le=100, description="weight of the domain loss; cross entropy weighs 1"
     )
     schedule: Literal["ganin", "constant"] = Field(
         default="ganin", description="ganin: the weight grows from 0; constant: it does not"

@@ -46,7 +46,7 @@ class Config(fedavg.Config):
     """AutoDIAL's setting, and FedAvg's for the mean of the sources."""
 
     entropy: float = Field(
-        default=0.1, ge=0, description="lambda, the weight of the entropy at the target"
+        default=0.1, ge=0, le=100, description="lambda, the weight of the entropy at the target"
     )
 
 

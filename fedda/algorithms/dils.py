@@ -38,6 +38,7 @@ class Adaptation(Critic):
     pretrain: int = Field(
         default=10,
         ge=0,
+        le=100_000,
         description="rounds at the beginning that train the collaborator on labels",
     )
     epochs: int = Field(
@@ -51,6 +52,7 @@ class Adaptation(Critic):
     lr: float = Field(
         default=0.0002,
         gt=0,
+        le=1,
         description="learning rate of an adapting encoder, by Adam; if too high, it collapses, "
         "with cada already at 2e-4 (5e-5 held)",
     )
@@ -69,7 +71,10 @@ class Config(Adaptation):
     """DILS's settings."""
 
     head_lr: float = Field(
-        default=0.001, gt=0, description="learning rate of the collaborator's classifier with cada"
+        default=0.001,
+        gt=0,
+        le=1,
+        description="learning rate of the collaborator's classifier with cada",
     )
     share: bool = Field(
         default=False, description="let the target's model go to the server after each round"

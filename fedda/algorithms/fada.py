@@ -67,13 +67,13 @@ Generator = Literal["paper", "inverted"]
 class Weights(Section):
     """Weights of the losses beside the cross entropy on labels; the paper gives none."""
 
-    alignment: float = Field(default=0.01, ge=0, description="weight of eq. 5")
+    alignment: float = Field(default=0.01, ge=0, le=100, description="weight of eq. 5")
     schedule: Literal["ganin", "constant"] = Field(
         default="ganin", description="ganin: fada.weights.alignment grows from 0; constant"
     )
-    confusion: float = Field(default=1.0, ge=0, description="weight of eq. 7")
-    information: float = Field(default=0.0001, ge=0, description="weight of eq. 8 in D")
-    reconstruction: float = Field(default=0.01, ge=0, description="weight of R's loss")
+    confusion: float = Field(default=1.0, ge=0, le=100, description="weight of eq. 7")
+    information: float = Field(default=0.0001, ge=0, le=100, description="weight of eq. 8 in D")
+    reconstruction: float = Field(default=0.01, ge=0, le=100, description="weight of R's loss")
 
     def alignment_at(self, q: float) -> float:
         """The weight of eq. 5 when a share q of the training is over -> float."""
@@ -100,6 +100,7 @@ class Config(Section):
     gain_images: int = Field(
         default=1000,
         ge=0,
+        le=1_000_000,
         description="eq. 3 is measured on so many of the target's images, the same ones in every "
         "round (rounded up to whole blocks of the site's); 0: all of the round's",
     )
@@ -140,6 +141,7 @@ class Config(Section):
     pace: float = Field(
         default=0.1,
         gt=0,
+        le=10,
         description="learning rate of D, CI, M and R, in units of the model's new layers, on which "
         "they can diverge",
     )

@@ -42,6 +42,7 @@ class Config(fedavg.Config):
     scale: float = Field(
         default=0.0,
         ge=0,
+        le=1e6,
         description="unit of the bandwidths; 0: the median distance of the target's features, "
         "measured after a first round without alignment and then in every round",
     )

@@ -21,7 +21,12 @@ from fedda.methods import Method
 class Config(fedavg.Config):
     """FedAvg's setting, and the strength of the penalty."""
 
-    mu: float = Field(default=0.01, ge=0, description="strength of the proximal term")
+    mu: float = Field(default=0.01, ge=0, le=100, description="strength of the proximal term")
+
+    @property
+    def pull(self) -> float:
+        """How strongly a step pulls the weights back to those that were sent."""
+        return self.mu
 
 
 def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) -> Tensor:

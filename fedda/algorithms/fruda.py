@@ -58,7 +58,7 @@ class Measure(Network):
         pattern=discriminators.SIZES,
         description="hidden layers of a critic; empty: it is linear",
     )
-    lr: float = Field(default=0.02, gt=0, description="learning rate of a critic")
+    lr: float = Field(default=0.02, gt=0, le=1, description="learning rate of a critic")
     steps: int = Field(
         default=100,
         ge=1,
@@ -68,6 +68,7 @@ class Measure(Network):
     penalty: float = Field(
         default=0.0,
         ge=0,
+        le=1000,
         description="gamma, a critic's gradient penalty on each side; 0: none. Without `spectral` "
         "it gives distances several times too long",
     )
@@ -100,6 +101,7 @@ class Config(dils.Adaptation):
     gamma: float = Field(
         default=10.0,
         gt=0,
+        le=1000,
         description="with all: sharpness of the maximum over the candidates' losses",
     )
     keep: Literal["better", "adapted"] = Field(

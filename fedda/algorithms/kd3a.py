@@ -92,10 +92,11 @@ class Config(Section):
     heads: Literal["average", "local"] = Field(
         default="average", description="average the classifier heads, or keep each one at its site"
     )
-    relay: Literal["open", "sealed"] = Field(
-        default="open",
+    relay: Literal["auto", "open", "sealed"] = Field(
+        default="auto",
         description="sealed: sources encrypt their models to the target, which averages them; the "
-        "server relays them and sees only the mean (sites need --peers)",
+        "server relays them and sees only the mean (sites need --peers); auto: sealed where all "
+        "sites have these, else open",
     )
     mixup: float = Field(
         default=0.2,
@@ -112,6 +113,11 @@ class Config(Section):
         default=True,
         description="also mix the images' weights n; false (official): each keeps its n",
     )
+
+    @property
+    def can_seal(self) -> bool:
+        """Whether the sources' models can be sealed with these settings."""
+        return self.heads == "average"
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

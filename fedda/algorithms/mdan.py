@@ -40,8 +40,10 @@ class Config(fedavg.Config):
     discriminator: Network = Network()
     max: Max = Field(default="soft", description="over sources; hard: only the worst one counts")
     sign: Sign = Field(default="code", description="of mu d in a term; code: plus, paper: minus")
-    gamma: float = Field(default=10.0, gt=0, description="sharpness of the soft maximum")
-    mu: float = Field(default=0.01, ge=0, description="weight of d and of its reversed gradient")
+    gamma: float = Field(default=10.0, gt=0, le=1000, description="sharpness of the soft maximum")
+    mu: float = Field(
+        default=0.01, ge=0, le=100, description="weight of d and of its reversed gradient"
+    )
     loss: Deception = Field(
         default="inverted",
         description="what encoders minimise: the discriminator's loss on exchanged labels "

@@ -53,11 +53,15 @@ class Config(Section):
         "parameters, or as it is; what is sent is a linear head",
     )
     beta: float = Field(
-        default=0.3, ge=0, description="weight of the cross entropy on pseudo-labels; 0: none"
+        default=0.3,
+        ge=0,
+        le=100,
+        description="weight of the cross entropy on pseudo-labels; 0: none",
     )
     relabel: int = Field(
         default=0,
         ge=0,
+        le=1_000_000,
         description="steps after which the target makes pseudo-labels anew; 0: once per epoch",
     )
     centroids: Centroids = Field(
@@ -66,7 +70,7 @@ class Config(Section):
         "of the features themselves",
     )
     target_pace: float = Field(
-        default=1.0, gt=0, description="the target's learning rate, in units of train.lr"
+        default=1.0, gt=0, le=10, description="the target's learning rate, in units of train.lr"
     )
 
 

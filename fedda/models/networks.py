@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fedda.config import NETWORKS, PRETRAINED, TIMM, ModelConfig
+from fedda.config import NETWORKS, NEW_LAYERS, PRETRAINED, TIMM, ModelConfig
 from fedda.errors import ModelError
 from fedda.train import seed_for
 
@@ -31,9 +31,6 @@ from .weights import fill
 
 # An image smaller than this has no pixel left at the end of the network.
 _SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
-
-# The learning rate of new layers, in units of that of pretrained ones, as in FADA.
-_NEW_LAYERS = 10
 
 
 class Model(nn.Module):
@@ -129,7 +126,7 @@ class Model(nn.Module):
             return [{"params": [p for _, p in named], "lr": lr}, *apart]
         return [
             {"params": [p for name, p in named if name not in self.fresh], "lr": lr},
-            {"params": [p for name, p in named if name in self.fresh], "lr": _NEW_LAYERS * lr},
+            {"params": [p for name, p in named if name in self.fresh], "lr": NEW_LAYERS * lr},
             *apart,
         ]
 

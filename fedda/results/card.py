@@ -120,13 +120,15 @@ def _protected(results: read.Results) -> list[str]:
     """Say how models, gradients and examples were protected, and what that does not cover."""
     config, methods = results["config"], list(results["trainings"])
     lines = []
-    if config.get("secure") == "sum":
+    hidden = {name: results["trainings"][name][-1].get("hidden") for name in methods}
+    if summing := [name for name in methods if hidden[name] == "sum"]:
+        titles = " and ".join(read.title(results, name) for name in summing)
         lines.append(
-            "- Secure sums (`secure=sum`): the server learned the sum of the sources' models, and "
-            "no single one. The target's model is not in the sum."
+            f"- Secure sums (`secure=sum`): in {titles} the server learned the sum of the sources' "
+            "models, and no single one. The target's model is not in the sum."
         )
     for name in methods:
-        if config.get(f"{name}.relay") == "sealed":
+        if hidden[name] == "sealed":
             lines.append(
                 f"- Sealed models (`{name}.relay=sealed`): in {read.title(results, name)} the "
                 "server relayed the sources' models encrypted and saw their mean alone; the target "

@@ -13,8 +13,10 @@ from fedda import plugins
 from fedda.config import (
     AUGMENTATIONS,
     FEATURES_HIDE,
+    LEAST_HIDDEN,
     NETWORKS,
     TIMM,
+    Asked,
     ExchangeConfig,
     Flat,
     GuardConfig,
@@ -51,10 +53,11 @@ class RunConfig(Section):
     sources_per_round: int = Field(
         default=0, ge=0, description="number of sources drawn at random for each round; 0: all"
     )
-    secure: Secure = Field(
-        default="none",
+    secure: Asked = Field(
+        default="auto",
         description="sum: the server learns the sum of the sources' models, and no single one "
-        "(fedavg, fedprox, adabn); needs three sources and fedda-client --peers; none: it sees all",
+        "(fedavg, fedprox, adabn); needs three sources and fedda-client --peers; none: it sees "
+        "all; auto: sum where the method allows it and all sites have --peers, else none",
     )
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()
@@ -67,6 +70,7 @@ class RunConfig(Section):
     exchange: ExchangeConfig = ExchangeConfig()
     track: TrackSection = TrackSection()
     options: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    hidden: frozenset[str] = Field(default=frozenset(), exclude=True)  # methods that take sums
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:
@@ -136,6 +140,7 @@ class RunConfig(Section):
             )
         for name in self.trainings:
             plugins.method(name).check_privacy(self.privacy, self.model, self.train)
+            plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":
             self._check_secure()
         if len(set(self.sources)) < len(self.sources) or not all(map(is_site_name, self.sources)):
@@ -189,6 +194,26 @@ class RunConfig(Section):
                 "changing groups would reveal single models; set sources-per-round to 0."
             )
 
+    def hiding(self, sources: int) -> Self:
+        """Return the run as it is over sites that all can hide their models from the server.
+
+        What is `auto` becomes protection in every method that has it; a run that names another
+        rule for its mean, draws sources, or has fewer than three of them cannot have sums.
+        """
+        able = self.guard.mean == "weighted" and not self.sources_per_round
+        able = able and self.secure == "auto" and sources >= LEAST_HIDDEN
+        hidden = {m for m in self.trainings if able and plugins.method(m).summed}
+        options = dict(self.options)
+        for method in self.trainings:
+            own = options[method]
+            if getattr(own, "relay", "") == "auto" and own.can_seal:
+                options[method] = own.model_copy(update={"relay": "sealed"})
+        return self.model_copy(update={"hidden": frozenset(hidden), "options": options})
+
+    def secure_of(self, method: str) -> Secure:
+        """Whether the server learns sums alone in the trainings of a method."""
+        return "sum" if self.secure == "sum" or method in self.hidden else "none"
+
     def _sums(self, method: str) -> bool:
         """Whether a training of a method sums gradients with these settings."""
         about = plugins.method(method)
@@ -241,7 +266,7 @@ class RunConfig(Section):
                 it has no rounds that prepare one, and all others as often as the first.
         """
         options = self.options[method]
-        about = plugins.method(method).secured(self.secure, options)
+        about = plugins.method(method).secured(self.secure_of(method), options)
         stages = about.schedule(options, self.rounds, bool(self.run.start_from))
         if not later:
             return stages
@@ -290,7 +315,7 @@ class RunConfig(Section):
             window=self.input.window,
             class_names="\n".join(classes),
             sites=sites,
-            secure=self.secure,
+            secure=self.secure_of(method),
             model=self.model,
             train=self.train,
             privacy=self.privacy,

@@ -79,6 +79,13 @@ class Task(Section):
         """The method's phases and contract."""
         return plugins.method(self.method).secured(self.secure, self.options)
 
+    @property
+    def hidden(self) -> Literal["none", "sum", "sealed"]:
+        """How the sources' models are hidden from the server."""
+        if self.secure == "sum":
+            return "sum"
+        return "sealed" if self.about.seals(self.options) else "none"
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The phases with their rounds."""
@@ -135,6 +142,7 @@ class Task(Section):
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
         task.about.check_privacy(task.privacy, task.model, task.train)
+        task.about.check_steps(task.options, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:
             raise ConfigError(
                 f"The training's schedule '{task.schedule[:80]}' must end with its last round, "

@@ -11,7 +11,7 @@ from fedda.config import InputConfig, is_site_name
 from fedda.errors import RosterError
 from fedda.wire import Role
 
-OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version"}
+OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version", "keys"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Node:
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     version: str
+    keys: bool = False  # whether it has its own key and the others', to hide its models
 
     @classmethod
     def read(cls, node_id: int, offer: Mapping[str, Any]) -> "Node":
@@ -50,6 +51,7 @@ class Node:
                 tuple(map(str, offer["classes"])),
                 tuple(int(n) for n in offer["shape"]),
                 str(offer["version"]),
+                offer["keys"] is True,
             )
             plain = node.version.isprintable() and len(node.version) <= 64
             if not plain or len(node.shape) not in (1, 3) or min(node.shape) < 0:
@@ -107,6 +109,11 @@ class Roster:
     @property
     def targets(self) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if n.role == "target")
+
+    @property
+    def keyed(self) -> bool:
+        """Whether every site can hide its models from the server."""
+        return all(node.keys for node in self.nodes)
 
     @property
     def target(self) -> Node:

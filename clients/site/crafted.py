@@ -1,0 +1,62 @@
+"""Refuse models that were made to read images: rows of a layer that differ in their bias alone.
+
+Fowl et al., Robbing the Fed, ICLR 2022, https://arxiv.org/abs/2110.13057: units that all measure
+the same thing, such as brightness, each from another value on, sort a step's images into bins, and
+the difference of two units' gradients is the image in the bin between them. In a layer that begins
+from random weights and is trained, hardly two rows point in the same direction.
+
+A server that knows this check can hide parallel rows, for example behind pixels that are always
+black. The check makes the known attack fail; only noise bounds every made model.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedda.errors import WireError
+from fedda.wire import Arrays
+
+PARALLEL = 0.99  # |cosine| of two rows from which on they measure the same
+FEW = 4  # rows may do so in any layer, such as the two of a head of two classes
+SHARE = 0.05  # of a layer's rows may, as units do that have died in training
+INPUTS = 9  # of fewer numbers rows are parallel by chance
+ROWS = 512  # of a larger layer are compared, drawn by chance
+
+
+def check_rows(what: str, arrays: Arrays) -> None:
+    """Check the first layer of a model and all its linear ones.
+
+    Args:
+        what: the model's name in the request.
+        arrays: its values by name, the first layer first.
+
+    Raises:
+        WireError: too many rows of a layer are parallel.
+    """
+    for name, rows in _layers(arrays):
+        alike = int(parallel(rows).sum())
+        if alike > max(FEW, SHARE * len(rows)):
+            raise WireError(
+                f"In '{what}' of the server {alike} of {len(rows)} rows of {name} are parallel to "
+                "another one. No training gives such a layer, and it can read single images; ask "
+                "the server's operator where the model is from."
+            )
+
+
+def parallel(rows: np.ndarray) -> np.ndarray:
+    """Whether each row (n, d) has a nearly parallel one among the others -> (n,) bool."""
+    norm = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = np.divide(rows, norm, out=np.zeros_like(rows), where=norm > 0)
+    cosine = np.abs(unit @ unit.T)
+    np.fill_diagonal(cosine, 0)
+    return cosine.max(axis=1, initial=0) > PARALLEL
+
+
+def _layers(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+    """The rows of the layers to check, by name -> (n, inputs) each."""
+    weights = [(name, w) for name, w in arrays.items() if w.ndim > 1]
+    for place, (name, w) in enumerate(weights):
+        rows = w.reshape(len(w), -1)
+        if (w.ndim == 2 or place == 0) and rows.shape[1] >= INPUTS:
+            some = np.random.default_rng().permutation(len(rows))[:ROWS]  # which, nobody knows
+            yield name, rows[some].astype(np.float64)  # squares of any float32 fit

@@ -1,0 +1,88 @@
+"""Models that were made to read single images are refused; trained ones are not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients.site.crafted import check_rows
+from clients.site.memory import Site
+from fedda import models
+from fedda.errors import WireError
+from fedda.settings import Task
+from tests.asking import blank, closest, make_source, task_of, trained
+from tests.test_last_steps import images_of
+
+BINS, IMAGES, LEAST = 500, 300, 128
+ONE_STEP = {
+    "method": "fedavg",
+    "model.name": "mlp",
+    "model.sizes": str(BINS),
+    "train.batch-size": 1000,
+    "train.rounds-per-epoch": 2.0,  # one block of 150 images
+    "train.lr": 1e-3,
+    "train.momentum": 0.0,
+}
+
+
+def imprint(task: Task, images: torch.Tensor) -> models.Model:
+    """A first layer that sorts images by their brightness, one bin per unit.
+
+    BatchNorm would move all thresholds to the units' means, so its scale and shift undo that for
+    images of the same kind as those that the server expects.
+    """
+    made = blank(task)
+    values = dict(made.named_parameters())
+    (W, b), scale, shift = (
+        [values[f"encoder.1.{n}"] for n in ("weight", "bias")],
+        *[values[f"encoder.2.{n}"] for n in ("weight", "bias")],
+    )
+    brightness = images.mean(dim=1)
+    cuts = torch.quantile(brightness, torch.linspace(0, 1, BINS, dtype=torch.float64))
+    spread, centre = brightness.std(unbiased=False), brightness.mean()
+    with torch.no_grad():
+        W.fill_(1 / images.shape[1])
+        b.zero_()
+        scale.copy_(torch.full_like(scale, float(spread)))
+        shift.copy_((centre - cuts).float())
+        made.head.weight.copy_(torch.tensor([1.0, -1.0, 0.5])[:, None].expand_as(made.head.weight))
+    return made
+
+
+def read_bins(site: Site, task: Task, made: models.Model) -> float:
+    """How close to an image the difference of two neighbouring units' gradients comes.
+
+    Through BatchNorm it is the image less what the step's mean image and the images' regression on
+    brightness make of its bin; of these two a server has a good guess, and here the right ones.
+    """
+    x, before, after = images_of(site), made.state_dict(), trained(site, task, made)
+    gradient, offset = (
+        (before[f"encoder.{n}"] - after[f"encoder.{n}"]).double() for n in ("1.weight", "2.bias")
+    )
+    spread, pace = before["encoder.2.weight"].double(), float(task.train.lr)
+    height = x.mean(dim=1)
+    z = (height - height.mean()) / height.std(unbiased=False)
+    slope = (z[:, None] * x).mean(dim=0)
+    D, step = gradient[:-1] - gradient[1:], offset[:-1] - offset[1:]
+    own = step.abs() > 1e-6 * pace
+    place = -(before["encoder.2.bias"][:-1][own].double()) / spread[:-1][own]
+    ratio = (D[own] / step[own, None]) * height.std(unbiased=False) / spread[:-1][own, None]
+    return closest(ratio + x.mean(dim=0) + place[:, None] * slope, x)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_source(tmp_path, IMAGES, **{"min-images": LEAST})
+
+
+def test_a_layer_of_bins_is_refused(site: Site) -> None:
+    task = task_of(site, ONE_STEP)
+    made = models.to_arrays(imprint(task, images_of(site)))
+    with pytest.raises(WireError, match=r"rows of encoder\.1\.weight are parallel"):
+        check_rows("model", made)
+
+
+def test_bins_would_show_an_image_in_one_step_over_many(site: Site) -> None:
+    """The attack itself works, so that its refusal says something."""
+    task = task_of(site, ONE_STEP)
+    assert read_bins(site, task, imprint(task, images_of(site))) > 0.99
