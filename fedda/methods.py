@@ -248,6 +248,19 @@ class Method:
                     f"steps' images; lower one of them until the product is {MOST_SHRINKING}."
                 )
 
+    def check_encoder(self, options: Any, model: ModelConfig) -> None:
+        """Refuse a network without an encoder where sites are to align what the encoder gives.
+
+        Raises:
+            ConfigError: there is nothing to align.
+        """
+        adapts = self.gradients and self.sums(options)
+        if adapts and model.name == "identity" and not model.bottleneck:
+            raise ConfigError(
+                f"model.name is identity, so there is no encoder, but {self.name} adapts one; set "
+                "model.bottleneck, or model.name to mlp."
+            )
+
     def phase(self, name: str) -> Phase:
         """Return the phase with a name.
 

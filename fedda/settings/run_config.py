@@ -140,6 +140,7 @@ class RunConfig(Section):
             )
         for name in self.trainings:
             plugins.method(name).check_privacy(self.privacy, self.model, self.train)
+            plugins.method(name).check_encoder(self.options[name], self.model)
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":
             self._check_secure()
