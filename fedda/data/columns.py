@@ -11,11 +11,12 @@ A folder is looked at in this order.
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedda.data import room
 from fedda.data.optional import needed
 from fedda.data.sets import listed
 from fedda.errors import DataError
@@ -26,6 +27,8 @@ SPLITS = ("train", "test")
 
 _DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
 _FILES = (".csv", ".parquet")  # tables of one file
+
+_ROWS = 64  # of a parquet file, read at a time
 
 Columns = dict[str, list[Any]]
 
@@ -138,8 +141,36 @@ def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
 def _parquet(file: Path, wanted: Sequence[str]) -> Any:
     """Some columns of a parquet file -> pyarrow.Table."""
     parquet = import_module("pyarrow.parquet")
-    names = [name for name in parquet.read_schema(file).names if not wanted or name in wanted]
-    return parquet.read_table(file, columns=names)
+    with parquet.ParquetFile(file) as opened:
+        schema, about = opened.schema_arrow, opened.metadata
+        names = [name for name in schema.names if not wanted or name in wanted]
+        groups = (about.row_group(i) for i in range(about.num_row_groups))
+        columns = (group.column(i) for group in groups for i in range(group.num_columns))
+        its = (each for each in columns if each.path_in_schema.split(".")[0] in names)
+        _check_growth(file, sum(each.total_uncompressed_size for each in its))
+        found = _joined(file, opened.iter_batches(_ROWS, columns=names))
+    return found.replace_schema_metadata(schema.metadata) if found else schema.empty_table()
+
+
+def _joined(file: Path, batches: Iterable[Any]) -> Any | None:
+    """The batches of a file as one pyarrow.Table, if they do not outgrow it; None of none.
+
+    A value that occurs in many rows may lie in the file once.
+    """
+    some, size = [], 0
+    for batch in batches:
+        some.append(batch)
+        size += batch.nbytes
+        _check_growth(file, size)
+    return import_module("pyarrow").Table.from_batches(some) if some else None
+
+
+def _check_growth(file: Path, size: int) -> None:
+    if room.grows(size, file.stat().st_size):
+        raise DataError(
+            f"{file} grows to more than {room.GROWTH} times its size, which no table of images "
+            f"does: write it again"
+        )
 
 
 def _arrow(file: Path, wanted: Sequence[str]) -> Any:
@@ -147,7 +178,8 @@ def _arrow(file: Path, wanted: Sequence[str]) -> Any:
     arrow = import_module("pyarrow")
     with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as stream:
         names = [name for name in stream.schema.names if not wanted or name in wanted]
-        return stream.read_all().select(names)
+        found = _joined(file, (batch.select(names) for batch in stream))
+        return found or stream.schema.empty_table().select(names)
 
 
 def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> str | None:

@@ -13,7 +13,7 @@ outside become black or white. Signed gray and gray of 32 bits have no scale of 
 need it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ NEEDS_WINDOW = (
     "input.window=-160,240"
 )
 _BITS_PER_SAMPLE = 258  # TIFF's tag
+_STRIP = 1 << 20  # values that are computed at a time
 _DARK = 16  # a set whose values all stay below such a part of white is probably read wrongly
 
 
@@ -92,28 +93,56 @@ def shallow(image: Image.Image, name: object, gray: Gray) -> tuple[Image.Image, 
     if gray.window is not None:
         return Image.fromarray(to_bytes(np.asarray(image), gray.window, name)), None
     white = 2 ** (gray.bits or stored(image)) - 1
-    deep = np.asarray(image).astype(np.uint32).clip(0, 2**BITS - 1)
-    brightest = int(deep.max())
+    deep = np.asarray(image)
+    brightest = min(max(int(deep.max()), 0), 2**BITS - 1)
     if brightest > white:
         raise DataError(
             f"{name} has the value {brightest}, but {gray.bits} bits of gray end at {white}: give "
             f"--gray-bits {brightest.bit_length()} or more, the same for all scans of a kind"
         )
-    scaled = ((deep * 255 + white // 2) // white).astype(np.uint8)
+    scaled = np.empty(deep.shape, np.uint8)
+    for rows, into in _strips(deep, scaled):
+        whole = rows.astype(np.uint32).clip(0, 2**BITS - 1)
+        into[:] = (whole * 255 + white // 2) // white
     return Image.fromarray(scaled), Light(brightest, white)
 
 
-def to_bytes(values: np.ndarray, window: Window, name: object = "an image") -> np.ndarray:
-    """255 (v - low) / (high - low), rounded half up and kept within 0 to 255 -> uint8, same shape.
+def to_bytes(
+    values: np.ndarray,
+    window: Window,
+    name: object = "an image",
+    slope: float = 1,
+    intercept: float = 0,
+) -> np.ndarray:
+    """Bring gray v' = slope v + intercept to 0 to 255 -> uint8, same shape.
+
+    It becomes 255 (v' - low) / (high - low), rounded half up and kept within 0 to 255.
+
+    Args:
+        values: v (H, W).
+        window: low and high.
+        name: of the file, for messages.
+        slope: of DICOM files.
+        intercept: of DICOM files.
 
     Raises:
         DataError: a value is not finite.
     """
     low, high = window
-    if not np.isfinite(values).all():
-        raise DataError(f"{name} has values that are not finite: replace or remove it")
-    share = (values.astype(np.float64) - low) / (high - low)
-    return np.floor(255 * share.clip(0, 1) + 0.5).astype(np.uint8)
+    found = np.empty(values.shape, np.uint8)
+    for rows, into in _strips(values, found):
+        if not np.isfinite(rows).all():
+            raise DataError(f"{name} has values that are not finite: replace or remove it")
+        share = (rows.astype(np.float64) * slope + intercept - low) / (high - low)
+        into[:] = np.floor(255 * share.clip(0, 1) + 0.5)
+    return found
+
+
+def _strips(values: np.ndarray, into: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same rows of two arrays (H, ...), some at a time, so that copies of them stay small."""
+    many = max(1, _STRIP // max(1, values[:1].size))
+    for i in range(0, len(values), many):
+        yield values[i : i + many], into[i : i + many]
 
 
 class Brightness:

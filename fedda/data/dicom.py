@@ -11,11 +11,14 @@ tables and sigmoid windows of a file are not applied.
 """
 
 import io
-from typing import Any, NamedTuple, Protocol
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
 
+from fedda.data import room
 from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
 from fedda.errors import DataError
@@ -27,6 +30,7 @@ _LOOK = (
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"),
 )
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
+_PIXELS = 0x7FE00008  # tags from here on are pixels
 
 
 class Content(Protocol):
@@ -77,13 +81,16 @@ def image(file: Content, window: Window | None) -> Image.Image:
     """
     found = _parsed(file, (*_LOOK, "PixelData"))
     about = _seen(found, file)
-    pixels = _decoded(found, file)
-    if about.scale is None:
-        if pixels.dtype != np.uint8:
-            raise _error(file, "has colours of more than 8 bits: convert it to an 8-bit RGB image")
-        return Image.fromarray(pixels)
-    slope, intercept = _number(found, "RescaleSlope", 1), _number(found, "RescaleIntercept", 0)
-    gray = to_bytes(pixels * slope + intercept, window or about.scale)
+    with room.alone(about.width * about.height):
+        pixels = _decoded(found, file)
+        if about.scale is None:
+            if pixels.dtype != np.uint8:
+                raise _error(
+                    file, "has colours of more than 8 bits: convert it to an 8-bit RGB image"
+                )
+            return Image.fromarray(pixels)
+        slope, intercept = _number(found, "RescaleSlope", 1), _number(found, "RescaleIntercept", 0)
+        gray = to_bytes(pixels, window or about.scale, slope=slope, intercept=intercept)
     return Image.fromarray(255 - gray if _photometric(found) == "MONOCHROME1" else gray)
 
 
@@ -91,14 +98,56 @@ def _parsed(file: Content, names: tuple[str, ...]) -> Any:
     """Some elements of a file -> pydicom.Dataset."""
     pydicom = needed("pydicom", "dicom", f"{file} is a DICOM file, which")
     try:
-        content = io.BytesIO(file.read_bytes()) if hasattr(file, "content") else str(file)
-        return pydicom.dcmread(
-            content, specific_tags=[*names], stop_before_pixels="PixelData" not in names
-        )
+        with (
+            io.BytesIO(file.read_bytes())
+            if not isinstance(file, Path)
+            else file.open("rb") as content
+        ):
+            found = _inflated(pydicom, content, names, file)
+            if found is not None:
+                return found
+            content.seek(0)
+            return pydicom.dcmread(
+                content, specific_tags=[*names], stop_before_pixels="PixelData" not in names
+            )
+    except DataError:
+        raise
     except OSError as error:
         raise _error(file, f"cannot be opened ({error.strerror}): check it") from None
     except Exception:  # pydicom raises errors of many kinds, whose texts may quote the header
         raise _unreadable(file) from None
+
+
+def _inflated(pydicom: Any, stream: BinaryIO, names: tuple[str, ...], file: Content) -> Any | None:
+    """The same of a deflated file, of which no more is inflated than its image needs; else None.
+
+    pydicom would inflate all of it to read its header.
+    """
+    reader = pydicom.filereader
+    reader.read_preamble(stream, force=False)
+    about = reader._read_file_meta_info(stream)
+    if about.get("TransferSyntaxUID") != pydicom.uid.DeflatedExplicitVRLittleEndian:
+        return None
+    packed, tags = stream.read(), [pydicom.tag.Tag(name) for name in names]
+
+    def read(most: int, pixels: bool) -> Any:
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        part = inflate.decompress(packed, most)
+        if pixels and inflate.unconsumed_tail:
+            raise _unreadable(file)
+        stop = None if pixels else lambda tag, *_: tag >= _PIXELS
+        found = reader.read_dataset(
+            io.BytesIO(part), False, True, stop_when=stop, specific_tags=tags
+        )
+        found.file_meta = about
+        return found
+
+    found = read(room.SMALL, pixels=False)
+    if "PixelData" not in names:
+        return found
+    seen = _seen(found, file)
+    values = seen.width * seen.height * seen.channels
+    return read(room.SMALL + values * min(int(found.BitsAllocated), 32) // 8, pixels=True)
 
 
 def _seen(found: Any, file: Content) -> Header:
@@ -109,6 +158,7 @@ def _seen(found: Any, file: Content) -> Header:
         scale, own = _scale(found) if kind in _GRAY else (None, False)
     except Exception:  # a value that is missing or no number
         raise _unreadable(file) from None
+    room.check_pixels(file, width, height, max(1, frames))
     if frames > 1:
         raise _error(
             file,

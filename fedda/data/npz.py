@@ -11,7 +11,6 @@ read some at a time, so that they may be more than memory holds; in Fortran orde
 read whole, and so are the pieces of sparse vectors, which are made dense (4 bytes per column).
 """
 
-import os
 import tokenize
 import zipfile
 import zlib
@@ -24,15 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import npy, sparse
+from fedda.data import npy, room, sparse
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
 _MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
-_MOST_ZEROS = 500  # bytes from one compressed byte; only an array of nothing but zeros has more
 _MOST_SPARSE = 100_000  # entries of sparse vectors for each one that is not zero
-_SMALL = 1 << 24  # bytes of an array that may hold nothing but zeros
 # What damaged files raise in zipfile and numpy; SystemError is for text that is no Unicode.
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, SystemError)
 _UNREADABLE += (NotImplementedError, RuntimeError, RecursionError, SyntaxError)
@@ -110,12 +107,14 @@ class Npz:
         Raises:
             DataError: it is.
         """
-        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if size > has:
+        room.check_memory(f"{x} in {self.path}", size)
+
+    def _check_growth(self, key: str, size: int, stored: int) -> None:
+        """Refuse an array that is far larger than its part of the file."""
+        if room.grows(size, stored):
             raise DataError(
-                f"{x} in {self.path} needs {size / 2**30:.0f} GiB and this machine has "
-                f"{has / 2**30:.0f}: keep fewer examples or columns, or keep them on disk "
-                f"(--cache disk)"
+                f"{key} in {self.path} grows from {stored} to {size} bytes, which only zeros can: "
+                f"give real data, or write the file without compression"
             )
 
     def labels(self, y: str, n: int) -> Tensor:
@@ -195,11 +194,7 @@ class Npz:
                 f"{member.file_size - head}: the file is damaged; write it again with "
                 f"numpy.savez_compressed"
             )
-        if about.size > max(_SMALL, _MOST_ZEROS * member.compress_size):
-            raise DataError(
-                f"{key} in {self.path} grows from {member.compress_size} to {about.size} bytes, "
-                f"which only zeros can: give real data, or write the file with numpy.savez"
-            )
+        self._check_growth(key, about.size, member.compress_size)
         return about
 
     def _array(self, key: str) -> np.ndarray:
@@ -273,7 +268,7 @@ class Npz:
             )
         n, d = map(int, shape)
         entries = (*self._header(f"{x}_data")[0], 0)[0]
-        if 4 * n * d > _SMALL and n * d > _MOST_SPARSE * entries:
+        if 4 * n * d > room.SMALL and n * d > _MOST_SPARSE * entries:
             raise DataError(
                 f"{x} in {self.path} is {n} x {d} with {entries} values, so nearly all of it is "
                 f"zeros: {x}_shape is wrong, or keep only columns that are used"

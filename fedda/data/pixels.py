@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedda.data import depth, dicom
+from fedda.data import depth, dicom, room
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.sets import DIGEST, Progress, listed
@@ -289,7 +289,7 @@ def _pixels(
         image = dicom.image(file, gray.window).convert("L" if channels == 1 else "RGB")
         array = np.asarray(_resized(image, size, resize) if size else image)
         return Decoded(array[None] if channels == 1 else array.transpose(2, 0, 1), None)
-    with _opened(file) as image:
+    with _opened(file) as image, room.alone(image.width * image.height):
         turn = _UPRIGHT.get(_orientation(image))
         image, light = depth.shallow(image, file, gray)
         image = _on_white(image)
