@@ -1,5 +1,7 @@
 """Writing files so that they exist complete or not at all, and saying why one cannot be."""
 
+import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +36,20 @@ def writing(path: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
+
+
+def place(file: Path, new: Path) -> bool:
+    """Link a file to a new name, or copy it where that cannot be -> whether it was linked.
+
+    Raises:
+        OSError: it cannot be read, or the new one not written.
+    """
+    try:
+        os.link(file, new)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(file, new)
+        return False
+    return True
 
 
 def keep_newest(files: Iterable[Path], most: int) -> None:

@@ -210,7 +210,7 @@ def rehearse(
     check_closed(config)
     start = start_of(config)
     offer = load("clients", "site.memory").offer
-    found = {str(s["name"]): describe(s["data"], s["role"], _reading(s)) for s in sites}
+    found = {str(s["name"]): describe(s["data"], s["role"], Reading.said(s)) for s in sites}
     offers = (offer(s["role"], s["name"], found[str(s["name"])]) for s in sites)
     nodes = [roster.Node.read(i, o) for i, o in enumerate(offers, 1)]
     wanted = models.inputs(config.input, config.model)
@@ -226,12 +226,6 @@ def rehearse(
     for method, target in product(config.trainings, targets):
         aim = sequence.facing(config, method, members, target, targets)
         rehearse_exchange(config, method, aim)
-
-
-def _reading(site: Mapping[str, Any]) -> Reading:
-    """What a site says of its own files."""
-    skip = bool(site.get("skip-broken"))
-    return Reading.of(site.get("split", ""), site.get("gray-bits", "auto"), skip)
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:

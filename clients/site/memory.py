@@ -46,10 +46,10 @@ class Site:
             here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
             gradient, in multiples of its largest norm), test-noise (on each number of a test, in
             multiples of its largest value), server (the host that this site dials), cache (auto,
-            memory or disk: where decoded images are kept), split, gray-bits and skip-broken (what
-            it says of its files, `data.Reading`), weights (its own file of a frozen
-            network's weights), key and peers (files: its node key, and the federation's public
-            ones), features-dir (where its features are kept) and reproducible (true:
+            memory or disk: where decoded images are kept), split, gray-bits, skip-broken and
+            follow-links (what it says of its files, `data.Reading`), weights (its own file of a
+            frozen network's weights), key and peers (files: its node key, and the federation's
+            public ones), features-dir (where its features are kept) and reproducible (true:
             images are divided into blocks by the site's name, not by chance).
     """
 
@@ -67,11 +67,7 @@ class Site:
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         folder = self.state_dir / self.name / "cache" if self.state_dir else None
         self.cache = data.Cache.of(str(node.get("cache", "auto")), folder)
-        self.reading = data.Reading.of(
-            str(node.get("split", "")),
-            str(node.get("gray-bits", "auto")),
-            bool(node.get("skip-broken")),
-        )
+        self.reading = data.Reading.said(node)
         # Without a folder to keep the division in, it must be the same after a restart.
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
         if self.reproducible and self.device.type == "cuda":

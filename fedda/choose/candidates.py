@@ -99,7 +99,7 @@ def unfit(name: str, network: str, sources: int, has_batchnorm: Callable[[], boo
 def _has_batchnorm(config: RunConfig, sites: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the part of the network that learns has a BatchNorm layer."""
     site = next(s for s in sites if s["role"] == "target")
-    reading = Reading.of(site["split"], site["gray-bits"], bool(site.get("skip-broken")))
+    reading = Reading.said(site)
     found = _described(site["data"], "target", reading)
     given, shape = models.inputs(config.input, config.model), found.shape
     if found.kind == "image":

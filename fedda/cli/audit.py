@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedda.cli import attacks
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import FollowOption, GrayOption, SplitOption, reading_of
 from fedda.errors import ConfigError, ModelError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
@@ -110,6 +110,7 @@ def gradients(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    follow_links: FollowOption = False,
 ) -> None:
     """Recover features from discriminator gradients, as anybody who sees the exchange could.
 
@@ -141,7 +142,7 @@ def gradients(
         other = settings != own or own.method != config.get("method")
         results = attacks.read_table(home / RESULTS)
         sent = windows or planned(config | {"method": own.method}, results, settings.p)
-        reading = reading_of(split, gray_bits)
+        reading = reading_of(split, gray_bits, follow_links=follow_links)
         result = _attack(file, data, settings, trials, seed, device, reading)
         about = result.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
         if settings.noise:

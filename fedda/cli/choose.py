@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_server, on_terminate, refuse_local
 from fedda.library.beginning import Launch
 
 if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
 
-LOCAL = ("jobs", "threads", "split", "gray_bits", "skip_broken")  # of simulated sites
+# Of simulated sites.
+LOCAL = ("jobs", "threads", "split", "gray_bits", "skip_broken", "follow_links")
 STEM = "choice"  # of the files that are written
 
 
@@ -109,6 +110,7 @@ def choose(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
 ) -> None:
     """Take a method and its settings for a target without labels, and say how sure that is.
 
@@ -160,7 +162,7 @@ def choose(
         first = [Variant(candidates.REFERENCE)]
         if data is not None:
             apart(out, "--out", data, "--data")
-            reading = reading_of(split, gray_bits, skip_broken)
+            reading = reading_of(split, gray_bits, skip_broken, follow_links)
             plan = options.plan_of(
                 data, target, seeds, first, flat, out, "", "process", threads, reading
             )

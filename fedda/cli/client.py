@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
@@ -169,6 +169,7 @@ def client(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -244,6 +245,7 @@ def client(
             "split": split,
             "gray-bits": gray_bits,
             "skip-broken": skip_broken,
+            "follow-links": follow_links,
             "audited": True,
         }
         if threads is not None:
@@ -266,7 +268,7 @@ def client(
         # All values are read once: a site whose data cannot be used must not hold up a run. Files
         # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
-            reading = reading_of(split, gray_bits, skip_broken)
+            reading = reading_of(split, gray_bits, skip_broken, follow_links)
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
             checked.check_size(max(min_images, protected))
             summary = _summary(checked)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def compare(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
 ) -> None:
     """Train methods on the same domains and seeds, and compare their accuracy.
 
@@ -144,7 +145,7 @@ def compare(
         apart(out, "--out", data, "--data")
         variants, base = options.variants_of(methods, baseline, oracle)
         flat = options.shared_of(change or [], preset or [], rounds)
-        reading = reading_of(split, gray_bits, skip_broken)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links)
         plan = options.plan_of(
             data, target, seeds, variants, flat, out, poison, engine, threads, reading
         )

@@ -16,7 +16,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, WindowOption, reading_of
+from fedda.cli.its_files import (
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    WindowOption,
+    reading_of,
+)
 from fedda.config import IMAGES_HIDE
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -90,6 +97,7 @@ def rotate(
     seed: Annotated[int, typer.Option(min=0, help="Seed for dealing out the images.")] = 0,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    follow_links: FollowOption = False,
 ) -> None:
     """Make one rotated domain per angle from a domain: Rotated MNIST, from any images.
 
@@ -114,7 +122,7 @@ def rotate(
             size=size,
             everywhere=everywhere,
             seed=seed,
-            reading=reading_of(split, gray_bits),
+            reading=reading_of(split, gray_bits, follow_links=follow_links),
         )
     for domain in done:
         typer.echo(f"{domain.path}: {domain.train} training, {domain.test} test")
@@ -245,12 +253,14 @@ def split_(
             show_default=False,
         ),
     ] = "",
+    follow_links: FollowOption = False,
 ) -> None:
     """Cut one table of images into one folder per site.
 
     The table has a row per image and the columns path, label and optionally split (train or test),
     or it is a data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns
-    image and label. A CSV table's sites refer to the same image files.
+    image and label. Images that a table names are linked into the sites' folders, or copied to
+    another disk.
 
       fedda data split ./pacs.csv ./pacs --by domain
 
@@ -261,7 +271,7 @@ def split_(
     from fedda.data.table import split as cut
 
     with clear_exit():
-        for site, rows in cut(table, out, by, split).items():
+        for site, rows in cut(table, out, by, split, follow_links).items():
             typer.echo(f"{out / site}: {rows} images")
 
 
@@ -274,6 +284,7 @@ def check(
     gray_bits: GrayOption = "auto",
     window: WindowOption = "",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
     min_images: Annotated[
         int,
         typer.Option(
@@ -316,7 +327,7 @@ def check(
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        reading = reading_of(split, gray_bits, skip_broken).within(window)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
         description.check_size(min_images)
     if as_json:
@@ -339,6 +350,7 @@ def show(
     gray_bits: GrayOption = "auto",
     window: WindowOption = "",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
 
@@ -350,7 +362,8 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        reading, odd = reading_of(split, gray_bits, skip_broken).within(window), list[str]()
+        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(window)
+        odd = list[str]()
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target

@@ -43,9 +43,19 @@ SkipOption = Annotated[
         "they are an error.",
     ),
 ]
+FollowOption = Annotated[
+    bool,
+    typer.Option(
+        "--follow-links",
+        help="Read also what symbolic links, and paths in tables, name outside of the data's "
+        "folder; without it they are an error. Give it if you trust whoever made the folder.",
+    ),
+]
 
 
-def reading_of(split: str, gray_bits: str, skip_broken: bool = False) -> "Reading":
+def reading_of(
+    split: str, gray_bits: str, skip_broken: bool = False, follow_links: bool = False
+) -> "Reading":
     """All together.
 
     Raises:
@@ -53,4 +63,4 @@ def reading_of(split: str, gray_bits: str, skip_broken: bool = False) -> "Readin
     """
     from fedda.data import Reading
 
-    return Reading.of(split, gray_bits, skip_broken)
+    return Reading.of(split, gray_bits, skip_broken, follow_links)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
@@ -42,6 +42,7 @@ def predict(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
@@ -59,9 +60,8 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             typer.echo(f"warning: {text}", err=True)
-        rows = table(
-            model_file(model), data, batch, device, reading_of(split, gray_bits, skip_broken)
-        )
+        reading = reading_of(split, gray_bits, skip_broken, follow_links)
+        rows = table(model_file(model), data, batch, device, reading)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
             return

@@ -8,6 +8,7 @@ from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
+from fedda.data.inside import Inside
 from fedda.data.load import open_site
 from fedda.data.pixels import EXTENSIONS, read_images, sound
 from fedda.data.reader import Checked
@@ -51,9 +52,9 @@ def stream(
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site.path, only, shape, batch, resize)
     elif isinstance(site, ImageFolder):
-        folder = site.chosen
+        folder, inside = site.chosen, Inside(Path(path), reading.follow_links)
         form = Form(resize=resize, gray=reading.gray)
-        yield from _images(folder, shape, batch, form, reading.skip_broken)
+        yield from _images(folder, inside, shape, batch, form, reading.skip_broken)
     else:
         form = Form(resize=resize, gray=reading.gray)
         yield from _others(site, Path(path), shape, batch, form)
@@ -82,9 +83,14 @@ def _rows(
 
 
 def _images(
-    folder: Path, shape: tuple[int, ...], batch: int, form: Form, skip_broken: bool
+    folder: Path,
+    inside: Inside,
+    shape: tuple[int, ...],
+    batch: int,
+    form: Form,
+    skip_broken: bool,
 ) -> Iterator[Named]:
-    files = list(_walk(folder))
+    files = list(_walk(folder, inside, set()))
     files = sound(files, form.gray, folder) if skip_broken else files
     if not files:
         raise DataError(
@@ -115,11 +121,15 @@ def _others(
         yield names, fitted(Unlabelled(rows), shape)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    inside = listing(folder)
-    yield from inside.images
-    for inner in inside.folders:
-        yield from _walk(inner)
+def _walk(folder: Path, inside: Inside, seen: set[Path]) -> Iterator[Path]:
+    """The images in a folder and in all folders in it, each folder once: a link may lead back."""
+    if (real := folder.resolve()) in seen:
+        return
+    seen.add(real)
+    found = listing(folder, inside)
+    yield from found.images
+    for inner in found.folders:
+        yield from _walk(inner, inside, seen)
 
 
 def _check(what: str, found: tuple[int, ...], needed: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.data import room
+from fedda.data.inside import Inside
 from fedda.data.optional import needed
 from fedda.data.sets import listed
 from fedda.errors import DataError
@@ -33,28 +34,41 @@ _ROWS = 64  # of a parquet file, read at a time
 Columns = dict[str, list[Any]]
 
 
-def parts_of(path: Path, split: str = "") -> list[tuple[Path, str | None]]:
+def parts_of(
+    path: Path, split: str = "", inside: Inside | None = None
+) -> list[tuple[Path, str | None]]:
     """The files of a table with the split of each, as far as it is known without opening them.
 
     Args:
         path: a file or folder.
         split: one to train on, instead of `train`.
+        inside: where the files have to lie; None: in the path's folder.
 
     Returns:
         Pairs; empty if the path is no table.
 
     Raises:
         DataError: a data set that `datasets` saved is not complete, or its splits do not include
-            the one to train on.
+            the one to train on; or a file is no regular one of the folder.
     """
+    inside = inside or Inside(path)
+    found = _parts(path, split, inside)
+    if path.is_dir():
+        for file, _ in found:
+            inside.check(file)
+    return found
+
+
+def _parts(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | None]]:
+    """The same files, wherever they lie."""
     if path.is_file():
         return [(path, None)] if path.suffix.lower() in _FILES else []
     if (path / MANIFEST).is_file():
         return [(path / MANIFEST, None)]
     if (path / _DICT).is_file():
-        return _of_splits(path, split)
+        return _of_splits(path, split, inside)
     if (path / _STATE).is_file() and any(path.glob("*.arrow")):
-        files, its = _saved(path)
+        files, its = _saved(path, inside)
         return [(file, its if split else None) for file in files]
     found = sorted(p for place in (path, path / "data") for p in place.glob("*.parquet"))
     splits = dict.fromkeys((*SPLITS, *filter(None, [split])))
@@ -62,17 +76,19 @@ def parts_of(path: Path, split: str = "") -> list[tuple[Path, str | None]]:
     return [*named] if named or len(found) != 1 else [(found[0], None)]
 
 
-def others(path: Path, split: str) -> str:
+def others(path: Path, split: str, inside: Inside) -> str:
     """A warning about the splits of a saved data set that a site does not use; empty if none."""
     if split or not (path / _DICT).is_file():
         return ""
-    unused = [str(name) for name in _json(path / _DICT).get("splits", []) if name not in SPLITS]
+    unused = [
+        str(name) for name in _json(path / _DICT, inside).get("splits", []) if name not in SPLITS
+    ]
     return f"{path}: splits are passed over ({listed(unused)})" if unused else ""
 
 
-def _of_splits(path: Path, split: str) -> list[tuple[Path, str | None]]:
+def _of_splits(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | None]]:
     """The files of a `DatasetDict`."""
-    names = _json(path / _DICT).get("splits", [])
+    names = _json(path / _DICT, inside).get("splits", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{path / _DICT} names no splits: save the data set again")
     train = split or "train"
@@ -83,12 +99,12 @@ def _of_splits(path: Path, split: str) -> list[tuple[Path, str | None]]:
             f"train on with --split"
         )
     used = dict.fromkeys(name for name in (train, "test") if name in names)
-    return [(file, name) for name in used for file in _saved(path / name)[0]]
+    return [(file, name) for name in used for file in _saved(path / name, inside)[0]]
 
 
-def _saved(folder: Path) -> tuple[list[Path], str | None]:
+def _saved(folder: Path, inside: Inside) -> tuple[list[Path], str | None]:
     """The files of a saved `Dataset`, and the split that it says it is."""
-    state = _json(folder / _STATE)
+    state = _json(folder / _STATE, inside)
     if state.get("_indices_data_files"):
         raise DataError(
             f"{folder} is saved with an index of its rows, which is not read: save it again after "
@@ -105,7 +121,8 @@ def _saved(folder: Path) -> tuple[list[Path], str | None]:
     return files, state.get("_split")
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, inside: Inside) -> dict[str, Any]:
+    inside.check(file)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

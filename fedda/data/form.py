@@ -1,6 +1,6 @@
 """The form in which a run wants a site's images: channels, size, and how they are resized."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -30,17 +30,23 @@ class Reading:
         gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
             white. 0: as many as each file stores (`fedda.data.depth`).
         skip_broken: whether image files of a folder that cannot be read are passed over.
+        follow_links: whether links, and paths in tables, may lead out of the data's folder.
         window: the run's `input.window`, low,high or empty. It replaces `gray_bits`.
     """
 
     split: str = ""
     gray_bits: int = 0
     skip_broken: bool = False
+    follow_links: bool = False
     window: str = ""
 
     @classmethod
     def of(
-        cls, split: str = "", gray_bits: int | str = AUTO, skip_broken: bool = False
+        cls,
+        split: str = "",
+        gray_bits: int | str = AUTO,
+        skip_broken: bool = False,
+        follow_links: bool = False,
     ) -> "Reading":
         """The same from what a person wrote.
 
@@ -48,6 +54,7 @@ class Reading:
             split: a name, or nothing.
             gray_bits: 8 to 16, or auto.
             skip_broken: whether to pass over broken image files.
+            follow_links: whether files may lie outside of the data's folder.
 
         Raises:
             ConfigError: it is neither, or no split can have this name.
@@ -57,7 +64,21 @@ class Reading:
             raise ConfigError(f"--gray-bits is {text!r}; give 8 to 16, or auto.")
         if split.startswith((".", "-")) or "/" in split:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
-        return cls(split, 0 if text == AUTO else int(text), skip_broken)
+        return cls(split, 0 if text == AUTO else int(text), skip_broken, follow_links)
+
+    @classmethod
+    def said(cls, site: Mapping[str, object]) -> "Reading":
+        """The same from a site's configuration, which holds what `flat` gives.
+
+        Raises:
+            ConfigError: as `of`.
+        """
+        return cls.of(
+            str(site.get("split", "")),
+            str(site.get("gray-bits", AUTO)),
+            bool(site.get("skip-broken")),
+            bool(site.get("follow-links")),
+        )
 
     def within(self, window: str) -> "Reading":
         """The same with a run's or model's window; an empty one leaves it as it is.
@@ -77,9 +98,10 @@ class Reading:
         return Gray(self.gray_bits, window_of(self.window))
 
     def flat(self) -> dict[str, str | bool]:
-        """What the site says, as its configuration has it, and as `of` reads it."""
-        skip = {"skip-broken": True} if self.skip_broken else {}
-        return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | skip
+        """What the site says, as its configuration has it, and as `said` reads it."""
+        said = {"skip-broken": self.skip_broken, "follow-links": self.follow_links}
+        only = {name: True for name, value in said.items() if value}
+        return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | only
 
 
 AS_IT_IS = Reading()

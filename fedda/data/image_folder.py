@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from fedda.data.form import AS_IT_IS, Form, Reading
+from fedda.data.inside import Inside
 from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
 from fedda.data.sets import (
     Description,
@@ -50,6 +51,7 @@ class ImageFolder:
         self.warnings: list[str] = []
         self._gray = reading.gray
         self._skips = reading.skip_broken
+        self._inside = Inside(path, reading.follow_links)
         self._named = bool(reading.split)
         self._test = _inside(path, "test")
         self._train = _inside(path, reading.split or "train")
@@ -81,7 +83,7 @@ class ImageFolder:
             return None
         # A source's test classes are numbered like its training classes. A target's folders under
         # train/ need not be classes, so there the test folders alone may name the classes.
-        names = tuple(folder.name for folder in listing(self._train).folders)
+        names = tuple(folder.name for folder in listing(self._train, self._inside).folders)
         classes = names if set(files) <= set(names) else tuple(files)
         return _labelled(files, classes, form, progress)
 
@@ -111,7 +113,8 @@ class ImageFolder:
         else:
             counts, train, test = {}, self._target_files(), self._test_files()
         if self._train != self.path:
-            unused = [f for f in listing(self.path).folders if f not in (self._train, self._test)]
+            known = (self._train, self._test)
+            unused = [f for f in listing(self.path, self._inside).folders if f not in known]
             names = dict.fromkeys((self._train.name, self._test.name))
             used = " and ".join(f"{each}/" for each in names)
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
@@ -154,7 +157,7 @@ class ImageFolder:
                 f"{self.path} has a folder test/ but no train/: move the class folders to "
                 f"train/ in it"
             )
-        inside = listing(self._train)
+        inside = listing(self._train, self._inside)
         if inside.images and not inside.folders:
             raise DataError(
                 f"{self._train} holds {len(inside.images)} images and no class folders, but a "
@@ -170,12 +173,12 @@ class ImageFolder:
         return self._by_class(inside)
 
     def _target_files(self) -> list[Path]:
-        inside = listing(self._train)
+        inside = listing(self._train, self._inside)
         files = inside.images
         self._warn_passed_over(self._train, inside.strays, "files that are not images")
         for folder in inside.folders:
             if folder != self._test:
-                inner = listing(folder)
+                inner = listing(folder, self._inside)
                 files = files + inner.images
                 self._warn_passed_over(folder, inner.strays, "files that are not images")
                 self._warn_passed_over(folder, inner.folders, "folders inside a folder")
@@ -193,7 +196,7 @@ class ImageFolder:
         """The test images by class; empty without a labelled test set."""
         if not self._test.is_dir() or self._test == self._train:
             return {}
-        inside = listing(self._test)
+        inside = listing(self._test, self._inside)
         if not inside.folders:
             what = "images without class folders" if inside.images else "no images"
             self.warnings.append(
@@ -218,7 +221,7 @@ class ImageFolder:
     def _by_class(self, classes: Listing) -> ByClass:
         by_class = {}
         for folder in classes.folders:
-            images, folders, strays = listing(folder)
+            images, folders, strays = listing(folder, self._inside)
             if not images:
                 others = listed([entry.name for entry in [*folders, *strays]], 3)
                 raise DataError(
@@ -263,9 +266,19 @@ def _inside(path: Path, name: str) -> Path:
     return alike[0] if alike else path / name
 
 
-def listing(folder: Path) -> Listing:
-    """A folder's content, without hidden files and the files that file managers leave behind."""
+def listing(folder: Path, within: Inside | None = None) -> Listing:
+    """A folder's content, without hidden files and the files that file managers leave behind.
+
+    Args:
+        folder: it.
+        within: where it and its images have to lie; None: anywhere.
+
+    Raises:
+        DataError: it cannot be opened, or one of them lies elsewhere.
+    """
     inside = Listing([], [], [])
+    if within is not None:
+        within.check_folder(folder)
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
@@ -280,6 +293,8 @@ def listing(folder: Path) -> Listing:
         if entry.is_dir():
             inside.folders.append(folder / entry.name)
         elif os.path.splitext(name)[1] in EXTENSIONS:
+            if within is not None and not entry.is_file(follow_symlinks=False):
+                within.check(folder / entry.name)
             inside.images.append(folder / entry.name)
         else:
             inside.strays.append(folder / entry.name)

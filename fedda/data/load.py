@@ -14,6 +14,7 @@ from fedda.data.cache import Cache
 from fedda.data.columns import ENDINGS, parts_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
+from fedda.data.inside import Inside
 from fedda.data.reader import Checked, added
 from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
 from fedda.data.table import Table
@@ -177,9 +178,9 @@ def _verified(
 
 
 def _state(path: Path, role: Role, reading: Reading) -> str:
-    """A digest of names, sizes and times of all files; empty for tables, which name other files."""
+    """A digest of names, sizes and times of all files; empty if some name others: tables, links."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    if any(file.suffix.lower() in ENDINGS for file in files):
+    if any(file.suffix.lower() in ENDINGS or file.is_symlink() for file in files):
         return ""
     about = f"{__version__} {role} {reading} {path.absolute()}"
     total = hashlib.blake2b(about.encode(), digest_size=DIGEST)
@@ -207,6 +208,12 @@ def open_site(
         raise DataError(
             f"{path} does not exist: give a folder of images, an .npz file, or a folder with one"
         )
+    if not path.is_file() and not path.is_dir():
+        raise DataError(
+            f"{path} is a pipe or a device: give a folder of images, an .npz file, or a folder "
+            f"with one"
+        )
+    inside = Inside(path, reading.follow_links)
     if path.is_file() and path.suffix.lower() == ".npz":
         return ArrayFile(path, reading)
     if (reader := added(path)) is not None:
@@ -218,7 +225,7 @@ def open_site(
         return reader
     if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
         return ArrayFile(path, reading)
-    if parts_of(path, reading.split):
+    if parts_of(path, reading.split, inside):
         return Table(path, reading)
     if path.is_file():
         raise DataError(
@@ -235,7 +242,10 @@ def open_site(
             f"{path} holds {len(archives)} .npz files ({listed([p.name for p in archives])}): "
             f"name the one to use, for example {archives[0]}"
         )
-    return ArrayFile(archives[0], reading) if archives else ImageFolder(path, reading)
+    if not archives:
+        return ImageFolder(path, reading)
+    inside.check(archives[0])
+    return ArrayFile(archives[0], reading)
 
 
 def domains(root: Path) -> dict[str, Path]:

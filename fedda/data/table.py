@@ -1,13 +1,14 @@
 """Tables of images: a CSV or parquet file with a row per image, also as Hugging Face writes them.
 
-    path    an image file, relative to the table's folder or absolute;
+    path    an image file, relative to the table's folder, in which it has to lie;
     image   or, in parquet, the image file's bytes itself, in a struct with the field `bytes`
     label   the class: a text, or a number that Hugging Face's metadata names
     split   optional: train or test; without it all rows are training images
 
 A folder is such a table if it holds `manifest.csv`, or `train-*.parquet` and `test-*.parquet`, in
 itself or in `data/`, or what `save_to_disk` of Hugging Face's `datasets` wrote. Other columns are
-not read. Of a target's training images no label is used.
+not read. Of a target's training images no label is used. With `Reading.follow_links` images may lie
+anywhere, also by absolute paths.
 
 A site may train on another split than `train` (`Reading.split`); the rows of further splits are
 then passed over.
@@ -15,6 +16,7 @@ then passed over.
 
 import csv
 import io
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 
 from fedda.data.columns import MANIFEST, SPLITS, Columns, others, parts_of, read
 from fedda.data.form import AS_IT_IS, Form, Reading
+from fedda.data.inside import Inside
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, read_images, survey
 from fedda.data.sets import (
@@ -35,8 +38,11 @@ from fedda.data.sets import (
     odd_classes,
 )
 from fedda.errors import DataError
+from fedda.files import place
 
 Image = Path | Encoded
+
+IMAGES = Path("images")  # in the folder of a site that was cut from a table
 
 
 class Table:
@@ -49,7 +55,9 @@ class Table:
 
     def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
-        self.files = parts_of(path, reading.split)  # table files, each with its split if known
+        self._inside = Inside(path, reading.follow_links)
+        # Table files, each with its split if known.
+        self.files = parts_of(path, reading.split, self._inside)
         self._reading = reading
         self._train = reading.split or "train"
 
@@ -88,7 +96,11 @@ class Table:
         else:
             train, test = self._target(), self._tests()[1]
         found = survey(train)
-        odd = (found.mixed, others(self.path, self._reading.split), *odd_classes(counts))
+        odd = (
+            found.mixed,
+            others(self.path, self._reading.split, self._inside),
+            *odd_classes(counts),
+        )
         return Description(
             path=self.path,
             role=role,
@@ -133,7 +145,7 @@ class Table:
             chosen = [i for i, each in enumerate(splits) if each == split]
             if labels and split == "test" and "label" not in columns:
                 continue  # nothing to test on
-            images += [_image(file, columns, i) for i in chosen]
+            images += [self._image(file, columns, i) for i in chosen]
             names += self._names(file, columns, chosen) if labels else []
         if split == self._train and not images:
             raise DataError(
@@ -155,6 +167,17 @@ class Table:
                 f"the split to train on with --split"
             )
 
+    def _image(self, file: Path, columns: Columns, row: int) -> Image:
+        if "image" not in columns:
+            image = _place(file, columns, row)
+            self._inside.check(image)
+            return image
+        found = columns["image"][row]
+        content = found.get("bytes") if isinstance(found, dict) else None
+        if not content:
+            raise DataError(f"{file} has no image in row {row + 1}: fill or remove it")
+        return Encoded(f"row {row + 1} of {file}", content)
+
     def _names(self, file: Path, columns: Columns, chosen: Sequence[int]) -> list[str]:
         """The labels of some rows."""
         if "label" not in columns:
@@ -169,17 +192,16 @@ class Table:
         return [str(name) for name in names]
 
 
+def _place(file: Path, columns: Columns, row: int) -> Path:
+    """The image file that a row names."""
+    name = columns["path"][row]
+    if not isinstance(name, str) or not name:
+        raise DataError(f"{file} has no path in row {row + 1}: fill or remove it")
+    return file.parent / name
+
+
 def _length(columns: Columns) -> int:
     return len(next(iter(columns.values()), ()))
-
-
-def _image(file: Path, columns: Columns, row: int) -> Image:
-    if "image" not in columns:
-        return file.parent / columns["path"][row]
-    content = (columns["image"][row] or {}).get("bytes")
-    if not content:
-        raise DataError(f"{file} has no image in row {row + 1}: fill or remove it")
-    return Encoded(f"row {row + 1} of {file}", content)
 
 
 def _labelled(
@@ -194,11 +216,14 @@ def _labelled(
     return Labelled(read_images(images, form, progress), y, classes)
 
 
-def split(path: Path, out: Path, by: str, part: str = "") -> dict[str, int]:
+def split(
+    path: Path, out: Path, by: str, part: str = "", follow_links: bool = False
+) -> dict[str, int]:
     """Cut a table into sites by a column -> the number of rows of each site, by its name.
 
-    Each becomes a folder of OUT: with a `manifest.csv`, or, if the images are in the table, with
-    a `train-0.parquet` and a `test-0.parquet`.
+    Each becomes a folder of OUT: with a `manifest.csv` and its images, which are links to the same
+    files (or copies, on another disk), or, if the images are in the table, with a `train-0.parquet`
+    and a `test-0.parquet`.
 
     Args:
         path: the table.
@@ -206,11 +231,15 @@ def split(path: Path, out: Path, by: str, part: str = "") -> dict[str, int]:
         by: the column that names each row's site.
         part: the split whose rows become the sites' training images; empty for `train`. Rows of
             the split `test` become their test images, and those of others are left out.
+        follow_links: whether images may lie outside of the table's folder; the sites' tables then
+            name them where they are.
 
     Raises:
-        DataError: it is no table, it lacks the column, or a site cannot be named after a value.
+        DataError: it is no table, it lacks the column, a site cannot be named after a value, or an
+            image lies elsewhere or is missing.
     """
-    files = parts_of(path, part)
+    inside = Inside(path, follow_links)
+    files = parts_of(path, part, inside)
     if not files:
         raise DataError(
             f"{path} is no table of images: give a CSV or parquet file, or a data set that Hugging "
@@ -240,9 +269,28 @@ def split(path: Path, out: Path, by: str, part: str = "") -> dict[str, int]:
             if not site.strip() or site.startswith(".") or "/" in site or len(site) > 64:
                 raise DataError(f"{file} has {site!r} in {by}, which cannot name a site: rename it")
             rows = [i for i, value in enumerate(columns[by]) if str(value) == site]
-            _write(file, columns, rows, out / site, counts.get(site, 0))
+            _write(file, columns, rows, out / site, counts.get(site, 0), inside)
             counts[site] = counts.get(site, 0) + len(rows)
     return counts
+
+
+def _placed(file: Path, columns: Columns, row: int, folder: Path, inside: Inside) -> Path:
+    """The path of a row's image for a site's table: in the site's folder, or where it is."""
+    image = _place(file, columns, row)
+    inside.check(image)
+    if (its := inside.within(image)) is None:
+        return image.absolute()
+    new = folder / IMAGES / its
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        if not new.exists():
+            place(Path(os.path.realpath(image)), new)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{file} names {columns['path'][row]!r} in row {row + 1}, which cannot be linked or "
+            f"copied to {folder} ({error}): mend the row or the file"
+        ) from error
+    return IMAGES / its
 
 
 def _renamed(columns: Columns, part: str) -> Columns:
@@ -252,7 +300,9 @@ def _renamed(columns: Columns, part: str) -> Columns:
     return found | {"split": ["train" if each == part else each for each in found["split"]]}
 
 
-def _write(file: Path, columns: Columns, rows: list[int], folder: Path, before: int) -> None:
+def _write(
+    file: Path, columns: Columns, rows: list[int], folder: Path, before: int, inside: Inside
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if "image" in columns:
         arrow = needed("pyarrow", "parquet", "writing parquet")
@@ -268,7 +318,7 @@ def _write(file: Path, columns: Columns, rows: list[int], folder: Path, before: 
     if not before:
         writer.writerow(["path", *names])
     for i in rows:
-        place = (file.parent / columns["path"][i]).absolute()
-        writer.writerow([place, *(columns[name][i] for name in names)])
+        image = _placed(file, columns, i, folder, inside)
+        writer.writerow([image, *(columns[name][i] for name in names)])
     with (folder / MANIFEST).open("a", encoding="utf-8", newline="") as stream:
         stream.write(text.getvalue())

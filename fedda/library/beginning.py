@@ -33,6 +33,7 @@ class Launch:
     split: str = ""
     gray_bits: str = "auto"
     skip_broken: bool = False
+    follow_links: bool = False
 
 
 def new_settings(

@@ -205,6 +205,7 @@ def compare(
     split: str = "",
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
+    follow_links: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -235,6 +236,7 @@ def compare(
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over image files of a folder that cannot be read.
+        follow_links: Read also what links and paths in tables name outside of a site's folder.
         quiet: Show no progress.
         settings: For all methods, as `fedda.simulate` takes them; a method's own begin with its
             name: `kd3a_vote="hard"`.
@@ -273,7 +275,7 @@ def compare(
             ",".join(f"{name}={share}" for name, share in (poison or {}).items()),
             engine,
             threads,
-            Reading.of(split, gray_bits, skip_broken),
+            Reading.of(split, gray_bits, skip_broken, follow_links),
         )
         failed = train(plan, options.jobs_of(jobs, threads, engine), quiet)
         if failed and not plan.scores():

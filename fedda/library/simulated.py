@@ -60,7 +60,9 @@ def execute(
     """
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    said = Reading.of(launch.split, launch.gray_bits, launch.skip_broken).flat()
+    said = Reading.of(
+        launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links
+    ).flat()
     found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     sites = [site | said for site in found]
     names = {site["data"]: site["name"] for site in sites}
@@ -96,6 +98,7 @@ def simulate(
     split: str = "",
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
+    follow_links: bool = False,
     resume: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -140,6 +143,7 @@ def simulate(
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over image files of a folder that cannot be read.
+        follow_links: Read also what links and paths in tables name outside of a site's folder.
         resume: Go on with the interrupted run in `dir`, with the same arguments.
         quiet: Show no progress.
         settings: All other settings of a run, by the names that `fedda settings` lists, with `_`
@@ -181,6 +185,7 @@ def simulate(
             split=split,
             gray_bits=str(gray_bits),
             skip_broken=skip_broken,
+            follow_links=follow_links,
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)

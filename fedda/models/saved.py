@@ -125,6 +125,11 @@ def describe(path: str | Path) -> Meta:
 
 
 def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would never end
+        raise ModelError(
+            f"Cannot read '{path}' as a model (it is no regular file); give a .safetensors file "
+            "saved by fedda."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get(_KEY)

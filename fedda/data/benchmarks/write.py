@@ -4,7 +4,6 @@ Domains are written to OUT/.unfinished, which nothing reads, and moved to OUT wh
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from fedda.data.benchmarks.common import ByClass, Images, Options, Request, Site
 from fedda.data.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
 from fedda.errors import DataError
+from fedda.files import place
 
 _UNFINISHED = ".unfinished"
 
@@ -81,7 +81,8 @@ def write(request: Request, sites: Sites, out: Path, progress: Progress | None) 
                 counts[domain] = (len(arrays["y_train"]), len(arrays["y_test"]))
                 classes = max(classes, len(arrays["classes"]))
         split, notes = split_of(request), tuple(request.notes)
-        result = Result(out, counts, classes, split, _settings(shapes), notes)
+        settings = f"{_settings(shapes)} {'--follow-links' * (request.options.files == 'symlink')}"
+        result = Result(out, counts, classes, split, settings.strip(), notes)
         (unfinished / "benchmark.json").write_text(json.dumps(_record(request, result), indent=2))
         for finished in sorted(unfinished.iterdir()):
             finished.rename(out / finished.name)
@@ -170,11 +171,8 @@ class _Placer:
         if self.how == "symlink":
             new.symlink_to(file)
             return
-        if self.how == "link":
-            try:
-                os.link(file, new)
-                return
-            except OSError:  # OUT is on another disk, or its file system has no links
-                self.how = "copy"
-                self.notes.append("images were copied, since they cannot be linked from OUT")
-        shutil.copyfile(file, new)
+        if self.how == "copy":
+            shutil.copyfile(file, new)
+        elif not place(file, new):
+            self.how = "copy"
+            self.notes.append("images were copied, since they cannot be linked from OUT")
