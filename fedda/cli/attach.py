@@ -10,6 +10,7 @@ from fedda.cli.launch import INTERRUPTED, concluding, on_terminate, settings_of
 from fedda.cli.watching import all_going_on, going_on, resume_hint, watch
 from fedda.cli.watching import stop as end
 from fedda.errors import RunError
+from fedda.results.plainly import echo
 from fedda.results.read import JOURNAL
 
 Run = Annotated[
@@ -39,7 +40,7 @@ def attach(run: Run = None, directory: Directory = Path("runs")) -> None:
                 with Display(settings_of(folder)) as display:
                     watch(folder / JOURNAL, going.offset, going.ended, display, going.process)
             except KeyboardInterrupt:
-                typer.echo(
+                echo(
                     f"\nThe run goes on. Watch it again: fedda attach {folder}\n"
                     f"End it: fedda stop {folder}",
                     err=True,
@@ -55,7 +56,7 @@ def stop(run: Run = None, directory: Directory = Path("runs")) -> None:
     with clear_exit():
         folder = _chosen(run, directory)
         end(folder)
-        typer.echo(f"stopped {folder}{resume_hint(folder)}")
+        echo(f"stopped {folder}{resume_hint(folder)}")
 
 
 def _chosen(run: Path | None, directory: Path) -> Path:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from fedda.config import unflatten, validate
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
+from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -191,7 +191,7 @@ def every(
             try:
                 attack()
             except FeddaError as error:
-                typer.echo(f"{NOT_TRIED}: {error}", err=True)
+                echo(f"{NOT_TRIED}: {error}", err=True)
         if not attacker.found:
             raise DataError("No attack could be tried on these data; see above.")
         attacker.finish(as_json)
@@ -318,13 +318,13 @@ class _Attacker:
         with replacing(path) as part:
             part.write_text(json.dumps(about, indent=1))
         if as_json:
-            typer.echo(json.dumps(self.found, indent=1))
+            echo(json.dumps(self.found, indent=1))
         else:
             _print(rows(parse(self.found | {"data": self._data})))
-        typer.echo(f"audit: {path}; fedda report shows it", err=as_json)
+        echo(f"audit: {path}; fedda report shows it", err=as_json)
         if self._pictures:
             shown = self._home / PICTURES
-            typer.echo(f"pictures: {shown}; they show images of this site", err=as_json)
+            echo(f"pictures: {shown}; they show images of this site", err=as_json)
 
     def _atoms(self) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """The run's atoms: points (K, n, d) and labels (K, n, C); None if it has none."""
@@ -341,7 +341,7 @@ class _Attacker:
 
 
 def _say(text: str) -> None:
-    typer.echo(f"{text} ...", err=True)
+    echo(f"{text} ...", err=True)
 
 
 def home_of(run: Path) -> Path:
@@ -366,4 +366,4 @@ def _print(found: list[tuple[str, str, str, str]]) -> None:
         table.add_column(head)
     for row in found:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    PlainConsole().print(table)

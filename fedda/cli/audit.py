@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from fedda.cli.its_files import FollowOption, GrayOption, SplitOption, reading_o
 from fedda.errors import ConfigError, ModelError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
+from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -149,10 +149,10 @@ def gradients(
             about["privacy"] = _privacy(settings.noise, sent, delta)
         place = _write(home / AUDIT, about)
         if as_json:
-            typer.echo(json.dumps(about, indent=1))
+            echo(json.dumps(about, indent=1))
         else:
             _print(result, about)
-        typer.echo(f"audit: {place}; fedda report shows it", err=as_json)
+        echo(f"audit: {place}; fedda report shows it", err=as_json)
 
 
 app.command()(attacks.update)
@@ -259,7 +259,7 @@ def _print(result: "Audit", about: dict[str, Any]) -> None:
     for w in result.windows:
         cells = map(text, (w.bare, w.fixed, w.moving, w.sent))
         shown.add_row(str(w.examples), *cells, f"{w.norm:.3g}")
-    console = Console()
+    console = PlainConsole()
     console.print(shown)
     for line in remarks(parse(about)):
         console.print(Text(line))

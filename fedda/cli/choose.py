@@ -12,6 +12,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_server, on_terminate, refuse_local
 from fedda.library.beginning import Launch
+from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
@@ -188,14 +189,14 @@ def choose(
         made = search.Search(replace(plan, variants=variants), at_a_time, budget)
         made.check()
         for rung in made.rungs:
-            typer.echo(
+            echo(
                 f"rung {rung.number}: FedAvg and {rung.width} more, "
                 f"{counted(rung.rounds, 'round')}, {counted(len(rung.seeds), 'seed')}"
             )
         try:
             outcome = made.run(lambda part, cells: _display(part, cells, made.jobs))
         except KeyboardInterrupt:
-            typer.echo(f"\nstopped; the same command goes on, from {out}", err=True)
+            echo(f"\nstopped; the same command goes on, from {out}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         found = decide(outcome.candidates)
         shared = _words(preset or [], change or [], rounds)
@@ -213,10 +214,10 @@ def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:
         return lambda name: obstacle(name, plan)
     if names:
         return lambda name: ""
-    typer.echo("one round of FedAvg, to see the sites and their network")
+    echo("one round of FedAvg, to see the sites and their network")
     seen = plan.look(lambda *_: None)
     sites = ", ".join(f"{s['name']} ({s['role']}, {s['examples']})" for s in seen["sites"])
-    typer.echo(f"sites: {sites}")
+    echo(f"sites: {sites}")
     return lambda name: plan.obstacle(name, seen)
 
 
@@ -228,9 +229,9 @@ def _present(choice: Any, out: Path) -> None:
     written = [out / f"{STEM}.md", out / f"{STEM}.json"]
     written[0].write_text(text)
     written[1].write_text(json.dumps(as_json(choice), indent=1))
-    typer.echo(f"\n{text}")
-    typer.echo(f"its models: {', '.join(map(str, choice.folders))}")
-    typer.echo(f"written: {', '.join(map(str, written))}")
+    echo(f"\n{text}")
+    echo(f"its models: {', '.join(map(str, choice.folders))}")
+    echo(f"written: {', '.join(map(str, written))}")
 
 
 def _display(plan: "Plan", cells: Sequence["Cell"], jobs: int) -> Any:

@@ -21,6 +21,7 @@ from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import die_with_parent, quiet_port, watch_parent
+from fedda.results.plainly import PlainFormatter, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -272,7 +273,7 @@ def client(
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
             checked.check_size(max(min_images, protected))
             summary = _summary(checked)
-        typer.echo(summary)
+        echo(summary)
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
             trail = load("clients", "policy.trail").Trail(state)
@@ -317,9 +318,9 @@ def _logging(file: Path | None) -> None:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(file))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers
-    )
+    for handler in handlers:
+        handler.setFormatter(PlainFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

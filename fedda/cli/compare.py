@@ -9,6 +9,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.cli.launch import INTERRUPTED, apart, on_terminate
+from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
@@ -157,10 +158,10 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
     from fedda.library.comparing import train
 
     try:
-        failed = train(plan, jobs, say=lambda text: typer.echo(f"note: {text}", err=True))
+        failed = train(plan, jobs, say=lambda text: echo(f"note: {text}", err=True))
     except KeyboardInterrupt:
         _present(plan, baseline, command)
-        typer.echo(f"\nstopped; the same command goes on, from {plan.out}", err=True)
+        echo(f"\nstopped; the same command goes on, from {plan.out}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     _present(plan, baseline, command)
     _print_failures(plan, failed)
@@ -174,8 +175,8 @@ def _present(plan: "Plan", baseline: str, command: str) -> None:
 
     tables, written = write(plan, baseline, command)
     if written:
-        typer.echo(f"\n{tables}")
-        typer.echo(f"written: {', '.join(map(str, written))}")
+        echo(f"\n{tables}")
+        echo(f"written: {', '.join(map(str, written))}")
 
 
 def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
@@ -187,9 +188,9 @@ def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
     for cell, error in failed.items():
         alike.setdefault(error, []).append(cell)
     for error, cells in alike.items():
-        typer.echo(f"error: {'; '.join(map(title, cells))}: {error}", err=True)
+        echo(f"error: {'; '.join(map(title, cells))}: {error}", err=True)
         if existing := traces(plan, cells):
-            typer.echo(f"  its traceback: {existing[0]}", err=True)
+            echo(f"  its traceback: {existing[0]}", err=True)
 
 
 def _command(context: typer.Context) -> str:

@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -25,6 +24,7 @@ from fedda.cli.its_files import (
     reading_of,
 )
 from fedda.config import IMAGES_HIDE
+from fedda.results.plainly import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data.benchmarks import Benchmark, Result
@@ -71,7 +71,7 @@ def digits(
     counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
     with clear_exit():
         for path in build(out, seed=seed, **counts):
-            typer.echo(path)
+            echo(path)
 
 
 @app.command()
@@ -125,7 +125,7 @@ def rotate(
             reading=reading_of(split, gray_bits, follow_links=follow_links),
         )
     for domain in done:
-        typer.echo(f"{domain.path}: {domain.train} training, {domain.test} test")
+        echo(f"{domain.path}: {domain.train} training, {domain.test} test")
 
 
 @app.command()
@@ -145,7 +145,7 @@ def benchmarks(
 
     with clear_exit():
         chosen = [find(name)] if name else list(BENCHMARKS.values())
-    typer.echo("\n\n".join(_about(benchmark) for benchmark in chosen))
+    echo("\n\n".join(_about(benchmark) for benchmark in chosen))
 
 
 @app.command("import")
@@ -272,7 +272,7 @@ def split_(
 
     with clear_exit():
         for site, rows in cut(table, out, by, split, follow_links).items():
-            typer.echo(f"{out / site}: {rows} images")
+            echo(f"{out / site}: {rows} images")
 
 
 @app.command()
@@ -331,7 +331,7 @@ def check(
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
         description.check_size(min_images)
     if as_json:
-        typer.echo(json.dumps(description.to_json(), indent=2))
+        echo(json.dumps(description.to_json(), indent=2))
     else:
         _print(description, split)
 
@@ -370,11 +370,11 @@ def show(
         with _bar() as progress:
             size = _SHEET_SIZE if mixed else 0
             dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
-        typer.echo(contact_sheet(dataset, out, per_class))
+        echo(contact_sheet(dataset, out, per_class))
     if description.gray:
-        typer.echo(f"gray values {description.gray}")
+        echo(f"gray values {description.gray}")
     for warning in odd:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
 
 
 def _degrees(angles: str) -> tuple[int, ...]:
@@ -390,7 +390,7 @@ def _degrees(angles: str) -> tuple[int, ...]:
 def _bar(doing: str = "reading") -> "Iterator[Progress]":
     """Show a progress bar on stderr that disappears at the end; stdout has only the answer."""
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     # Disabled without a terminal, where it would leave an empty line.
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(doing, total=None)
@@ -401,7 +401,7 @@ def _print(description: "Description", split: str) -> None:
     table = Table(show_header=False)
     for name, value in _rows(description, split):
         table.add_row(name, escape(value))
-    console = Console()
+    console = PlainConsole()
     heading = f"{description.path} as a {description.role}"
     console.print(escape(heading), soft_wrap=True, highlight=False)
     console.print(table)
@@ -455,10 +455,10 @@ def _print_result(done: "Result") -> None:
     table = Table("domain", "training", "test")
     for domain, (train, test) in done.counts.items():
         table.add_row(escape(domain), str(train), str(test))
-    console = Console()
+    console = PlainConsole()
     console.print(table)
-    typer.echo(f"{done.classes} classes; {done.split}")
+    echo(f"{done.classes} classes; {done.split}")
     for note in done.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
     target = f"--target {next(iter(done.counts))} {done.settings}".rstrip()
-    typer.echo(f"next: fedda run kd3a --simulate {done.out} {target}")
+    echo(f"next: fedda run kd3a --simulate {done.out} {target}")

@@ -11,6 +11,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import RunError
 from fedda.ops.lock import alone
+from fedda.results.plainly import echo
 from fedda.settings import RunConfig, seeds_of
 
 TARGET = "fonts"
@@ -86,12 +87,12 @@ def demo(
         clear(folder)
         try:
             made = {path.parent.name: path.parent for path in build(folder / "digits")}
-            typer.echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
+            echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
             sites = {
                 name: ("target" if name == TARGET else "source", path)
                 for name, path in made.items()
             }
-            typer.echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
+            echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
             federation = Deployment(folder, sites, insecure=insecure)
             with federation as deployment, Display(config) as display:
                 run_id = deployment.submit(stage(folder / "app", config.flat()), config.flat())
@@ -100,11 +101,11 @@ def demo(
                 if keep:
                     _stay_up(folder)
         except KeyboardInterrupt:
-            typer.echo("\nstopped, with everything that was started", err=True)
+            echo("\nstopped, with everything that was started", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if not keep:
             present(folder)  # the sites' notes are in the folder, too
-        typer.echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
+        echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
 
 
 def clear(folder: Path) -> None:
@@ -130,6 +131,6 @@ def _stay_up(folder: Path) -> None:
     from fedda.cli.report import present
 
     present(folder)
-    typer.echo(f"the federation stays up; try: fedda run fedprox --server {folder / 'server'}")
+    echo(f"the federation stays up; try: fedda run fedprox --server {folder / 'server'}")
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()

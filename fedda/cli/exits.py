@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import typer
 
 from fedda.errors import FeddaError, KeyFileError
+from fedda.results.plainly import echo
 
 KEY_TROUBLE = 3
 
@@ -20,8 +21,8 @@ def clear_exit() -> Iterator[None]:
         if error.filename is None:
             raise
         path = os.fsdecode(error.filename)
-        typer.echo(f"error: {path} cannot be used ({error.strerror}); give another", err=True)
+        echo(f"error: {path} cannot be used ({error.strerror}); give another", err=True)
         raise typer.Exit(1) from None
     except FeddaError as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(KEY_TROUBLE if isinstance(error, KeyFileError) else 1) from None

@@ -8,6 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, ModelError
+from fedda.results.plainly import echo
 from fedda.results.read import MODEL, label
 
 
@@ -89,14 +90,14 @@ def export(
             from fedda.results import hugging_face  # torch takes seconds to import
 
             hugging_face.write(source, hf)
-            typer.echo(f"{hf}: {', '.join(sorted(path.name for path in hf.iterdir()))}")
+            echo(f"{hf}: {', '.join(sorted(path.name for path in hf.iterdir()))}")
         if not places:
             return
         from fedda.models.export import export as write  # torch takes seconds to import
 
         for place in places:
             done = write(source, place)
-            typer.echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
+            echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
 
 
 def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:

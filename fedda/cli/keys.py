@@ -8,6 +8,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
 from fedda.ops import keys
+from fedda.results.plainly import echo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,8 +49,8 @@ def init(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new authority and the server's certificate."""
     with clear_exit():
         keys.init(directory, host or ())
-    typer.echo(f"{directory / 'ca.crt'}: give it to every site")
-    typer.echo(f"{directory / 'server.pem'}: the server's certificate, {keys.SERVER_DAYS} days")
+    echo(f"{directory / 'ca.crt'}: give it to every site")
+    echo(f"{directory / 'server.pem'}: the server's certificate, {keys.SERVER_DAYS} days")
 
 
 @app.command()
@@ -57,7 +58,7 @@ def renew(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new server certificate with the same authority; sites need no new files."""
     with clear_exit():
         keys.renew(directory, host or ())
-    typer.echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
+    echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
 
 
 @app.command()
@@ -82,9 +83,9 @@ def add(
     with clear_exit():
         if public is None:
             path = keys.add(directory, name, role or "")
-            typer.echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
+            echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
         else:
-            typer.echo(f"{keys.admit(directory, name, public, role or '')}: admitted")
+            echo(f"{keys.admit(directory, name, public, role or '')}: admitted")
 
 
 @app.command()
@@ -95,7 +96,7 @@ def revoke(
     """Revoke a site's key; a running server refuses the site within seconds."""
     with clear_exit():
         path = keys.revoke(directory, name)
-    typer.echo(f"{name} is revoked; its old key lies at {path}")
+    echo(f"{name} is revoked; its old key lies at {path}")
 
 
 @app.command("list")
@@ -111,7 +112,7 @@ def list_(directory: Dir = HERE) -> None:
             role = keys.role(directory / "nodes" / f"{name}.pub")
             has_private = (directory / "nodes" / name).exists()
             note = "  (the private key is still here)" if has_private else ""
-            typer.echo(f"{name}{f'  {role} only' if role else ''}{note}")
+            echo(f"{name}{f'  {role} only' if role else ''}{note}")
         revoked = len(keys.revoked_keys(directory))
     if revoked:
-        typer.echo(f"{revoked} revoked")
+        echo(f"{revoked} revoked")

@@ -24,6 +24,7 @@ from fedda.errors import ConfigError, FeddaError, RunError
 from fedda.library.beginning import Launch, started
 from fedda.ops import keys
 from fedda.ops.lock import GoingOnError, alone, holder
+from fedda.results.plainly import echo
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 
@@ -36,13 +37,13 @@ def perform(config: RunConfig, launch: Launch) -> None:
 
     folder = Path(config.run.dir) / config.run.name
     if process := holder(folder):
-        typer.echo(f"process {process.pid} still executes the run in {folder}; waiting for its end")
+        echo(f"process {process.pid} still executes the run in {folder}; waiting for its end")
     with concluding(folder), Display(config) as display:
         if launch.simulate:
             from fedda.library.simulated import execute
 
             def note(text: str) -> None:
-                typer.echo(f"note: {text}", err=True)
+                echo(f"note: {text}", err=True)
 
             execute(config, launch, display, say=note)
         else:
@@ -62,7 +63,7 @@ def concluding(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, StoppedError):
-        typer.echo(f"\nstopped{resume_hint(folder)}", err=True)
+        echo(f"\nstopped{resume_hint(folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except GoingOnError:
         raise
@@ -150,7 +151,7 @@ def _end(run: OnServer) -> None:
     try:
         run.stop()
     except RunError as error:
-        typer.echo(f"\nthe run could not be ended at its server: {error}", err=True)
+        echo(f"\nthe run could not be ended at its server: {error}", err=True)
 
 
 def _end_former(folder: Path, address: str, control: Any) -> None:

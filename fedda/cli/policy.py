@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
 from fedda.halves import load
+from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import CROSSED
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def init(path: File) -> None:
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or move it away")
         path.write_text(load("clients", "policy.words").FRESH)
-    typer.echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
+    echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
 
 
 @app.command()
@@ -61,7 +61,7 @@ def check(path: File) -> None:
     with clear_exit():
         policy = load("clients", "policy.rules").Policy.read(path)
     for line in load("clients", "policy.words").words(policy):
-        typer.echo(line)
+        echo(line)
 
 
 @app.command()
@@ -73,11 +73,11 @@ def show(path: File, state_dir: State = None) -> None:
         words, used = load("clients", "policy.words"), spent.used()
         epsilon = spent.epsilon(policy.privacy.delta)
     for line in words.words(policy):
-        typer.echo(line)
+        echo(line)
     table = Table("budget", "used", "in all")
     for row in words.left(policy, used, epsilon):
         table.add_row(*row)
-    Console().print(table)
+    PlainConsole().print(table)
 
 
 @app.command()
@@ -126,11 +126,11 @@ def log(
         names = [str(e["site"]) for e in found.entries if e.get("event") == "started"]
         name = site or (names[-1] if names else state.name)
         both, odd = compared.compare(name, found.entries, there.entries)
-        typer.echo(f"{both} payloads of {name} are in both")
+        echo(f"{both} payloads of {name} are in both")
         for sentence in odd:
-            typer.echo(f"error: {sentence}", err=True)
+            echo(f"error: {sentence}", err=True)
         if not both and not odd:
-            typer.echo(f"error: the record has no payload of {name}", err=True)
+            echo(f"error: the record has no payload of {name}", err=True)
         good = good and bool(both) and not odd
     if not good:
         raise typer.Exit(1)
@@ -139,11 +139,11 @@ def log(
 def _said(name: str, found: "Checked") -> bool:
     """Print what a check found -> whether all lines hold."""
     for note in found.notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
     if found.bad:
-        typer.echo(f"error: {name}: {found.bad}; the lines from there on prove nothing", err=True)
+        echo(f"error: {name}: {found.bad}; the lines from there on prove nothing", err=True)
         return False
-    typer.echo(f"{name}: {len(found.entries)} lines hold; the last has the hash {found.last}")
+    echo(f"{name}: {len(found.entries)} lines hold; the last has the hash {found.last}")
     return True
 
 
@@ -155,7 +155,7 @@ def _table(entries: "list[Entry]") -> None:
         cells = [clock, entry.get("event"), entry.get("kind"), run, entry.get("round")]
         cells += [_what(entry), entry.get("bytes"), str(entry.get("sha256", ""))[:12]]
         table.add_row(*(_cell(cell) for cell in cells))
-    Console().print(table)
+    PlainConsole().print(table)
 
 
 def _what(entry: "Entry") -> str:

@@ -14,6 +14,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.files import replacing, writing
 from fedda.halves import load
+from fedda.results.plainly import cell, echo
 from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ def predict(
 
     Each image in DIR and its subfolders, or each row of an .npz file, gets one row: its path within
     DIR or its row number; the likeliest class and its probability; then the probability of every
-    class, in the columns p_CLASS. Images are converted to the size and colours that the model was
-    trained with; give --gray-bits as at the sites that trained it. With --skip-broken, images that
-    cannot be read get no row. With --split, only this part of
-    DIR is read.
+    class, in the columns p_CLASS. A text that a spreadsheet would compute begins with an
+    apostrophe. Images are converted to the size and colours that the model was trained with; give
+    --gray-bits as at the sites that trained it. With --skip-broken, images that cannot be read get
+    no row. With --split, only this part of DIR is read.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
@@ -59,11 +60,11 @@ def predict(
     """
     with clear_exit():
         for text in _warnings(model):
-            typer.echo(f"warning: {text}", err=True)
+            echo(f"warning: {text}", err=True)
         reading = reading_of(split, gray_bits, skip_broken, follow_links)
         rows = table(model_file(model), data, batch, device, reading)
         if out is None:
-            csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+            csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, rows))
             return
         with (
             writing(out, "give another file by --out"),
@@ -71,9 +72,14 @@ def predict(
             part.open("w", newline="", encoding="utf-8") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(next(rows))
-            count = sum(1 for row in rows if writer.writerow(row))
-        typer.echo(f"{out}: {count} predictions")
+            writer.writerow(cells(next(rows)))
+            count = sum(1 for row in rows if writer.writerow(cells(row)))
+        echo(f"{out}: {count} predictions")
+
+
+def cells(row: list[str]) -> list[str]:
+    """A row for a file that a spreadsheet may open, or a terminal show."""
+    return [cell(text) for text in row]
 
 
 def table(

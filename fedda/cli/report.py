@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.results.plainly import PlainConsole, echo
 
 PICTURE, PAGE = "report.png", "report.html"
 
@@ -71,8 +72,6 @@ def present(
         RunError: the folder holds no results, a file cannot be written, or a site's folder holds
             no notes of the run.
     """
-    from rich.console import Console
-
     from fedda.page import write
     from fedda.results.picture import (
         plot,  # matplotlib takes a second to import, and --help should not
@@ -82,11 +81,11 @@ def present(
 
     results = load(folder)
     if as_json:
-        typer.echo(json.dumps(summary(results), indent=1))
+        echo(json.dumps(summary(results), indent=1))
     else:
-        Console().print(table(results))
+        PlainConsole().print(table(results))
     place = folder if folder.is_dir() else folder.parent
     picture = plot(results, png or place / PICTURE)
-    typer.echo(f"picture: {picture}", err=as_json)
+    echo(f"picture: {picture}", err=as_json)
     page = write(results, html or place / PAGE, place, sites)
-    typer.echo(f"page: {page}", err=as_json)
+    echo(f"page: {page}", err=as_json)

@@ -11,6 +11,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.launch import INTERRUPTED, on_terminate
 from fedda.errors import ConfigError
 from fedda.halves import load
+from fedda.results.plainly import PlainConsole, echo
 from fedda.settings import RunConfig, overrides, presets
 
 METHOD = "fruda"
@@ -78,10 +79,10 @@ def select(
                     *(data, target, threads, as_json),
                 )
         except KeyboardInterrupt:
-            typer.echo("\nstopped", err=True)
+            echo("\nstopped", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if as_json:
-            typer.echo(json.dumps(selection, indent=1))
+            echo(json.dumps(selection, indent=1))
         else:
             show(selection, target)
 
@@ -127,7 +128,6 @@ def measured(
 def show(selection: dict[str, Any], target: str) -> None:
     """Print the table."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -141,9 +141,9 @@ def show(selection: dict[str, Any], target: str) -> None:
         )
     for row in rows(selection):
         table.add_row(*map(escape, row))
-    Console().print(table)
+    PlainConsole().print(table)
     if joint := best(selection):
-        typer.echo(joint)
+        echo(joint)
 
 
 def best(selection: dict[str, Any]) -> str:

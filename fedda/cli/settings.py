@@ -4,13 +4,13 @@ from typing import Annotated, get_args
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedda import plugins
 from fedda.cli import wire_table
 from fedda.cli.exits import clear_exit
+from fedda.results.plainly import PlainConsole, echo
 from fedda.settings import RunConfig, presets
 
 
@@ -24,15 +24,15 @@ def methods(
 ) -> None:
     """List the methods that `fedda run` knows."""
     if wire:
-        return typer.echo(wire_table.table())
+        return echo(wire_table.table())
     unfinished = plugins.unfinished()
     for name in sorted({*plugins.methods()} - {each.name for each in unfinished}):
-        typer.echo(f"{name:10} {plugins.about(name)}{_from(plugins.origin(name))}")
+        echo(f"{name:10} {plugins.about(name)}{_from(plugins.origin(name))}")
     _show_added("models", "networks that other packages add, for model.name:")
     _show_added("data", "readers that other packages add, for --data:")
     _show_added("augment", "augmentations that other packages add, for train.augment:")
     for each in [*plugins.broken(), *unfinished]:
-        typer.echo(str(each), err=True)
+        echo(str(each), err=True)
 
 
 def settings(
@@ -52,23 +52,23 @@ def settings(
         table = Table("setting", "default", "meaning")
         for key, default, about in [*rows(RunConfig), *rows(chosen.config)]:
             table.add_row(key, escape(str(default)), escape(about))
-        Console().print(table)
+        PlainConsole().print(table)
         if plugins.origin(method) != plugins.OWN:
-            typer.echo(f"{method} is added by {plugins.origin(method)}.")
+            echo(f"{method} is added by {plugins.origin(method)}.")
         _show_added("models", "model.name may also be:")
         _show_added("data", "--data may also be what these readers take:")
         _show_added("augment", "train.augment may also be:")
         for each in plugins.broken():
-            typer.echo(str(each), err=True)
-        typer.echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
+            echo(str(each), err=True)
+        echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
 
 
 def _show_added(group: plugins.Group, title: str) -> None:
     """Print what other packages add to a group, and which packages; nothing if none does."""
     if installed := plugins.installed(group):
-        typer.echo(f"\n{title}")
+        echo(f"\n{title}")
     for added in installed.values():
-        typer.echo(f"{added.name:10} {added.about}{_from(added.origin)}")
+        echo(f"{added.name:10} {added.about}{_from(added.origin)}")
 
 
 def _from(origin: str) -> str:
@@ -84,8 +84,8 @@ def _presets(method: str) -> None:
         table.add_column()
         for key, (value, source) in sorted(preset.items()):
             table.add_row(key, escape(str(value)), escape(source))
-        Console().print(table, "")
-    typer.echo(
+        PlainConsole().print(table, "")
+    echo(
         f"fedda run {method} --preset NAME: it may be given more than once, the last wins, and "
         "-c key=value wins over all."
     )

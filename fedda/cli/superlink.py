@@ -17,6 +17,7 @@ from fedda.ops import keys
 from fedda.ops.aside import aside
 from fedda.ops.flwr_home import write_connection
 from fedda.ops.spawn import watch_parent
+from fedda.results.plainly import echo
 
 LOG = "superlink.log"
 
@@ -185,7 +186,7 @@ def superlink(
                 gateway.run(settings, every, ready, say)
             finally:
                 _withdraw(directory / ABOUT)
-    typer.echo("stopped")
+    echo("stopped")
 
 
 def _withdraw(about: Path) -> None:

@@ -16,6 +16,7 @@ from fedda.cli.launch import INTERRUPTED, on_terminate, settings_of
 from fedda.cli.watching import TRIES, began
 from fedda.errors import RunError
 from fedda.live.snapshot import Run, Site, Snapshot
+from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import JOURNAL, counted, printable
 
 LOOK = 1.0  # seconds between two looks while no run goes on
@@ -53,9 +54,9 @@ def watch(
     with clear_exit():
         try:
             with Watching(*server_of(server.absolute())) as at:
-                code = Watcher(at.look, run, Console()).follow()
+                code = Watcher(at.look, run, PlainConsole()).follow()
         except KeyboardInterrupt:
-            typer.echo("\nNo longer watching; a run that goes on is not ended.", err=True)
+            echo("\nNo longer watching; a run that goes on is not ended.", err=True)
             raise typer.Exit(INTERRUPTED) from None
         raise typer.Exit(code)
 

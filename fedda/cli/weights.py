@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.results.plainly import echo
 
 
 def weights(
@@ -60,5 +61,5 @@ def weights(
             if not values:
                 made = models.backbone(config, (3, side, side), weights=False, device="meta")
                 values = models.parameter_count(made)
-                typer.echo(f"{network}, {values:,} parameters, images of {side} pixels")
-            typer.echo(f"  hash with model.train={part}: {digest}")
+                echo(f"{network}, {values:,} parameters, images of {side} pixels")
+            echo(f"  hash with model.train={part}: {digest}")

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from fedda.results.plainly import PlainConsole
 from fedda.results.progress import OnTerminal, clock
 from fedda.results.read import counted, printable
 
@@ -38,7 +39,7 @@ class Display(OnTerminal):
         console: Console | None = None,
         watch: Callable[[], float] = time.monotonic,
     ) -> None:
-        console = console or Console()
+        console = console or PlainConsole()
         self._rounds = rounds
         self._jobs = jobs
         self._accuracy = accuracy

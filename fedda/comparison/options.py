@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from fedda import plugins
 from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
 from fedda.ops.engines import check_engine
+from fedda.results.plainly import echo
 from fedda.settings import overrides, presets, seeds_of
 
 from .plan import Plan
@@ -97,7 +96,7 @@ def plan_of(
             f"--poison {always[0]}: it is the target, whose labels nobody uses; choose a source."
         )
     for name in set(percents) & set(targets):
-        typer.echo(f"note: {name} has no wrong labels while it is the target", err=True)
+        echo(f"note: {name} has no wrong labels while it is the target", err=True)
     return Plan(
         data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads, reading
     )

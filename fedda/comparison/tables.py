@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from fedda.results.plainly import cell
 from fedda.results.read import counted, printable
 from fedda.results.worth import VALIDATORS, WHAT
 
@@ -90,7 +91,7 @@ def as_csv(scores: Sequence[Score]) -> str:
         row += (s.bytes, weights, "yes" if s.transductive else "no")
         row += (s.estimate, s.low, s.high, s.calibration_error)
         row += tuple(s.validators.get(name) for name in (*VALIDATORS, "largest"))
-        writer.writerow(["" if v is None else v for v in row])
+        writer.writerow(["" if v is None else cell(v) for v in row])
     return text.getvalue()
 
 

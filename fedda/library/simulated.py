@@ -16,6 +16,7 @@ from fedda.data import Description, Reading, Role, describe
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
+from fedda.results.plainly import visible
 from fedda.results.progress import Display
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig, named
@@ -200,7 +201,7 @@ def simulate(
 
 
 def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {visible(text)}", file=sys.stderr)
 
 
 def _ignore(text: str) -> None:

@@ -1,11 +1,12 @@
 """A finished model on disk: the weights as safetensors, with a description as JSON inside."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors.torch
 from pydantic import ValidationError
@@ -24,6 +25,8 @@ from .networks import Model, blank
 from .ready import has_weights
 
 _KEY = "fedda"
+_MOST_VALUES = 2**26  # in one input: 4096 x 4096 pixels of 4 channels
+_MOST_LETTERS = 2**20  # of all class names
 _FROZEN = "backbone."  # prefix of the weights that do not learn
 
 
@@ -159,12 +162,16 @@ def _check_size(meta: Meta, tensors: dict[str, Tensor]) -> None:
         raise ValueError("it describes a larger model than it holds")
 
 
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, ValidationError)
+_UNREADABLE += (RuntimeError, RecursionError, IndexError, MemoryError, AssertionError)
+
+
 @contextmanager
 def _damaged(path: str | Path) -> Iterator[None]:
     """Turn errors from a file's contents into a ModelError that says the file is damaged."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, ValidationError, RuntimeError) as error:
+    except _UNREADABLE as error:
         problem = " ".join(str(error).split())[:200]
         raise ModelError(
             f"'{path}' is damaged or from another version of fedda ({problem}); "
@@ -180,12 +187,37 @@ def _window(text: str) -> str:
 
 def _meta(about: str) -> Meta:
     facts = json.loads(about)
+    resize, window = facts.get("resize", "stretch"), facts.get("window", "")
+    if resize not in ("stretch", "crop") or not all(
+        isinstance(each, str) for each in (window, facts["version"])
+    ):
+        raise ValueError("resize, window or version is none")
+    extension = facts.get("extension")
+    if extension is not None and not isinstance(extension["method"], str):
+        raise ValueError("extension names no method")
     return Meta(
         config=ModelConfig.model_validate(facts["config"]),
-        shape=tuple(facts["shape"]),
-        classes=tuple(facts["classes"]),
+        shape=_shape(facts["shape"]),
+        classes=_classes(facts["classes"]),
         version=facts["version"],
-        extension=Extension(**facts["extension"]) if "extension" in facts else None,
-        resize="crop" if facts.get("resize") == "crop" else "stretch",
-        window=_window(str(facts.get("window", ""))),
+        extension=None if extension is None else Extension(**extension),
+        resize=resize,
+        window=_window(window),
     )
+
+
+def _shape(found: Any) -> tuple[int, ...]:
+    """The shape of one input, if an input can have it; a ValueError if not."""
+    numbers = isinstance(found, list) and all(type(each) is int and each > 0 for each in found)
+    if not numbers or len(found) not in (1, 3) or math.prod(found) > _MOST_VALUES:
+        raise ValueError(f"shape is {str(found)[:80]}, and no shape of an input")
+    return tuple(found)
+
+
+def _classes(found: Any) -> tuple[str, ...]:
+    """The names of the classes, if they are different texts; a ValueError if not."""
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError("classes is no list of names")
+    if len(set(found)) < len(found) or sum(map(len, found)) > _MOST_LETTERS:
+        raise ValueError("classes names one twice, or is too long")
+    return tuple(found)

@@ -13,6 +13,7 @@ from rich.text import Text
 from fedda import plugins
 from fedda.errors import ConfigError
 from fedda.results.pace import Key, Pace
+from fedda.results.plainly import PlainConsole
 from fedda.results.read import Event, event_in, printable
 from fedda.settings import RunConfig
 
@@ -60,7 +61,7 @@ class Display(OnTerminal):
         above: Callable[[], RenderableType] | None = None,
         every: int = _EVERY,
     ) -> None:
-        console = console or Console()
+        console = console or PlainConsole()
         self._above = above
         self._every = every
         self._pace = Pace(config.trainings, config.seeds, config.rounds) if config else Pace()
