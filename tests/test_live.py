@@ -26,7 +26,7 @@ from server.superlink.filter import LocalOnly
 from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
 from server.superlink.watched import USUAL
 from tests.browser import CHROMIUM, browser
-from tests.patience import PATIENCE, wait_until
+from tests.patience import PATIENCE
 from tests.test_page import EVIL, Read
 from tests.test_story import SETTINGS, events
 
@@ -183,21 +183,28 @@ def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_only_so_many_pages_follow_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.superlink.live.STREAMS", 1)
-    with serving(lambda: sites(run)) as address, client_of(address) as client:
-        with client.stream("GET", EVENTS) as first:
-            lines = first.iter_lines()  # its end would close the stream
-            assert next(lines) == "retry: 2000"
-            with client.stream("GET", EVENTS) as second:
-                assert second.status_code == 503
-
-        def served() -> bool:
-            with client.stream("GET", EVENTS) as stream:
-                return stream.status_code == 200
-
-        # The server has to notice that the first has gone.
-        wait_until(served, "a stream that has gone still counts")
+@pytest.mark.parametrize("page", [False, True], ids=["program", "page"])
+def test_idle_streams_keep_nobody_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, page: bool
+) -> None:
+    """The oldest of a program ends, and a page's only if there is no other."""
+    monkeypatch.setattr("server.superlink.live.STREAMS", 2)
+    own = {"sec-fetch-site": "same-origin"}
+    with (
+        serving(lambda: sites(run)) as address,
+        client_of(address) as client,
+        client.stream("GET", EVENTS, headers=own) as first,
+        client.stream("GET", EVENTS, headers=own if page else {}) as idle,
+    ):
+        lines, others = first.iter_lines(), idle.iter_lines()
+        assert next(lines) == next(others) == "retry: 2000"
+        with client.stream("GET", EVENTS, headers=own) as more:
+            assert more.status_code == 200 and next(more.iter_lines()) == "retry: 2000"
+            for _ in lines if page else others:
+                pass  # it ends
+            with (run.path / "journal.jsonl").open("a") as file:
+                file.write(json.dumps({"event": "done", "time": 30.0}) + "\n")
+            assert any(line.startswith("data: ") for line in (others if page else lines))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")

@@ -52,8 +52,8 @@ def test_a_deflated_dicom_file_holds_no_more_than_its_header_says(tmp_path: Path
     plain = written(tmp_path / "plain.dcm", np.full((20, 20), 7, np.uint8))
     sound = deflated(tmp_path / "sound.dcm", 7, 20)
     assert dicom.header(sound) == dicom.header(plain)
-    same = (np.asarray(dicom.image(file, None)) for file in (sound, plain))
-    assert np.array_equal(*same)
+    ours, theirs = (np.asarray(dicom.image(file, None)) for file in (sound, plain))
+    assert np.array_equal(ours, theirs)
     bomb = deflated(tmp_path / "bomb.dcm", 0, 20, 10 * SIDE * SIDE // 2)
     with peak(120), pytest.raises(DataError, match="cannot be read as a DICOM"):
         dicom.image(bomb, None)

@@ -20,7 +20,7 @@ from .pages import Pages, TooSlowError
 PAGE, EVENTS, SITES, METRICS = "/live", "/live/events", "/live/sites.json", "/metrics"
 LOOK_S = 1.0  # between two looks for a change
 ALIVE_S = 15.0  # between two comments that keep a quiet stream open
-STREAMS = 32  # at a time
+STREAMS = 32  # at a time; one more ends the oldest
 HTML, JSON = b"text/html; charset=utf-8", b"application/json"
 STREAM, TEXT = b"text/event-stream", b"text/plain; charset=utf-8"
 HEADERS = [
@@ -60,8 +60,8 @@ class Live:
             METRICS: self._metrics,
         }
         self._pages = Pages()
-        self._streams = 0
-        self._closing = asyncio.Event()
+        self._streams: dict[asyncio.Event, bool] = {}  # what ends each, and whether a page asked
+        self._closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -75,19 +75,31 @@ class Live:
             await _answer(send, (403, TEXT, b"no other page is served here\n"))
         elif path != EVENTS:
             await _answer(send, await self._answers[path](asked))
-        elif self._streams >= STREAMS:
-            await _answer(send, (503, TEXT, b"too many pages follow: close some\n"))
         else:
-            self._streams += 1
+            ended = self._admit(of_a_page(scope))
             try:
-                await self._stream(scope, asked, receive, send)
+                await self._stream(scope, asked, receive, send, ended)
             finally:
-                self._streams -= 1
+                self._streams.pop(ended, None)
 
     def close(self) -> None:
         """End all streams, and the process that makes pages."""
-        self._closing.set()
+        self._closing = True
+        for ended in self._streams:
+            ended.set()
         self._pages.close()
+
+    def _admit(self, page: bool) -> asyncio.Event:
+        """Make place for a stream, by the oldest of a program, else of a page -> what ends it."""
+        while len(self._streams) >= STREAMS:
+            oldest = min(self._streams, key=lambda ended: self._streams[ended])
+            oldest.set()  # a page comes back by itself
+            del self._streams[oldest]
+        ended = asyncio.Event()
+        self._streams[ended] = page
+        if self._closing:
+            ended.set()
+        return ended
 
     async def _page(self, asked: Asked) -> Answer:
         which = asked.get("run", "")
@@ -111,14 +123,17 @@ class Live:
         snapshot = self.watched()
         return snapshot, version_of(snapshot, which)
 
-    async def _stream(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
-        """Send an event at each change, until the reader or the server goes."""
+    async def _stream(
+        self, scope: Scope, asked: Asked, receive: Receive, send: Send, ended: asyncio.Event
+    ) -> None:
+        """Send an event at each change, until the reader or the server goes, or it has to end."""
         last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
         headers = [(b"content-type", STREAM), *HEADERS]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         gone = asyncio.create_task(_gone(receive))
         try:
-            async for text in self._events(asked.get("run", ""), last or asked.get("seen", "")):
+            seen = last or asked.get("seen", "")
+            async for text in self._events(asked.get("run", ""), seen, ended):
                 if gone.done():
                     return
                 if text:
@@ -127,11 +142,11 @@ class Live:
         finally:
             gone.cancel()
 
-    async def _events(self, which: str, seen: str) -> AsyncIterator[bytes]:
+    async def _events(self, which: str, seen: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
         """Yield an event per change after the version `seen`; at a look without a change b""."""
         yield b"retry: 2000\n\n"
         quiet = 0.0
-        while not self._closing.is_set():
+        while not ended.is_set():
             _, version = await asyncio.to_thread(self._look, which)
             if version != seen:
                 seen, quiet = version, 0.0
@@ -143,7 +158,7 @@ class Live:
                 yield b""
             quiet += LOOK_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), LOOK_S)
+                await asyncio.wait_for(ended.wait(), LOOK_S)
 
 
 def version_of(snapshot: Snapshot, which: str) -> str:
@@ -162,6 +177,11 @@ def of_its_own(scope: Scope) -> bool:
         return True
     # A link on another page opens this one, which that page cannot read.
     return told.get(b"sec-fetch-mode") == b"navigate" and told.get(b"sec-fetch-dest") == b"document"
+
+
+def of_a_page(scope: Scope) -> bool:
+    """Whether a page in a browser asks, which says so itself, and no program."""
+    return (b"sec-fetch-site", b"same-origin") in scope["headers"]
 
 
 async def _answer(send: Send, answer: Answer) -> None:
