@@ -17,7 +17,7 @@ TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvisio
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all test-times coverage lint lock docs proto clean
+.PHONY: help demo test test-fast test-all test-times coverage lint lock audit docs proto clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ lint: $(VENV)/.installed-dev ## check style, format and types
 
 lock: $(VENV)/.installed ## renew the versions and hashes that the container image installs
 	PATH="$(abspath $(BIN)):$$PATH" deploy/lock.sh
+
+audit: ## ask a public service for known holes in what the image installs; any is an error
+	PYTHON="$(PYTHON)" deploy/audit.sh
 
 docs: $(VENV)/.installed-dev ## build the documentation as a site in site/, offline
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -221,8 +221,24 @@ def test_image_contains_what_the_compose_files_use() -> None:
                 assert (DEPLOY.parent / source).exists(), source
     assert ["deploy/health.py", "/opt/fedda/health.py"] in copied
     assert "USER 10001:10001" in lines
-    made = next(line for line in lines if "install -d -m 1777" in line).split()
-    assert {"/hub", "/runs", "/state"} <= set(made)
+    made = next(line for line in lines if "install -d" in line)
+    assert "-m 0700 -o 10001 -g 10001 /hub /runs" in made and made.endswith("-m 1777 /state")
+    froms = [line for line in lines if line.startswith("FROM ")]
+    assert froms == ["FROM $BASE AS build", "FROM $BASE"]  # a build may give a digest
+
+
+def test_a_release_asks_for_holes_in_all_that_the_image_installs() -> None:
+    """Of what Flower decides at the public port, too, and every night."""
+    root = DEPLOY.parent
+    script, lock = (DEPLOY / "audit.sh").read_text(), (DEPLOY / "requirements.lock").read_text()
+    for name in ("fastapi", "starlette", "uvicorn", "flwr"):
+        assert re.search(rf"^{name}==", lock, re.MULTILINE) and name in script
+    for file in ("requirements.lock", "torch.txt"):
+        assert f"-r deploy/{file}" in script
+    assert "deploy/audit.sh" in (root / "Makefile").read_text()
+    for workflow in ("release", "nightly"):
+        text = (root / ".github" / "workflows" / f"{workflow}.yml").read_text()
+        assert "- run: make audit" in text and "continue-on-error" not in text
 
 
 def test_the_lock_has_a_hashed_version_of_everything_that_is_installed() -> None:
