@@ -224,9 +224,9 @@ def test_pipes_are_never_opened(site: Path, reading: Reading) -> None:
 @pytest.mark.parametrize("name", ["data", "x.npz", "x.csv", "x.h5", "x.parquet"])
 def test_data_that_are_a_pipe_are_refused(tmp_path: Path, name: str) -> None:
     with pipe(tmp_path / name):
-        for use in (data.load_source, data.load_target, data.load_evaluation, data.identities):
+        for use in (data.load_source, data.load_target, data.load_evaluation):
             with pytest.raises(DataError, match="is a pipe or a device"):
-                use(tmp_path / name, *(["source"] if use is data.identities else []))
+                use(tmp_path / name)
 
 
 def test_devices_and_folders_are_no_images(site: Path) -> None:
