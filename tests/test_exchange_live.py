@@ -106,7 +106,8 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
 def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation) -> None:
     """The run accepts gradients over few examples; a site without that setting does not."""
     hub.processes["town"].stop()
-    hub.client_options["town"] = []
+    usual = hub.client_options["town"]
+    hub.client_options["town"] = usual[:2]  # without the option that allows fewer
     hub.start_site("town")
     hub.wait_for_sites()
     try:
@@ -119,7 +120,7 @@ def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation
         assert run.find("trouble", what="failed", site="town")
     finally:
         hub.processes["town"].stop()
-        hub.client_options["town"] = ["--min-examples", "1"]
+        hub.client_options["town"] = usual
         hub.start_site("town")
         hub.wait_for_sites()
 
