@@ -57,12 +57,20 @@ def trained(
     Raises:
         FeddaError: the site refuses.
     """
-    sent = {"model": wire.pack(models.to_arrays(model), Kind.MODEL)}
+    request = request_of(site, task, model, server_round)
+    arrays, _ = SOURCES[task.method](site).serve(request)
+    return {n: torch.from_numpy(a.copy()) for n, a in arrays["model"].unpack().items()}
+
+
+def request_of(
+    site: Site, task: Task, model: models.Model | None = None, server_round: int = 1
+) -> Request:
+    """A request to train a model, which the site's policy has admitted; by default a new one."""
+    sent = {"model": wire.pack(models.to_arrays(model or blank(task)), Kind.MODEL)}
     heading = {"phase": task.stage(server_round).phase.name, "hop": "train", "part": "source"}
     request = Request.make(task.flat(), {"round": server_round, **heading}, sent)
     site.gate.admit(request)
-    arrays, _ = SOURCES[task.method](site).serve(request)
-    return {n: torch.from_numpy(a.copy()) for n, a in arrays["model"].unpack().items()}
+    return request
 
 
 def closest(rows: Tensor, images: Tensor) -> float:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from clients.fedavg import Source
 from clients.site.memory import Site
-from fedda.errors import FeddaError
-from tests.asking import blank, closest, make_source, task_of, trained
+from fedda.errors import BatchError, Code, FeddaError
+from tests.asking import blank, closest, make_source, request_of, task_of, trained
 
 IMAGES, LEAST = 300, 64
 # Corners, values inside, and what no site should accept.
@@ -74,3 +75,42 @@ def test_no_setting_of_a_training_shows_an_image(site: Site) -> None:
         answered += 1
         assert close < 0.999, chosen
     assert answered > 20, "the site refuses nearly everything, so that nothing is tried"
+
+
+def test_a_step_over_fewer_images_than_the_site_allows_is_refused_with_its_reason(
+    site: Site,
+) -> None:
+    settings = {"method": "fedavg", "model.name": "identity", "train.batch-size": LEAST}
+    sent = blank(task_of(site, settings))
+    assert trained(site, task_of(site, settings), sent)
+    with pytest.raises(BatchError, match=r"batch-size is 63, but .* fewer than 64 images"):
+        trained(site, task_of(site, settings | {"train.batch-size": LEAST - 1}), sent)
+    assert "raise" in Code.BATCH.public and BatchError("x").code is Code.BATCH
+
+
+def test_the_order_of_images_is_the_sites_own(tmp_path: Path) -> None:
+    """No server knows it, it depends on every setting, and it is the same after a restart."""
+
+    def order(folder: str, seed: int = 0, **more: Any) -> list[int]:
+        made = make_source(tmp_path / folder, IMAGES, **{"min-images": LEAST})
+        settings = {"method": "fedavg", "model.name": "identity"} | more
+        client = Source(made)
+        client.begin(request_of(made, task_of(made, settings, seed)))
+        return torch.cat(client.shares()).tolist()
+
+    first = order("a")
+    assert order("a") == first != order("b") and sorted(first) == list(range(IMAGES))
+    others = [order("a", seed=1), order("a", **{"train.lr": 0.03})]
+    others += [order("a", **{"train.batch-size": LEAST + 1})]
+    assert all(other != first for other in others)
+    secret = tmp_path / "a" / "state" / "anna" / "chance"
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_wipes_an_encoder_within_a_window_of_gradients_is_refused(site: Site) -> None:
+    """A sum over 288 examples would hold the features of the window's last two."""
+    asked = {"method": "fdann", "model.name": "mlp", "model.sizes": "20", "model.norm": "group"}
+    asked |= {"train.lr": 1e-6, "exchange.p": 128, "train.batch-size": 2}
+    for decay in (1e6, 1.0):
+        with pytest.raises(FeddaError):
+            site.check_batch(task_of(site, asked | {"train.weight-decay": decay}))

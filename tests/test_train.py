@@ -79,6 +79,22 @@ def test_no_batch_has_one_image_and_none_is_lost(sizes: list[int], batch_size: i
     assert [i for batch in found for i in batch.tolist()] == wanted
 
 
+@given(st.lists(st.integers(0, 9), min_size=5, max_size=60), st.integers(2, 9), st.integers(2, 5))
+def test_every_batch_has_enough_different_images(images: list[int], size: int, least: int) -> None:
+    found = list(batches([torch.tensor(images)], size, least))
+    assert torch.cat(found).tolist() == images
+    assert len(found) == 1 or all(len({*batch.tolist()}) >= least for batch in found)
+
+
+def test_batches_by_hand() -> None:
+    """A last one of two joins; the image 7, which comes four times, is one image."""
+    share = torch.tensor([0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
+    assert [len(b) for b in batches([share], 4, least=3)] == [4, 6]
+    assert [len(b) for b in batches([share], 4, least=2)] == [4, 4, 2]
+    repeated = torch.tensor([7, 7, 7, 7, 0, 1, 2, 3])
+    assert [b.tolist() for b in batches([repeated], 4, least=4)] == [repeated.tolist()]
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_rates_go_from_the_first_to_the_last(schedule: str) -> None:
     config = TrainConfig.model_validate({"lr": 0.5, "lr-end": 0.1, "schedule": schedule})
