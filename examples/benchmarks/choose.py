@@ -103,12 +103,13 @@ def plan(args: argparse.Namespace, name: str) -> Plan:
         photos.prepare(args.data / VECTORS[name], out / "data")
         chosen = presets.for_all("vectors", plugins.methods())
         settings: Flat = {key: given.value for key, given in chosen.items()}
-        settings["rounds"] = ROUNDS
+        settings |= {"rounds": ROUNDS, "train.batch-size": photos.BATCH}
         place = out / "data"
     elif name == "photos":
         photos.prepare(args.data / "office_caltech10_photos", out / "data")
         chosen = presets.for_all("photos", plugins.methods())
         settings = {key: given.value for key, given in chosen.items()}
+        settings["train.batch-size"] = photos.BATCH
         place = out / "data"
     elif name == "rotated":
         place, settings = pens(out, args.images or IMAGES), {**PENS}
