@@ -86,10 +86,11 @@ class Source(Client):
         images = self.data if tests is None or few else tests
         p = self.checked(self.predict(images.x))
         new = images is tests and not appraisal.same(images.x, self.data.x)
-        if self.task.privacy.noise and not new:
+        hides = bool(self.task.privacy.noise) or self.site.gate.policy.privacy.demanded
+        if hides and (not new or appraisal.shared(images.x, self.data.x)):
             raise PolicyError(
-                "The training hides single examples, so the model is not tested on them, and this "
-                "site has too few other labelled images; add test images."
+                "The training or the policy hides single examples, so the model is not tested on "
+                "them, and this site has too few other labelled images; add test images."
             )
         numbers = appraisal.calibrated(self, p, images.y, new)
         return numbers | {"seconds": time.perf_counter() - start}

@@ -217,11 +217,21 @@ class PrivacyConfig(Section):
         ge=0,
         le=1000,
         description="noise on each step's sum of a source's clipped gradients, in units of the "
-        "clip; 0: none (needs model.norm=group and the extra privacy)",
+        "clip; 0: none, else .01 or more (needs model.norm=group and the extra privacy)",
     )
     clip: float = Field(
         default=1.0, gt=0, le=1e6, description="largest norm of the gradient of one example"
     )
+
+    @field_validator("noise")
+    @classmethod
+    def _is_computable(cls, noise: float) -> float:
+        if 0 < noise < 0.01:
+            raise ValueError(
+                f"{noise:g} is so little that its epsilon, beyond all use, cannot be computed; "
+                "set it to 0, or to .01 or more"
+            )
+        return noise
 
 
 Secure = Literal["none", "sum"]  # whether the server sees single models, or sums alone

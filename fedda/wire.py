@@ -363,6 +363,7 @@ class Part:
         leaves: arrays and numbers of the reply.
         gradients: patterns of the groups of the exchange in which the site may sum gradients.
         labels: whether the part needs a site that has labels.
+        private: whether the part trains by DP-SGD, and on nothing else, where the run asks for it.
         judges: whether the reply's numbers say how good each received model is. Each model counts
             as a test then, in the site's policy and budget.
     """
@@ -372,6 +373,7 @@ class Part:
     gradients: frozenset[str] = frozenset()
     labels: bool = False
     judges: bool = False
+    private: bool = False
 
     @property
     def signs(self) -> bool:

@@ -339,6 +339,36 @@ def test_a_site_can_ask_for_more_noise(domains: list[Node], tmp_path: Path) -> N
     assert made.round()[1]["epsilon"] > 0
 
 
+def test_by_the_policy_of_a_site_it_does_not_test_on_training_images(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    """Whatever noise the request names: the server writes that."""
+    with np.load(domains[0]["data"]) as file:
+        arrays = {n: file[n] for n in file if not n.endswith("test")}
+    np.savez(tmp_path / "anna.npz", **arrays)
+    nodes = [
+        n | ({"data": str(tmp_path / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
+    ]
+    made = Bench(ruled(nodes, "[privacy]\nnoise = 1.0", tmp_path), "fedavg", rounds=1)
+    made.begin()
+    request = made.strategy.request(made.strategy.roster.sources[0], {"model": made.strategy.model})
+    arrays, tables = records.read(request.content)
+    tables["step"]["hop"] = "calibrate"
+    request.content = records.write(arrays, **tables)
+    request.metadata.message_type = "evaluate"
+    reply = made.grid.call(request)
+    assert reply.has_error() and reply.error.code == Code.POLICY
+
+
+def test_a_site_with_a_budget_of_epsilon_answers_no_run_without_noise(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    made = Bench(ruled(domains, "[privacy]\nepsilon = 1.0", tmp_path), "fedavg")
+    with pytest.raises(QuorumError):
+        made.round()
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
+
+
 @pytest.mark.slow
 def test_training_stops_at_the_budget_over_all_runs(domains: list[Node], tmp_path: Path) -> None:
     *others, first = sorted(SOURCES, key=lambda site: after(site, 2))

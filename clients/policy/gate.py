@@ -28,6 +28,7 @@ WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
 WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
 
 NOTHING = Part()
+LEAST_NOISE = 0.01  # of a step; with less, epsilon is in the thousands and cannot be computed
 
 
 class Gate:
@@ -184,11 +185,26 @@ class Gate:
             raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
 
     def _check_noise(self, request: Request) -> None:
-        least, given = self.policy.privacy.noise, request.task.privacy.noise
-        if request.contract.labels and not request.is_test and given < least:
+        """Under a policy of noise a source does nothing but DP-SGD; its tests are checked there."""
+        privacy, part = self.policy.privacy, request.contract
+        if not privacy.demanded or request.part == "target" or part.signs or request.is_test:
+            return
+        if not (part.private and request.task.about.private) or request.exchange is not None:
+            raise PolicyError(
+                f"The policy lets labelled examples be used by DP-SGD only (privacy), which "
+                f"'{request.hop[:40]}' of {request.task.method} is not; choose fedavg, fedprox or "
+                "kd3a, with privacy.noise."
+            )
+        if (given := request.task.privacy.noise) < max(privacy.noise, LEAST_NOISE):
+            needed = f"{privacy.noise:g} or more" if privacy.noise else "more than 0"
             raise PolicyError(
                 f"The run trains with noise of {given:g} on each step, but the policy asks for "
-                f"{least:g} or more (privacy.noise)."
+                f"{needed} (privacy)."
+            )
+        if privacy.epsilon is not None and not self.books:
+            raise PolicyError(
+                "The policy bounds epsilon over all runs (privacy.epsilon), but this site keeps no "
+                "books; give --state-dir."
             )
 
     def _check_kind(self, kind: Kind, contract: Part) -> None:

@@ -98,16 +98,23 @@ class Secure(Section):
 
 
 class Privacy(Section):
-    """Differential privacy of each example that the site's labels train on.
+    """Differential privacy of each labelled example; a target's have no labels, and no noise.
 
-    noise    least noise of a step, in units of the clip; 0: a run may go without
-    epsilon  the most that all runs may spend together; None: no limit
+    noise    least noise of a step, in units of the clip; 0: a run may go without, unless epsilon
+             is set
+    epsilon  the most that all runs may spend together; then no run may go without noise. None: no
+             limit
     delta    at which epsilon is computed; less than one over the number of examples
     """
 
     noise: float = Field(default=0.0, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+
+    @property
+    def demanded(self) -> bool:
+        """Whether nothing of labelled examples may leave without noise."""
+        return self.noise > 0 or self.epsilon is not None
 
 
 class Times(Section):

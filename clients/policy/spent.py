@@ -96,7 +96,7 @@ class Spent:
             change = "UPDATE steps SET n = n + ? WHERE noise = ? AND share = ?"
             base.execute(change, (n, noise, share))
             spent = epsilon(base.execute("SELECT noise, share, n FROM steps"), delta)
-            if most is not None and spent > most:
+            if most is not None and not spent <= most:  # NaN is more than any
                 raise BudgetError(
                     f"With this round epsilon of the site's examples would be {spent:.3g}, but the "
                     f"policy allows {most:g} over all runs (privacy.epsilon)."

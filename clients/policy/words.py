@@ -57,7 +57,7 @@ changes = 10                 # how often the group of a sum may change, over all
 
 [privacy]                    # of each labelled example, by noise on the steps of training
 noise = 0.0                  # least noise of a step; 0: a run may go without
-epsilon = 8.0                # the most that all noisy runs may spend together
+# epsilon = 8.0              # the most that all runs spend together; then none goes without noise
 delta = 1e-5                 # at which epsilon is computed; below one over the number of examples
 
 [times]                      # when this site answers, in its local time; empty: always
@@ -104,11 +104,18 @@ def words(policy: Policy) -> Iterator[str]:
     )
     privacy = policy.privacy
     noise = f"at least {privacy.noise:g} times the clip" if privacy.noise else "as the run asks"
+    if privacy.demanded and not privacy.noise:
+        noise = "as the run asks, but more than 0"
     epsilon = "any" if privacy.epsilon is None else f"{privacy.epsilon:g} at most"
     yield (
         f"Noise on steps of training: {noise}; all noisy runs together spend an epsilon of "
         f"{epsilon}, at a delta of {privacy.delta:g}."
     )
+    if privacy.demanded:
+        yield (
+            "Nothing else leaves that depends on labelled training images: only DP-SGD's models, "
+            "and tests on labelled test files. A target's images have no labels, and no noise."
+        )
     hours = policy.times.hours
     yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
     room = 16_000 if policy.keep.megabytes is None else policy.keep.megabytes

@@ -40,7 +40,7 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
 TRAINED = Rule(MODEL, frozenset({"loss", "epsilon", "steps", "seconds"}))
 
 # Training on labels, which most methods request from the sources.
-TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
+TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True, private=True)}
 
 # With secure=sum: each source signs a key, then sends its model under masks.
 KEYS: Hop = {
@@ -55,6 +55,7 @@ MASKED: Hop = {
         Rule(MODEL | {"key/*": Kind.KEY}, frozenset({"attempt", "most"})),
         Rule({"masked": Kind.MASKED}, frozenset({"epsilon", "steps", "seconds"})),
         labels=True,
+        private=True,
     )
 }
 

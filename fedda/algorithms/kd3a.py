@@ -434,6 +434,7 @@ SEALED: Hop = {
         Rule(MODEL | {"key/*": Kind.KEY}),
         Rule({"sealed": Kind.SEALED}, fedavg.TRAINED.numbers),
         labels=True,
+        private=True,
     )
 }
 # No site counts for more than `most` examples; the target does what the server's guard does else.
