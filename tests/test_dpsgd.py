@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from clients import fedavg, fedprox
 from clients.policy.rules import Budget, Policy
 from clients.policy.spent import Spent
-from clients.site import noised
+from clients.site import blocks, noised
 from clients.site.memory import resident
 from fedda import models, records
 from fedda.config import ModelConfig
@@ -92,16 +92,14 @@ def network() -> Model:
     return models.build(ModelConfig(name="digit-cnn", norm="group"), (1, 8, 8), 4, 0)
 
 
-def optimizer(few: Few, noise: float, clip: float, expected: int, secure: bool = False) -> Any:
+def optimizer(few: Few, clip: float, expected: int) -> Any:
     from opacus.optimizers import DPOptimizer
 
     return DPOptimizer(
         torch.optim.SGD(few.model.parameters(), lr=0.1),
-        noise_multiplier=noise,
+        noise_multiplier=0.0,
         max_grad_norm=clip,
         expected_batch_size=expected,
-        generator=torch.Generator().manual_seed(3),
-        secure_mode=secure,
     )
 
 
@@ -125,7 +123,7 @@ def test_a_step_clips_each_examples_gradient(clip: float, most: int) -> None:
     wanted = twin(few, batch, clip, 6)
     made: Any = few
     with noised.per_example(few.model):
-        steps = optimizer(few, 0.0, clip, 6)
+        steps = optimizer(few, clip, 6)
         for _ in range(2):  # nothing is left over from the step before
             steps.zero_grad()
             noised._clipped_gradient(made, steps, torch.tensor(batch), most)
@@ -135,24 +133,42 @@ def test_a_step_clips_each_examples_gradient(clip: float, most: int) -> None:
     assert not any(hasattr(p, "grad_sample") for p in few.model.parameters())  # nothing stays
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_the_noise_has_its_size(secure: bool) -> None:
+def test_the_noise_has_its_size() -> None:
     few: Any = Few(network(), 4)
     with noised.per_example(few.model):
-        steps = optimizer(few, 1.7, 0.3, 8, secure)
+        steps = optimizer(few, 0.3, 8)
         steps.zero_grad()
         noised._clipped_gradient(few, steps, torch.tensor([], dtype=torch.long), 5)
+        noised._add_noise(steps, 1.7 * 0.3, np.random.default_rng(3))
     noise = torch.cat([p.grad.flatten() for p in few.model.parameters()])
     assert len(noise) > 200_000
     assert float(noise.std()) == pytest.approx(1.7 * 0.3 / 8, rel=0.02)
     assert abs(float(noise.mean())) < 4 * float(noise.std()) / len(noise) ** 0.5
 
 
+def test_what_is_secret_comes_from_no_seed_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its generator on the CPU takes 32 bits of a seed, which can be searched."""
+
+    class Seeded(torch.Generator):
+        def manual_seed(self, seed: int) -> "torch.Generator":
+            raise AssertionError("seeded")
+
+    monkeypatch.setattr(torch, "Generator", Seeded)
+    client: Any = SimpleNamespace(site=SimpleNamespace(reproducible=False), device="cpu")
+    first, second = (float(g.random()) for g in noised._generators(client))
+    assert first != second
+    images = [bytes([i]) for i in range(60)]
+    divided = [blocks.kept(tmp_path / str(i), images, 6, 12).blocks for i in range(2)]
+    assert any(not torch.equal(a, b) for a, b in zip(*divided, strict=True))
+
+
 def test_a_penalty_is_added_after_the_noise() -> None:
     """It depends on no example, so it is neither clipped nor counted."""
     few: Any = Few(network(), 8, penalty=2.0)
     with noised.per_example(few.model):
-        steps = optimizer(few, 0.0, 0.1, 4)
+        steps = optimizer(few, 0.1, 4)
         noised._clipped_gradient(few, steps, torch.tensor([0, 1]), 9)
         before = [p.grad.clone() for p in few.model.parameters()]
         noised._penalty_gradient(few)
@@ -222,7 +238,7 @@ def test_noise_of_a_real_site_has_a_seed_that_nobody_knows(domains: list[Node]) 
         client: Any = SimpleNamespace(
             site=site, device="cpu", generator=lambda p: torch.Generator().manual_seed(5)
         )
-        seeds = [g.initial_seed() for g in noised._generators(client)]
+        seeds = [float(g.random()) for g in noised._generators(client)]
         made.round()
         models_of.append((sent_by(made, "anna"), seeds))
     (a, one), (b, two), (_, three), (_, four) = models_of

@@ -18,11 +18,12 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,8 @@ def fixed(name: str, images: Sequence[bytes], least: int, together: int) -> Bloc
     """
     digests = _digests(images, b"")
     table: Table = {}
-    divide(table, digests, least, together, generator("blocks", name))
+    draws = generator("blocks", name)
+    divide(table, digests, least, together, lambda n: torch.randperm(n, generator=draws))
     return blocks_of(table, digests, least, together)
 
 
@@ -82,8 +84,9 @@ def kept(folder: Path, images: Sequence[bytes], least: int, together: int) -> Bl
     path = folder / FILE
     secret, table = _read(path) if path.exists() else (secrets.token_bytes(32), {})
     digests = _digests(images, secret)
-    draws = torch.Generator().manual_seed(secrets.randbits(63))
-    if divide(table, digests, least, together, draws):
+    # Not by torch, of whose seeds only 32 bits count on the CPU.
+    draws = np.random.default_rng()
+    if divide(table, digests, least, together, lambda n: torch.from_numpy(draws.permutation(n))):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.touch(mode=0o600)
@@ -118,15 +121,14 @@ def secret(folder: Path) -> str:
 
 
 def divide(
-    table: Table, images: Sequence[str], least: int, together: int, draws: torch.Generator
+    table: Table, images: Sequence[str], least: int, together: int, order: Callable[[int], Tensor]
 ) -> bool:
     """Add new images to a table, if they fill a block -> whether the table has changed."""
     new = [image for image in images if image not in table]
     if len(new) < least:
         return False
     first = 1 + max((block for block, _ in table.values()), default=-1)
-    order = torch.randperm(len(new), generator=draws)
-    for number, part in enumerate(order.tensor_split(len(new) // least), first):
+    for number, part in enumerate(order(len(new)).tensor_split(len(new) // least), first):
         table |= {new[i]: (number, None) for i in part.tolist()}
     _group(table, together)
     return True

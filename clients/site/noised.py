@@ -10,12 +10,12 @@ Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, algorithm 1, by Opacus
 A round takes as many steps as without noise, on batches of all examples and not of whole blocks.
 """
 
-import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -70,18 +70,17 @@ def train(client: Learner) -> Numbers:
     with per_example(client.model):
         optimizer = DPOptimizer(
             inner,
-            noise_multiplier=settings.noise,
+            noise_multiplier=0.0,  # torch would draw it
             max_grad_norm=settings.clip,
             expected_batch_size=max(1, round(q * N)),
             loss_reduction="mean",
-            generator=noise,
-            secure_mode=not client.site.reproducible,  # noise whose low bits say nothing
         )
         size = sum(p.numel() for p in optimizer.params)
         for _ in range(n):
             optimizer.zero_grad()
-            batch = (torch.rand(N, generator=draws) < q).nonzero().flatten()
+            batch = torch.from_numpy((draws.random(N) < q).nonzero()[0])
             _clipped_gradient(client, optimizer, batch, max(1, MEMORY // size))
+            _add_noise(optimizer, settings.noise * settings.clip, noise)
             _penalty_gradient(client)
             inner.step()
     return {"steps": n, "epsilon": spent}
@@ -100,6 +99,17 @@ def _clipped_gradient(client: Learner, optimizer: Any, batch: Tensor, most: int)
                 p.grad_sample = p.new_zeros(0, *p.shape)
         if not optimizer.pre_step():
             optimizer.zero_grad()
+
+
+def _add_noise(optimizer: Any, sigma: float, draws: np.random.Generator) -> None:
+    """Add noise of this standard deviation to a step's sum of gradients, of which p.grad is a mean.
+
+    It is added in double precision and then rounded: so the low bits of what leaves say nothing.
+    """
+    for p in optimizer.params:
+        z = torch.from_numpy(draws.standard_normal(tuple(p.shape))) * sigma
+        noisy = p.grad.double().cpu() + z / optimizer.expected_batch_size
+        p.grad.copy_(noisy)
 
 
 def _penalty_gradient(client: Learner) -> None:
@@ -137,12 +147,13 @@ def _spend(client: Learner, steps: Steps) -> float:
     return epsilon([(sigma, q, n * client.request.round)], gate.policy.privacy.delta)
 
 
-def _generators(client: Learner) -> tuple[torch.Generator, torch.Generator]:
-    """What draws the batches, and the noise; who knew the seed could take the noise away."""
+def _generators(client: Learner) -> tuple[np.random.Generator, np.random.Generator]:
+    """What draws the batches, and the noise; who knew the seed could take the noise away.
+
+    numpy's have 128 bits of the system's chance. Of torch's on the CPU, a seed has only 32.
+    """
     if client.site.reproducible:
-        draws = client.generator("examples")
-        seed = client.generator("noise").initial_seed()
-    else:
-        draws = torch.Generator().manual_seed(secrets.randbits(63))
-        seed = secrets.randbits(63)
-    return draws, torch.Generator(client.device).manual_seed(seed)
+        seeds = (client.generator(p).initial_seed() for p in ("examples", "noise"))
+        draws, noise = (np.random.default_rng(seed) for seed in seeds)
+        return draws, noise
+    return np.random.default_rng(), np.random.default_rng()
