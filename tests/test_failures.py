@@ -468,7 +468,7 @@ def test_a_refused_site_gets_the_reason(
     def join(ca: Path, key: Path, port: int) -> tuple[int, str]:
         options = ["--role", "source", "--data", hub.sites["anna"][1], "--ca", ca, "--key", key]
         options += ["--superlink", f"{LOOPBACK}:{port}", "--patience", "1"]
-        options += ["--state-dir", tmp_path / "state"]
+        options += ["--state-dir", tmp_path / "state", "--min-images", 16]
         done = CliRunner().invoke(client_command, list(map(str, options)))
         errors = [x for x in done.output.splitlines() if x.startswith("error: ")]
         assert len(errors) == 1, done.output
