@@ -454,7 +454,7 @@ def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -
 
 def test_a_site_with_too_few_examples_sends_no_atoms(domains: list[Node]) -> None:
     nodes = [n | {"min-images": 41} if n["name"] == "anna" else n for n in domains]
-    bench = Bench(nodes, "feddadil")
+    bench = Bench(nodes, "feddadil", train__batch_size=41)
     bench.round()
     assert [n for n in bench.notices if n[1] == "anna"] == [("failed", "anna", Code.CONFIG.public)]
     assert set(bench.strategy.weights) == {"bert", "carl", "town"}

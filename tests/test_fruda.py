@@ -215,7 +215,7 @@ def test_sites_measure_what_one_loop_with_all_data_does(
         "model.name": "mlp", "model.sizes": "16", "train.batch-size": 16, "fruda.pretrain": 0,
         "fruda.measure.steps": steps, "fruda.measure.lr": lr, "fruda.measure.sizes": "8",
         "fruda.measure.beta1": betas[0], "fruda.measure.beta2": betas[1], "exchange.p": p,
-        "exchange.min-examples": 1, "exchange.expose-features": True, "exchange.clip": 1e6,
+        "exchange.min-examples": 1, "exchange.expose-features": True, "exchange.clip": 1e9,
         "track.tensorboard": False, "run.baseline": "",
     }  # fmt: skip
     config = RunConfig.parse(flat)
@@ -313,7 +313,7 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
         "fruda.discriminator.sizes": "8", "fruda.discriminator.optimizer": "sgd",
         "fruda.discriminator.momentum": 0.0, "fruda.beta1": betas[0], "fruda.beta2": betas[1],
         "exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True,
-        "exchange.clip": 1e6, "track.tensorboard": False, "run.baseline": "",
+        "exchange.clip": 1e9, "track.tensorboard": False, "run.baseline": "",
     }  # fmt: skip
     config = RunConfig.parse(flat)
     nodes = [n | {"threads": 1} for n in several]

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
-from fedda.maths.bounds import Bounds
+from fedda.maths.bounds import Bounds, too_long
 from fedda.ops.agree import Occasion, Own, check, sign, verify
 from fedda.ops.seal import Address, layouts, seal, unseal
 from fedda.wire import Packed, lay_out
 
 from ..policy.rules import Secure
+from .crafted import check_rows
 from .identity import Identity, as_array
 from .request import Request
 
@@ -100,7 +101,7 @@ class Sealed:
             raise SecureError("The request has no largest weight; it needs 1 or more.")
         bounds = Bounds(*(_bound(request, n) for n in ("max-change", "max-statistics")))
         bounds.begin(request.arrays["model"])
-        peers, opened = self._identity.peers(), Opened()
+        peers, opened, lengths = self._identity.peers(), Opened(), dict[str, float]()
         for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
             source = array.removeprefix("sealed/")
             address = Address(
@@ -108,12 +109,17 @@ class Sealed:
             )
             try:
                 model, examples = _opened(request, array, address, own, peers)
-                bounds.check(source, "model", model.unpack())
+                check_rows("model", model.unpack())
+                lengths[source] = bounds.check(source, "model", model.unpack())
             except (SecureError, WireError, NotFiniteError) as error:
                 logger.error("%s", error)
                 opened.refused.append(source)
                 continue
             opened.models[source], opened.examples[source] = model, min(examples, most)
+        for source in [s for s in lengths if too_long(lengths, s, _bound(request, "max-update"))]:
+            logger.error("the change of %s's model is too long beside the others'", source)
+            opened.refused.append(source)
+            del opened.models[source], opened.examples[source]
         if len(opened.models) + 1 < self._rules.least:
             raise SecureError(
                 f"{len(opened.models)} sealed models can be used, but this site sends back a mean "

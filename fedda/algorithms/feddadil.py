@@ -79,7 +79,7 @@ class Config(fedavg.Config):
         le=10,
         description="the target's learning rate in units of lr, lower as it has no labels",
     )
-    lr_coordinates: float = Field(default=0.02, ge=0, le=10, description="learning rate of alpha")
+    lr_coordinates: float = Field(default=0.02, ge=0, le=100, description="learning rate of alpha")
     scaling: Literal["scalar", "dimension", "none"] = Field(
         default="scalar",
         description="a site divides its features by one number, standardises each, or neither",

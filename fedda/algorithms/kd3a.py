@@ -441,7 +441,8 @@ SEALED: Hop = {
 DISTIL: Hop = {
     "target": Part(
         Rule(
-            MODEL | {"sealed/*": Kind.SEALED}, frozenset({"most", "max-change", "max-statistics"})
+            MODEL | {"sealed/*": Kind.SEALED},
+            frozenset({"most", "max-change", "max-statistics", "max-update"}),
         ),
         Rule(MODEL, fedavg.TRAINED.numbers | {"kept", "alpha/*", "refused/*"}),
     )

@@ -1,6 +1,8 @@
 """Bounds on a model that a site sent, relative to the model that it was sent."""
 
 import math
+import statistics
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -29,8 +31,8 @@ class Bounds:
         self._sent = sent.unpack()
         self._unit = max(norm(self._sent), SMALL * math.sqrt(weights(self._sent)))
 
-    def check(self, who: str, name: str, model: Arrays) -> None:
-        """Check one model.
+    def check(self, who: str, name: str, model: Arrays) -> float:
+        """Check one model -> the length of its change.
 
         Args:
             who: where it comes from, for the error message.
@@ -52,14 +54,39 @@ class Bounds:
                         f"{entry} of '{name}' from {who} exceeds {bound:g}, the most that "
                         "guard.max-statistics allows."
                     )
-        if not most:
-            return
         change = norm(model, self._sent) / self._unit
-        if change > most:
+        if most and change > most:
             raise WireError(
                 f"'{name}' from {who} is {change:.1f} norms away from the model that was "
                 f"sent; guard.max-change allows {most:g}."
             )
+        return change
+
+
+OTHERS = 3  # from so many other updates on, one can be told to be too long
+
+
+def too_long(lengths: Mapping[str, float], name: str, most: float) -> float:
+    """How many times as long as the median of the others' a site's update is, if that is too much.
+
+    Updates of an honest site whose images differ from the others' point elsewhere, but are hardly
+    longer, so their direction tells nothing.
+
+    Args:
+        lengths: of the updates, by site.
+        name: the site.
+        most: `guard.max-update`; 0: any.
+
+    Returns:
+        The ratio if it is above `most`, else 0.
+    """
+    others = [length for site, length in lengths.items() if site != name]
+    if not most or len(others) < OTHERS:
+        return 0.0
+    median, own = statistics.median(others), lengths[name]
+    if own <= most * median:
+        return 0.0
+    return own / median if median else math.inf
 
 
 def norm(arrays: Arrays, minus: Arrays | None = None) -> float:

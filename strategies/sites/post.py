@@ -8,8 +8,10 @@ from flwr.app import Message
 
 from fedda import records
 from fedda.errors import FeddaError, public
+from fedda.maths.bounds import OTHERS
 from fedda.wire import Manifest, Packed, Part
 
+from .fence import Fence
 from .held import Held
 from .replies import Checks, Reply
 from .roster import Node, Roster
@@ -104,7 +106,35 @@ class Post:
             examine: the method's own check.
             failed: called with the name of each site that reports a failure.
         """
-        needs, notice = set(needs), self._setup.notice
+        notice = self._setup.notice
+        asked = sum(roster.is_source(name) for name in self.open)
+        fence = Fence(self._setup.guard.max_update if asked > OTHERS else 0.0)
+        for reply in self._read(replies, set(needs), roster, examine, failed):
+            yield from fence.take(reply)
+            del reply
+        for reply, times in fence.rest():
+            if not times:
+                yield reply
+                continue
+            text = f"its change of the model is {times:.1f} times as long as the median of the "
+            text += f"others'; guard.max-update allows {self._setup.guard.max_update:g}"
+            notice("refused", reply.node.name, text)
+        for name in sorted(self.open):
+            notice("silent", name, GONE if name in self.gone else SILENT)
+        self.open.clear()
+        self.gone.clear()
+        self.held.forget()
+
+    def _read(
+        self,
+        replies: Iterable[Message],
+        needs: set[str],
+        roster: Roster,
+        examine: Callable[[Reply], None],
+        failed: Callable[[str], None],
+    ) -> Iterator[Reply]:
+        """Yield the replies that pass the checks of single ones."""
+        notice = self._setup.notice
         for message in replies:
             node = roster.by_id(message.metadata.src_node_id)
             if node is None or node.name not in self.open:
@@ -125,8 +155,3 @@ class Post:
             del message
             yield reply
             del reply  # free it before the next one is fetched
-        for name in sorted(self.open):
-            notice("silent", name, GONE if name in self.gone else SILENT)
-        self.open.clear()
-        self.gone.clear()
-        self.held.forget()

@@ -1,6 +1,7 @@
 """The sites of a run: read their offers, and check that the offers fit together."""
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -109,6 +110,10 @@ class Roster:
     @property
     def targets(self) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if n.role == "target")
+
+    def is_source(self, name: str) -> bool:
+        """Whether a site of this name is a source."""
+        return any(node.name == name for node in self.sources)
 
     @property
     def keyed(self) -> bool:
@@ -227,32 +232,30 @@ class Roster:
             raise RosterError(f"The roster of the run cannot be read ({error}).") from None
 
     def bounded(self, most: float) -> "Roster":
-        """Return the roster with no count above `most` times the sources' median.
+        """Return the roster with no count above `most` times the median of the other sources'.
 
-        Of two sources the smaller count is the median, so that the larger source cannot raise its
-        own bound. Nobody can verify the count that a site claims, but the bound limits the harm of
-        a false claim.
+        Nobody can verify the count that a site claims, but the bound, on which its own claim has no
+        influence, limits the harm of a false one.
         """
-        if not most or not self.sources:
-            return self
-        bound = _bound(self.sources, most)
-        return replace(self, counts={n: min(c, bound) for n, c in self.counts.items()})
+        bounds = {n: self._bound(n, self.sources, most) for n in self.counts}
+        counts = {n: int(min(c, bounds[n])) for n, c in self.counts.items()}
+        return replace(self, counts=counts)
 
     def counted(self, nodes: Sequence[Node], most: float) -> dict[str, int]:
-        """The examples of some sites, none above `most` times the median of the sources among them.
+        """The examples of some sites, none above `most` times the median of other sources there.
 
         Without a source among them they count as in averages.
         """
         sources = [n for n in nodes if n.role == "source"]
         if not most or not sources:
             return {n.name: self.counts[n.name] for n in nodes}
-        bound = _bound(sources, most)
-        return {n.name: min(n.examples, bound) for n in nodes}
+        bounds = {n.name: self._bound(n.name, sources, most) for n in nodes}
+        return {n.name: int(min(n.examples, bounds[n.name])) for n in nodes}
 
-
-def _bound(sources: Sequence[Node], most: float) -> int:
-    median = statistics.median_low(n.examples for n in sources)
-    return max(1, int(most * median))
+    @staticmethod
+    def _bound(name: str, sources: Sequence[Node], most: float) -> float:
+        others = [n.examples for n in sources if n.name != name]
+        return max(1, int(most * statistics.median_low(others))) if others and most else math.inf
 
 
 def form(
