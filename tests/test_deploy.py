@@ -102,7 +102,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
 @pytest.mark.parametrize(
     ("file", "count"),
     [
-        ("README.md", 28),
+        ("README.md", 29),
         ("compose.demo.yml", 3),
         ("compose.server.yml", 1),
         ("demo-init.sh", 4),

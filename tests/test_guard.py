@@ -254,10 +254,11 @@ def test_a_role_is_kept_with_the_key_and_shown(tmp_path: Path) -> None:
     run("add", "clinic-a", "--role", "source")
     run("add", "clinic-b")
     public = tmp_path / "c.pub"
-    own = (tmp_path / "nodes" / "clinic-a.pub").read_text().split()[:2]
-    public.write_text(" ".join([*own, "me@home", "role=source\n"]))
-    run("add", "clinic-c", "--role", "target", "--public", str(public))
-    run("add", "clinic-d", "--public", str(public))
+    for site, options in (("clinic-c", ["--role", "target"]), ("clinic-d", [])):
+        keys.add(tmp_path / "there", site)
+        own = (tmp_path / "there" / "nodes" / f"{site}.pub").read_text().split()[:2]
+        public.write_text(" ".join([*own, "me@home", "role=source\n"]))
+        run("add", site, *options, "--public", str(public))
     nodes = tmp_path / "nodes"
     assert [keys.role(nodes / f"clinic-{n}.pub") for n in "abcd"] == ["source", "", "target", ""]
     assert "me@home" not in (nodes / "clinic-d.pub").read_text()

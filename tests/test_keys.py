@@ -1,5 +1,6 @@
 """Certificates and keys: what is made, who may read it, and what is refused."""
 
+import base64
 import ipaddress
 import ssl
 import stat
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedda.cli.keys import app
 from fedda.errors import KeyFileError
-from fedda.ops import keys
+from fedda.ops import key_request, keys
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +201,141 @@ def test_the_commands_end_with_exit_code_3_and_a_sentence(tmp_path: Path) -> Non
     nowhere = run.invoke(app, ["list", "--dir", str(tmp_path / "nowhere")])
     assert nowhere.exit_code == 3
     assert "there is no folder" in nowhere.output
+
+
+# ---- requests ------------------------------------------------------------------------------------
+
+
+def asked(folder: Path, name: str = "clinic-a", *options: str) -> tuple[Path, str]:
+    """Make a request at a site -> its file and the fingerprint that the site is shown."""
+    done = CliRunner().invoke(app, ["request", name, "--out", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    fingerprint = next(line for line in done.output.splitlines() if line.startswith("SHA256:"))
+    return folder / f"{name}.csr", fingerprint.partition(": ")[0]
+
+
+def signed(request: Path, hub: Path, *options: str, answer: str | None = None) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["sign", str(request), "--dir", str(hub), *options], answer)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def forged(path: Path, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey, **said: str) -> Path:
+    """Write a request of any key that says anything."""
+    names = [x509.NameAttribute(getattr(NameOID, k), v) for k, v in said.items()]
+    request = x509.CertificateSigningRequestBuilder(x509.Name(names)).sign(key, hashes.SHA384())
+    path.write_bytes(request.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_a_site_is_admitted_and_its_private_key_stays_where_it_was_made(tmp_path: Path) -> None:
+    site, hub = tmp_path / "site", tmp_path / "hub"
+    request, fingerprint = asked(site, "clinic-a", "--role", "source")
+    private = keys.load_node_key(site / "clinic-a")
+    assert stat.S_IMODE((site / "clinic-a").stat().st_mode) == 0o600
+    code, said = signed(request, hub, "--fingerprint", fingerprint)
+    assert code == 0 and f"clinic-a, source only: {fingerprint}" in said
+    assert keys.public_keys(hub) == {"clinic-a": private.public_key()}
+    assert keys.role(hub / "nodes" / "clinic-a.pub") == "source"
+    assert keys.peers(hub / "peers") == {"clinic-a": private.public_key()}
+    assert b"PRIVATE" not in request.read_bytes()
+    assert not any(b"PRIVATE" in f.read_bytes() for f in hub.rglob("*") if f.is_file())
+
+
+def test_the_fingerprint_is_the_one_that_ssh_shows() -> None:
+    line = "ecdsa-sha2-nistp384 " + (
+        "AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBNKnkPvARm+HytELGj1hy6mz7Wqu"
+        "pznUsiNhnqPpTamA/BfgrbUPzyCh3W4+7TnPX/gff8dkSDKZFQ+2mUpQFf4V1TtFVlbLRn9TVBdt7arO"
+        "4dHHtNsnVyqBac2/1WrvQw=="
+    )
+    key = serialization.load_ssh_public_key(line.encode())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    shown = "SHA256:RQP3JIPGuHTQEE2l/OB/o/UV7nQVLsIn7YVqIBwCtvc"  # ssh-keygen -l
+    assert key_request.KeyRequest("a", "", key).fingerprint == shown
+
+
+def test_a_request_needs_the_fingerprint_that_the_site_reads_out(tmp_path: Path) -> None:
+    request, fingerprint = asked(tmp_path / "site")
+    _, other = asked(tmp_path / "thief")
+    hub = tmp_path / "hub"
+    code, said = signed(request, hub)
+    assert code == 3 and "nobody compared the fingerprint of clinic-a" in said
+    code, said = signed(request, hub, "--fingerprint", other)
+    assert code == 3 and "the request was exchanged on its way" in said
+    code, said = signed(request, hub, "--fingerprint", fingerprint[:-1])
+    assert code == 3
+    assert not hub.exists()
+    assert signed(request, hub, "--yes")[0] == 0
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 3), ("\n", 3)])
+def test_at_a_terminal_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    request, fingerprint = asked(tmp_path)
+    monkeypatch.setattr("fedda.cli.keys._at_terminal", lambda: True)
+    found, said = signed(request, tmp_path / "hub", answer=answer)
+    assert found == code and fingerprint in said
+    assert (tmp_path / "hub" / "nodes" / "clinic-a.pub").exists() == (code == 0)
+
+
+def test_a_request_that_was_changed_is_refused_wherever_it_was(tmp_path: Path) -> None:
+    request, _ = asked(tmp_path, "clinic-a", "--role", "source")
+    whole = x509.load_pem_x509_csr(request.read_bytes()).public_bytes(serialization.Encoding.DER)
+    for at in range(0, len(whole), 3):
+        wrong = bytearray(whole)
+        wrong[at] ^= 1
+        body = base64.encodebytes(bytes(wrong)).decode()
+        request.write_text(
+            f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
+        )
+        with pytest.raises(KeyFileError, match="let the site make one"):
+            key_request.read_request(request)
+    for nothing in (b"", b"\xff" * 99, (tmp_path / "clinic-a").read_bytes()):
+        request.write_bytes(nothing)
+        with pytest.raises(KeyFileError, match="is not a request for a key"):
+            key_request.read_request(request)
+
+
+def test_a_name_and_a_key_are_admitted_once(tmp_path: Path) -> None:
+    request, _ = asked(tmp_path)
+    hub, key = tmp_path / "hub", keys.load_node_key(tmp_path / "clinic-a")
+    assert signed(request, hub, "--yes")[0] == 0
+    code, said = signed(request, hub, "--yes")
+    assert code == 3 and "clinic-a.pub exists already" in said
+    code, said = signed(forged(tmp_path / "b", key, COMMON_NAME="clinic-b"), hub, "--yes")
+    assert code == 3 and "this key is registered under the name clinic-a" in said
+    with pytest.raises(KeyFileError, match="under the name clinic-a"):
+        keys.admit(hub, "clinic-b", hub / "nodes" / "clinic-a.pub")
+    keys.revoke(hub, "clinic-a")
+    code, said = signed(request, hub, "--yes")
+    assert code == 3 and "this key was revoked" in said
+    assert keys.names(hub) == []
+
+
+def test_requests_of_other_keys_names_and_texts_are_refused(tmp_path: Path) -> None:
+    path, own = tmp_path / "x.csr", ec.generate_private_key(ec.SECP384R1())
+    others = rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP256K1())
+    for key in others:
+        with pytest.raises(KeyFileError, match="not elliptic-curve on P-384"):
+            key_request.read_request(forged(path, key, COMMON_NAME="a"))
+    for name in ("../a", "a b", "a\nb", "revoked"):
+        with pytest.raises(KeyFileError, match="cannot name a site"):
+            key_request.read_request(forged(path, own, COMMON_NAME=name))
+    for more in ({"ORGANIZATIONAL_UNIT_NAME": "boss"}, {"LOCALITY_NAME": "x"}):
+        with pytest.raises(KeyFileError, match="more than a site's name and its role"):
+            key_request.read_request(forged(path, own, COMMON_NAME="a", **more))
+    code, said = signed(asked(tmp_path, "c", "--role", "source")[0], tmp_path, "--role", "target")
+    assert code == 3 and "asks to be a source only" in said
+
+
+def test_a_request_never_replaces_a_key(tmp_path: Path) -> None:
+    asked(tmp_path)
+    before = (tmp_path / "clinic-a").read_bytes()
+    with pytest.raises(KeyFileError, match="exists already"):
+        key_request.ask(tmp_path, "clinic-a")
+    (tmp_path / "clinic-a.csr").unlink()
+    with pytest.raises(KeyFileError, match="exists already"):
+        key_request.ask(tmp_path, "clinic-a")
+    assert (tmp_path / "clinic-a").read_bytes() == before
+    with pytest.raises(KeyFileError, match="cannot name a site"):
+        key_request.ask(tmp_path, "../clinic-b")

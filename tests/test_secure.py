@@ -107,7 +107,8 @@ def test_the_peers_file_follows_the_keys(tmp_path: Path) -> None:
         keys.add(tmp_path, name, role)
     assert set(keys.peers(tmp_path / "peers")) == {"anna", "bert"}
     keys.revoke(tmp_path, "bert")
-    keys.admit(tmp_path, "carl", tmp_path / "nodes" / "town.pub", "source")
+    keys.add(tmp_path / "elsewhere", "carl")
+    keys.admit(tmp_path, "carl", tmp_path / "elsewhere" / "nodes" / "carl.pub", "source")
     assert set(keys.peers(tmp_path / "peers")) == {"anna", "carl"}
     twice = tmp_path / "twice"
     twice.write_bytes((tmp_path / "peers").read_bytes() * 2)

@@ -129,17 +129,20 @@ def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
         folder.mkdir()
         if domain:
             (tmp_path / "digits" / domain).rename(folder / "scans")
-    for line in starting(lines, "fedda keys init", "fedda keys add"):
-        if "--public" not in line:
-            terminals.run(line, server)
+    (init,) = starting(lines, "fedda keys init")
+    request, sign = starting(lines, "fedda keys request", "fedda keys sign")
+    terminals.run(init, server)
+    for folder in sites:
+        said = terminals.run(request.replace("clinic-a", folder.name), folder)
+        (own,) = re.findall(r"SHA256:\S{43}", said)
+        asked = f"{folder.name}.csr"
+        (server / asked).write_bytes((folder / asked).read_bytes())
+        terminals.run(sign.replace("clinic-a", folder.name).replace("SHA256:...", own), server)
     (serve,) = starting(lines, "fedda superlink")
     terminals.leave(serve, server)
     check, join = starting(lines, "fedda data check", "fedda-client")
     for folder, role in zip(sites, ("source", "target"), strict=True):
         (folder / "ca.crt").write_bytes((server / "hub" / "ca.crt").read_bytes())
-        key = server / "hub" / "nodes" / folder.name
-        (folder / folder.name).write_bytes(key.read_bytes())
-        (folder / folder.name).chmod(0o600)
         of_role = {"--role source": f"--role {role}", "--key clinic-a": f"--key {folder.name}"}
         here = [check, join]
         for old, new in of_role.items():

@@ -238,7 +238,7 @@ class Fleet:
             except RunOver as error:
                 raise KeyFileError(
                     "the server wants a registered key from every site: give yours with --key "
-                    "(the server's operator makes it with `fedda keys add`)"
+                    "(`fedda keys request` makes it, and the server's operator admits it)"
                 ) from error
         try:
             return self._start_session()

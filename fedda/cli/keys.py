@@ -1,5 +1,6 @@
-"""`fedda keys`: make the server's certificate; make, admit and revoke sites' keys."""
+"""`fedda keys`: make the server's certificate; request, make, admit and revoke sites' keys."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,7 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
-from fedda.ops import keys
+from fedda.ops import key_request, keys
 from fedda.results.plainly import echo
 
 app = typer.Typer(
@@ -19,7 +20,9 @@ app = typer.Typer(
 
       fedda keys init --dir hub --host hub.example.org
 
-      fedda keys add clinic-a --dir hub       (hand hub/ca.crt and hub/nodes/clinic-a to clinic A)
+      fedda keys request clinic-a --out .     (at clinic A, which sends clinic-a.csr to the server)
+
+      fedda keys sign clinic-a.csr --dir hub  (at the server; it sends hub/ca.crt to clinic A)
 
     A site takes part under its key's name only, here clinic-a. hub/peers has all public keys: sites
     that hide models from the server (secure=sum, kd3a.relay=sealed) need it, by a way that is not
@@ -40,6 +43,11 @@ Hosts = Annotated[
         help="A host name or address that sites use for the server; repeat it for several. "
         "localhost and 127.0.0.1 are always included.",
     ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The site.")]
+Role = Annotated[
+    Literal["source", "target"] | None,
+    typer.Option(help="The only role that the site may play. Default: either."),
 ]
 HERE = Path("fedda-server")
 
@@ -62,24 +70,95 @@ def renew(directory: Dir = HERE, host: Hosts = None) -> None:
 
 
 @app.command()
+def request(
+    name: Name,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the key and the request go.")],
+    role: Role = None,
+) -> None:
+    """At a site: make its key pair here, and a request to admit it that can be sent openly.
+
+    The private key stays: FOLDER/NAME, which only you may read. FOLDER/NAME.csr goes to the
+    server's operator. Read the fingerprint out when the operator calls: it shows that nobody put
+    another request in its place.
+    """
+    with clear_exit():
+        path, asked = key_request.ask(out, name, role or "")
+    echo(f"{out / name}: the private key; it never leaves this site")
+    echo(f"{path}: send it to the server's operator")
+    echo(f"{asked.fingerprint}: read it to the operator by telephone")
+
+
+@app.command()
+def sign(
+    file: Annotated[
+        Path, typer.Argument(metavar="REQUEST", help="The site's NAME.csr.", dir_okay=False)
+    ],
+    directory: Dir = HERE,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHA256:...",
+            help="The fingerprint that the site read out; a request of another key is refused.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="The fingerprint was compared in another way.")
+    ] = False,
+    role: Role = None,
+) -> None:
+    """At the server: check a site's request and admit it.
+
+    Without --fingerprint or --yes it asks whether the site reads out the same fingerprint.
+    """
+    with clear_exit():
+        asked = key_request.read_request(file)
+        if role and asked.role and role != asked.role:
+            raise KeyFileError(
+                f"{asked.name} asks to be a {asked.role} only, and --role says {role}: leave "
+                "--role out, or let the site make another request"
+            )
+        only = role or asked.role
+        echo(f"{asked.name}{f', {only} only' if only else ''}: {asked.fingerprint}")
+        if fingerprint is not None:
+            key_request.check_fingerprint(asked, fingerprint)
+        elif not yes:
+            _ask(asked)
+        echo(f"{keys.admit_key(directory, asked.name, asked.key, only)}: admitted; send it ca.crt")
+
+
+def _ask(asked: key_request.KeyRequest) -> None:
+    if not _at_terminal():
+        raise KeyFileError(
+            f"nobody compared the fingerprint of {asked.name}, and anybody can send a request in "
+            "its place: let the site read it out and give it by --fingerprint, or give --yes"
+        )
+    if not typer.confirm(f"Does {asked.name} read out the same fingerprint by telephone?"):
+        raise KeyFileError(f"{asked.name} was not admitted: ask it for a new request")
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+@app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site.")],
+    name: Name,
     directory: Dir = HERE,
     public: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="A public key that the site made itself (`ssh-keygen -t ecdsa -b 384`), so that "
-            "its private key never leaves it. Without this option the key pair is made here.",
+            help="A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 384`. "
+            "Without this option the key pair is made here.",
         ),
     ] = None,
-    role: Annotated[
-        Literal["source", "target"] | None,
-        typer.Option(help="The only role that the site may play. Default: either."),
-    ] = None,
+    role: Role = None,
 ) -> None:
-    """Admit a site: make its key pair, or register its public key."""
+    """Register a site's public key, or make its key pair here and know its private key.
+
+    With `fedda keys request` at the site, its private key never leaves it.
+    """
     with clear_exit():
         if public is None:
             path = keys.add(directory, name, role or "")
@@ -90,7 +169,7 @@ def add(
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site.")],
+    name: Name,
     directory: Dir = HERE,
 ) -> None:
     """Revoke a site's key; a running server refuses the site within seconds."""

@@ -108,7 +108,7 @@ def superlink(
 
       fedda keys init --dir hub --host hub.example.org
 
-      fedda keys add clinic-a --dir hub
+      fedda keys sign clinic-a.csr --dir hub
 
       fedda superlink --dir hub --host 0.0.0.0
 

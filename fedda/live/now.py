@@ -133,7 +133,7 @@ def _sites(
             ]
         )
     if not rows:
-        return [note("No site is registered. A key is made by: fedda keys add NAME --dir DIR")]
+        return [note("No site is registered. Admit one by: fedda keys sign NAME.csr --dir DIR")]
     head = ["site", "role", "reachable", "in this run", "now", "troubles"]
     made = table(head, rows, left=2, wrap=[0], label="Sites now", open_=len(rows) <= 15)
     more = len(snapshot.sites) - len(shown)

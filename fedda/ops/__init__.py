@@ -1,6 +1,7 @@
 """Operating a federation: keys, certificates, and its programs as processes.
 
 keys          the sites' keys, by which a server knows whom to admit
+key_request   a site's request to be admitted with a key that it made itself
 certificate   the server's certificate, and the authority that signs it
 spawn         one program as a child process
 warm          a process that forks programs of which it has imported all they need

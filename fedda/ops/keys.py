@@ -2,7 +2,8 @@
 
 A server's folder holds, besides its certificate (`fedda.ops.certificate`),
 
-    nodes/NAME, NAME.pub   one key pair per site, in OpenSSH format; NAME goes to that site only
+    nodes/NAME.pub         the public key of each site, in OpenSSH format
+    nodes/NAME             its private key, if it was made here; it goes to that site only
     nodes/revoked/         key pairs that were revoked
     peers                  all public keys of nodes/ in one file, for sites that add up in secret
 
@@ -36,11 +37,14 @@ __all__ = [
     "SERVER_DAYS",
     "add",
     "admit",
+    "admit_key",
     "check_certificate",
+    "check_name",
     "init",
     "load_node_key",
     "names",
     "peers",
+    "private_bytes",
     "public_key",
     "public_keys",
     "renew",
@@ -64,14 +68,11 @@ def add(directory: Path, name: str, role: str = "") -> Path:
     Raises:
         KeyFileError: the name cannot be a file name, or has a key already.
     """
-    _check_name(directory, name)
+    _check_free(directory, name)
     path = Path(directory) / "nodes" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    write_private(
-        path,
-        key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.OpenSSH, serial.NoEncryption()),
-    )
+    write_private(path, private_bytes(key))
     path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
     _write_peers(directory)
     return path
@@ -83,13 +84,29 @@ def admit(directory: Path, name: str, public: Path, role: str = "") -> Path:
     The comment in the site's own file is not kept; the arguments are those of `add`.
 
     Raises:
-        KeyFileError: the name is not valid or is taken, or the file is not a public key.
+        KeyFileError: the name is not valid or is taken, or the file is not a public key, or the key
+            is another site's or was revoked.
     """
-    _check_name(directory, name)
-    line = _line(_public(read(public, "public key"), public), name, role)
+    return admit_key(directory, name, _public(read(public, "public key"), public), role)
+
+
+def admit_key(directory: Path, name: str, key: ec.EllipticCurvePublicKey, role: str = "") -> Path:
+    """Store a site's public key; like `admit`."""
+    _check_free(directory, name)
+    for other, known in public_keys(directory).items():
+        if known == key:
+            raise KeyFileError(
+                f"this key is registered under the name {other}, and a key is for one name only: "
+                f"let {name} make a key of its own, or revoke {other} and let that site do so"
+            )
+    if key in revoked_keys(directory):
+        raise KeyFileError(
+            f"this key was revoked and is refused for ever: let {name} make a new one with "
+            "`fedda keys request`"
+        )
     target = Path(directory) / "nodes" / f"{name}.pub"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(line)
+    target.write_bytes(_line(key, name, role))
     _write_peers(directory)
     return target
 
@@ -191,11 +208,11 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise KeyFileError(
             f"{path} is not an OpenSSH private key without passphrase: "
-            "give the file that `fedda keys add` made (the one without .pub)"
+            "give the file that `fedda keys request` made (the one without .csr or .pub)"
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise KeyFileError(
-            f"{path} holds a key that is not elliptic-curve: make one with `fedda keys add`"
+            f"{path} holds a key that is not elliptic-curve: make one with `fedda keys request`"
         )
     return key
 
@@ -212,12 +229,27 @@ def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:
     return line + f" {name}{f' role={role}' if role else ''}\n".encode()
 
 
-def _check_name(directory: Path, name: str) -> None:
+def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key in OpenSSH format, without passphrase."""
+    form = serial.PrivateFormat.OpenSSH
+    return key.private_bytes(serial.Encoding.PEM, form, serial.NoEncryption())
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that a site's key cannot have.
+
+    Raises:
+        KeyFileError: it cannot be a file's name.
+    """
     if not NAME.fullmatch(name) or name == "revoked" or name.endswith(".pub"):
         raise KeyFileError(
             f"{name!r} cannot name a site's key: use up to 63 letters, digits, dots, dashes or "
             "underscores, beginning with a letter or digit"
         )
+
+
+def _check_free(directory: Path, name: str) -> None:
+    check_name(name)
     for file in (name, f"{name}.pub"):
         if (Path(directory) / "nodes" / file).exists():
             raise KeyFileError(
@@ -235,7 +267,6 @@ def _public(line: bytes, path: Path) -> ec.EllipticCurvePublicKey:
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise KeyFileError(
-            f"{path} is not an elliptic-curve key: the site makes one with "
-            "`ssh-keygen -t ecdsa -b 384` or `fedda keys add`"
+            f"{path} is not an elliptic-curve key: the site makes one with `fedda keys request`"
         )
     return key
