@@ -19,7 +19,8 @@ A package adds them as entry points in its pyproject.toml:
 A method without a `strategy` or `client` module uses FedAvg's. Both modules import fedda's own as
 `fedda.strategies` and `fedda.clients`, wherever these are installed (`fedda.halves`). An addition
 that cannot be loaded, or whose name is in use, is left out, and `fedda methods` says why. A site
-runs only code that is installed on its own machine: a server can send a name, but never code.
+runs only code that is installed on its own machine: a server can send a name, but never code. With
+a policy it runs only the packages that the policy names (`restrict`), and imports no others.
 """
 
 import pkgutil
@@ -36,8 +37,9 @@ from typing import Any, Literal, get_args
 
 from fedda import algorithms, halves
 from fedda.config import AUGMENTATIONS, NETWORKS, Scalar, Section, flatten, unflatten, validate
-from fedda.errors import ConfigError, FeddaError
+from fedda.errors import ConfigError, FeddaError, PolicyError
 from fedda.methods import Method, PartName
+from fedda.ops.distributions import ANY, check_allowed
 
 Group = Literal["methods", "models", "data", "augment"]
 Half = Literal["strategies", "clients"]
@@ -88,11 +90,13 @@ class Broken:
     name: str
     origin: str
     why: str
+    barred: bool = False  # by the site's policy
 
     def __str__(self) -> str:
         return f"The {KINDS[self.group]} {self.name} of {self.origin} is left out: {self.why}"
 
 
+_allowed: tuple[str, ...] = ANY
 _LENT: dict[Group, dict[str, Installed]] = {group: {} for group in get_args(Group)}
 
 
@@ -112,11 +116,13 @@ def algorithm(name: str) -> ModuleType:
 
     Raises:
         ConfigError: there is no such method.
+        PolicyError: the site's policy does not allow the package that adds it.
     """
     if name in own_methods():
         return import_module(f"fedda.algorithms.{name}")
     if name in installed("methods"):
         return import_module(f"{installed('methods')[name].value.__name__}.algorithm")
+    check_barred("methods", name)
     known, why = ", ".join(methods()), why_not("methods", name)
     raise ConfigError(f"There is no method '{name}'; choose one of {known}.{why}")
 
@@ -206,6 +212,34 @@ def lending(group: Group, name: str, value: Any) -> Iterator[None]:
         del _LENT[group][name]
 
 
+def restrict(allowed: tuple[str, ...]) -> None:
+    """Use only these packages in this process from now on, and import no others.
+
+    Args:
+        allowed: entries as `fedda.ops.distributions` describes them.
+    """
+    global _allowed
+    if allowed != _allowed:
+        _allowed = allowed
+        forget()
+
+
+def barred() -> list[Broken]:
+    """Everything that is left out because the site's policy does not allow its package."""
+    return [each for each in broken() if each.barred]
+
+
+def check_barred(group: Group, name: str) -> None:
+    """Refuse a name that only a package has which the site's policy does not allow.
+
+    Raises:
+        PolicyError: with the reason.
+    """
+    for each in barred():
+        if (each.group, each.name) == (group, name) and name not in installed(group):
+            raise PolicyError(str(each))
+
+
 def broken() -> list[Broken]:
     """Everything that other packages try to add and that is left out."""
     return [each for group in get_args(Group) for each in _scan(group)[1]]
@@ -249,9 +283,11 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
             if point.name in good:
                 raise ConfigError(f"{good[point.name].origin} already has this name.")
             _check_name(group, point.name)
+            check_allowed(point, _allowed)
             good[point.name] = _load(group, point, origin)
         except FAILURES as error:
-            bad.append(Broken(group, point.name, origin, _why(error)))
+            stopped = isinstance(error, PolicyError)
+            bad.append(Broken(group, point.name, origin, _why(error), stopped))
     return good, tuple(bad)
 
 

@@ -13,7 +13,9 @@ import torch
 from hypothesis import settings
 
 from clients.site.memory import resident
+from fedda import plugins
 from fedda.ops import federation as whole
+from fedda.ops.distributions import ANY
 from tests import costs, rings
 from tests.federation import LOW, Federation
 from tests.local_grid import Node, make_domains
@@ -140,6 +142,7 @@ def fresh_sites() -> Iterator[None]:
     resident.cache_clear()
     yield
     resident.cache_clear()
+    plugins.restrict(ANY)  # the policy of a site of this process
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from fedda.data.image_folder import ImageFolder
 from fedda.data.load import open_site
 from fedda.errors import Code, ConfigError, DataError, ModelError
 from fedda.ops import bundle
+from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
 from tests import test_packaging
 from tests.local_grid import Bench, Crossing, Node, ScriptedGrid, make_domains, run
@@ -135,8 +136,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         importlib.invalidate_caches()
         plugins.forget()
 
+    plugins.restrict(ANY)
     plugins.forget()
     yield add
+    plugins.restrict(ANY)
     plugins.forget()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(site)):
@@ -759,7 +762,9 @@ if __name__ == "__main__":
     here, settings = Path(sys.argv[1]), sys.argv[3:]
     data = here / "data"
     sites = {"anna": ("source", data / "anna.npz"), "bert": ("source", data / "bert.npz")}
-    with Deployment(here, {**sites, "town": ("target", data / "town.npz")}) as hub:
+    sites["town"] = ("target", data / "town.npz")
+    options = ["--policy", str(here / "policy.toml"), "--min-images", "16"]
+    with Deployment(here, sites, client_options=dict.fromkeys(sites, options)) as hub:
         command = [sys.executable, "-m", "fedda.cli", "run", "shot-im", "--server", hub.home]
         command += ["--dir", here / "runs", *settings]
         done = subprocess.run(command, cwd=here, env=hub.env, timeout=float(sys.argv[2]))
@@ -784,6 +789,11 @@ def test_the_example_over_processes_from_an_environment_of_its_own(
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")
     (tmp_path / "driver.py").write_text(DRIVER)
+    named = sh(installed / "fedda", "policy", "plugins", cwd=tmp_path)
+    assert re.search(
+        r'"fedda-shot sha256:[0-9a-f]{64}",  # methods shot-im, models small-cnn', named
+    )
+    (tmp_path / "policy.toml").write_text(f"[allow]\n{named}")
     settings = ["--rounds", "4", "--baseline", "none", "--preset", "entropy"]
     for each in ("source-rounds=2", "diversity=0.75", "model.name=small-cnn", "model.sizes=8,8"):
         settings += ["-c", each]

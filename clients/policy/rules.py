@@ -1,7 +1,8 @@
 """A site's policy: which requests it answers, what may leave it, and how often.
 
 The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
-so an empty file allows all that a client without a policy allows.
+so an empty file allows all that a client without a policy allows, but for code of other packages:
+with a policy, allow.plugins has to name it.
 """
 
 import datetime as dt
@@ -15,6 +16,7 @@ from pydantic import Field, field_validator
 
 from fedda.config import WIDEST, Section, validate
 from fedda.errors import ConfigError
+from fedda.ops.distributions import ANY, check_entry
 
 # Bounds that hold without a policy, too; a policy can only lower them.
 MOST_CLASSES = 10_000
@@ -28,15 +30,26 @@ HOURS = re.compile(
 )
 
 Names = tuple[str, ...]
-ANY: Names = ("*",)
 
 
 class Allow(Section):
-    """What a request may ask for, by name; `*` stands for any text."""
+    """What a request may ask for, by name; `*` stands for any text.
+
+    plugins  packages whose methods, networks, readers and augmentations may be used, by name and
+             version or hash (`fedda.ops.distributions`); none by default
+    """
 
     methods: Names = ANY
     networks: Names = ANY
     phases: Names = ANY
+    plugins: Names = ()
+
+    @field_validator("plugins")
+    @classmethod
+    def _are_packages(cls, plugins: Names) -> Names:
+        for text in plugins:
+            check_entry(text)
+        return plugins
 
 
 class Limits(Section):
@@ -190,8 +203,8 @@ class Policy(Section):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `model_dump_json` wrote; an empty text is the policy that allows all."""
-        return cls.model_validate_json(text) if text else cls()
+        """Read what `model_dump_json` wrote; an empty text is no policy, which allows all."""
+        return cls.model_validate_json(text) if text else cls(allow=Allow(plugins=ANY))
 
 
 def named(name: str, patterns: Names) -> bool:

@@ -10,7 +10,8 @@ FRESH = """\
 #
 # The server cannot change it. A request that is not allowed is refused before any work; the server
 # learns only that the policy refused it, and this site's log says why. A key that is left out does
-# not restrict anything. `fedda policy check FILE` says in plain words what the file allows.
+# not restrict anything, but for plugins: only those that are named are used. `fedda policy check
+# FILE` says in plain words what the file allows.
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
@@ -19,6 +20,7 @@ methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` l
 # with secure.demand or privacy.noise below.
 networks = ["digit-cnn", "lenet", "alexnet", "resnet*", "efficientnet*"]
 phases = ["*"]               # of methods: `fedda methods --wire` names them
+plugins = []                 # code of other packages; `fedda policy plugins` writes this line
 
 [limits]                     # the largest model that a request may name
 image-side = 512             # pixels
@@ -73,6 +75,8 @@ def words(policy: Policy) -> Iterator[str]:
     """Say what a policy allows, one sentence at a time."""
     allow, limits, protect, most = policy.allow, policy.limits, policy.protect, policy.budget
     yield f"Methods: {_names(allow.methods)}. Phases: {_names(allow.phases)}."
+    others = f"Code of other packages: {_names(allow.plugins)}."
+    yield others if allow.plugins else "Code of other packages is not used."
     yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
     yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
     yield f"A frozen network computes {limits.views} views of each image at most."

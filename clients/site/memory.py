@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn, optim
 
-from fedda import __version__, data, models, wire
+from fedda import __version__, data, models, plugins, wire
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
@@ -96,8 +96,11 @@ class Site:
         """Let the stricter of the site's policy and its other settings hold.
 
         The node's `policy` is a policy's settings as JSON, `exchange-hosts` further hosts at which
-        the site may sum gradients; with `audited` the site books budgets and writes an audit log.
+        the site may sum gradients; with `audited` the site books budgets and writes an audit log,
+        and its process, which is then for this site alone, uses only the policy's packages.
         """
+        if node.get("audited"):
+            plugins.restrict(policy.allow.plugins)
         protect, self.keep = policy.protect, policy.keep
         self.min_images = max(self.min_images, protect.min_images)
         self.min_examples = max(self.min_examples, protect.min_examples)

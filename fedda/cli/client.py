@@ -262,6 +262,11 @@ def client(
             policed = rules.read(policy)
             protected = policed.protect.min_images
             config["policy"] = policed.model_dump_json(by_alias=True)
+            from fedda import plugins
+
+            plugins.restrict(policed.allow.plugins)  # before any of their code is imported
+            for each in plugins.barred():
+                echo(f"note: {each}", err=True)
         if peers is not None:
             keys.peers(peers)  # refused here, not in the middle of a run
         from fedda.data import verify

@@ -26,6 +26,8 @@ app = typer.Typer(
 
       fedda policy init policy.toml
 
+      fedda policy plugins                   (the line that allows installed packages)
+
       fedda policy check policy.toml
 
       fedda-client --policy policy.toml ...
@@ -62,6 +64,25 @@ def check(path: File) -> None:
         policy = load("clients", "policy.rules").Policy.read(path)
     for line in load("clients", "policy.words").words(policy):
         echo(line)
+
+
+@app.command()
+def plugins() -> None:
+    """Write the line of a policy that allows the packages which are installed here now.
+
+    A package is named by the hash of its files, so that a change of any is refused; one whose code
+    lies elsewhere, as after an editable install, by its version, which anybody can give it.
+    """
+    from fedda.ops.distributions import entries
+    from fedda.plugins import KINDS
+
+    found = entries(KINDS)
+    if not found:
+        return echo("plugins = []  # no installed package adds anything to fedda")
+    echo("plugins = [")
+    for entry, parts in found:
+        echo(f'    "{entry}",  # {parts}')
+    echo("]")
 
 
 @app.command()

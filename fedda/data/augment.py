@@ -52,6 +52,7 @@ def _find(name: str) -> Augmentation:
         return _OWN[name]
     added = plugins.installed("augment")
     if name not in added:
+        plugins.check_barred("augment", name)
         known = ", ".join([*AUGMENTATIONS, *added])
         why = plugins.why_not("augment", name)
         raise ConfigError(f"There is no augmentation '{name}'; choose from {known}.{why}")
