@@ -57,7 +57,7 @@ KINDS: dict[Group, str] = {
 SECTIONS = frozenset(
     {"run", "input", "model", "privacy", "train", "wire", "wait", "guard", "exchange", "track"}
 )
-TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "options", "none"}
+TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "hidden", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"
 NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` and `train.augment` take
 
