@@ -155,6 +155,19 @@ class Keep(Section):
     megabytes: float | None = Field(default=None, gt=0)
 
 
+class Audit(Section):
+    """What attacks on the site's own data may reach in `fedda audit all`; None: any.
+
+    images      share of the images recovered from a step over protect.min-images or more
+    membership  share of the members found, at one in a thousand others taken for members
+    shares      how much of the class shares is told: 0 what guesses reach, 1 all
+    """
+
+    images: float | None = Field(default=None, ge=0, le=1)
+    membership: float | None = Field(default=None, ge=0, le=1)
+    shares: float | None = Field(default=None, ge=0, le=1)
+
+
 class Policy(Section):
     """All of a site's policy."""
 
@@ -168,6 +181,7 @@ class Policy(Section):
     privacy: Privacy = Privacy()
     times: Times = Times()
     keep: Keep = Keep()
+    audit: Audit = Audit()
 
     @classmethod
     def read(cls, path: Path) -> Self:

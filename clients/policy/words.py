@@ -68,6 +68,11 @@ hours = []                   # for example ["mon-fri 20:00-06:00", "sat-sun 00:0
 [keep]                       # on this site's own disk
 notes = true                 # features and confusion matrices of trainings, which are never sent
 megabytes = 4000             # of all that trainings leave behind
+
+[audit]                      # what `fedda audit all --policy FILE` may find; no request is refused
+images = 0.1                 # of the images of a step over min-images or more, recovered
+membership = 0.1             # of the members, found at one in a thousand false
+shares = 1.0                 # of what guesses do not know of the class shares; 1: any
 """
 
 
@@ -124,6 +129,10 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
     room = 16_000 if policy.keep.megabytes is None else policy.keep.megabytes
     notes = "with" if policy.keep.notes else "without"
+    limits = {k: v for k, v in policy.audit.model_dump().items() if v is not None}
+    if limits:
+        found = _listed([f"{k} {v:g}" for k, v in limits.items()])
+        yield f"An audit may find at most: {found}."
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
 

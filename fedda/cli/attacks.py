@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import GrayOption, SplitOption, reading_of
+from fedda.cli.prove import EvidenceOption, KeyOption, PolicyOption, Proof
 from fedda.config import unflatten, validate
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
@@ -171,6 +172,9 @@ def every(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    evidence: EvidenceOption = None,
+    key: KeyOption = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Try every attack on what RUN's sites send, and say beside each what guesses would reach.
 
@@ -178,8 +182,14 @@ def every(
     `fedda audit gradients` attacks that. It takes some minutes.
 
       fedda audit all runs/kd3a --data ./clinic-b
+
+    With --evidence it writes a page for whoever decides about the export: what crossed, the
+    attacks and their settings, and what is not protected, signed with the site's key.
+
+      fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --key clinic-b --policy p.toml
     """
     with clear_exit():
+        proof = Proof(home_of(run), evidence, key, policy)
         attacker = _Attacker(run, data, split, gray_bits, device, seed)
         tries: list[Callable[[], None]] = [
             lambda: attacker.update(trials, steps),
@@ -195,6 +205,9 @@ def every(
         if not attacker.found:
             raise DataError("No attack could be tried on these data; see above.")
         attacker.finish(as_json)
+        options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
+        options |= {"sites": sites, "seed": seed, "split": split, "gray-bits": gray_bits}
+        attacker.prove(proof, options)
 
 
 class _Attacker:
@@ -222,9 +235,11 @@ class _Attacker:
     ) -> None:
         from fedda.audits.subject import subject
 
-        file = model_file(run)
+        file = self._file = model_file(run)
         self._home = home_of(run)
-        config = read_table(self._home / CONFIG) | ({"privacy.noise": noise} if noise >= 0 else {})
+        config = self._config = read_table(self._home / CONFIG) | (
+            {"privacy.noise": noise} if noise >= 0 else {}
+        )
         self._settings = unflatten(config)
         self._seed, self._data = seed, folder.resolve().name
         self._pictures = False
@@ -325,6 +340,10 @@ class _Attacker:
         if self._pictures:
             shown = self._home / PICTURES
             echo(f"pictures: {shown}; they show images of this site", err=as_json)
+
+    def prove(self, proof: Proof, options: dict[str, Any]) -> None:
+        """Make evidence of what was found with these options."""
+        proof.finish(self._file, self._config, self._data, self.found, options)
 
     def _atoms(self) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """The run's atoms: points (K, n, d) and labels (K, n, C); None if it has none."""

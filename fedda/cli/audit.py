@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedda.cli import attacks
+from fedda.cli import attacks, prove
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SplitOption, reading_of
 from fedda.errors import ConfigError, ModelError
@@ -160,6 +160,7 @@ app.command()(attacks.membership)
 app.command()(attacks.shares)
 app.command()(attacks.properties)
 app.command("all")(attacks.every)
+app.command()(prove.verify)
 
 
 def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:

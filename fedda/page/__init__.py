@@ -18,6 +18,7 @@ features.py    features of all sites, before and after adaptation
 labels.py      where the names of their classes go
 recovered.py   what `fedda audit` recovered from gradients, if it was run
 attacked.py    what it recovered from models and atoms
+evidence.py    a page of its own: what crossed, attacks and what is not protected
 windows.py     curves of that audit
 """
 

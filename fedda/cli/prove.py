@@ -1,0 +1,140 @@
+"""Evidence of what a site would reveal: written by `fedda audit all`, checked by `audit verify`."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedda import __version__
+from fedda.cli.exits import clear_exit
+from fedda.config import IMAGES_HIDE
+from fedda.errors import ConfigError
+from fedda.files import replacing, writing
+from fedda.halves import load
+from fedda.ops import keys, signed
+from fedda.results import read
+from fedda.results.plainly import echo
+
+ABOVE = 4  # exit code: a figure is above a threshold of the policy
+
+EvidenceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PAGE.html",
+        dir_okay=False,
+        help="Write what was found as a page, with PAGE.json and the signature PAGE.html.sig.",
+    ),
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", dir_okay=False, help="The site's key, which signs --evidence."),
+]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        dir_okay=False,
+        help=f"The site's policy: a figure above its [audit] ends this with exit code {ABOVE}.",
+    ),
+]
+
+
+class Proof:
+    """What is made of the attacks' figures. Bad files are refused here, before any attack.
+
+    Args:
+        run: the run's folder.
+        page: where the evidence goes; None: nowhere.
+        key: the site's node key.
+        policy: the site's policy.
+
+    Raises:
+        ConfigError: a page has no key or a wrong name, or the policy cannot be read.
+        KeyFileError: the key cannot be read.
+        RunError: the run has no results.
+    """
+
+    def __init__(self, run: Path, page: Path | None, key: Path | None, policy: Path | None) -> None:
+        rules = load("clients", "policy.rules").Policy
+        self._policy = rules() if policy is None else rules.read(policy)
+        self._least = IMAGES_HIDE if policy is None else self._policy.protect.min_images
+        self._page, self._key = page, None
+        if page is not None:
+            if key is None or page.suffix != ".html":
+                raise ConfigError(
+                    "--evidence needs a page's name that ends in .html, and --key, the site's key "
+                    "that signs it"
+                )
+            self._key, self._results = keys.load_node_key(key), read.load(run)
+
+    def finish(
+        self,
+        model: Path,
+        config: Mapping[str, Any],
+        data: str,
+        found: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Write and sign the page, and end with exit code 4 if a figure is above its threshold."""
+        from fedda.page import evidence
+
+        figures = evidence.figures(found, self._least)
+        limits = self._policy.audit.model_dump(by_alias=True)
+        odd = evidence.above(figures, limits)
+        if self._page is not None:
+            methods = read.summary(self._results)["methods"]
+            crosses = {method: dict(about["bytes"]) for method, about in methods.items()}
+            kinds = [kind for sizes in crosses.values() for kind in sizes]
+            about = {
+                "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+                "fedda": __version__,
+                "run": self._results["name"],
+                "data": data,
+                "model": f"SHA-256 {hashlib.sha256(model.read_bytes()).hexdigest()}",
+                "crosses": crosses,
+                "attacks": dict(found),
+                "figures": figures,
+                "thresholds": limits,
+                "above": odd,
+                "risks": evidence.open_risks(config, kinds, found),
+                "options": dict(options),
+                "config": dict(config),
+            }
+            self._write(self._page, evidence.page(about), json.dumps(about, indent=1))
+        for name in odd:
+            value, limit = figures[name], limits[name]
+            shown = "was not measured" if value is None else f"is {value:.4f}"
+            echo(f"above the policy: audit.{name} {shown}, and {limit:g} is allowed", err=True)
+        if odd:
+            raise typer.Exit(ABOVE)
+
+    def _write(self, page: Path, html: str, table: str) -> None:
+        assert self._key is not None
+        more = page.with_suffix(".json")
+        for path, text in ((page, html), (more, table)):
+            with writing(path, "give another file by --evidence"), replacing(path) as part:
+                part.write_text(text, encoding="utf-8")
+        echo(f"evidence: {page}, {more} and {signed.sign(page, more, self._key)}", err=True)
+
+
+def verify(
+    page: Annotated[
+        Path, typer.Argument(metavar="PAGE.html", dir_okay=False, help="The evidence.")
+    ],
+    peers: Annotated[
+        Path,
+        typer.Option(metavar="FILE", dir_okay=False, help="The public keys of the federation."),
+    ],
+) -> None:
+    """Check who signed the evidence of `fedda audit all`, and that it was not changed since.
+
+    fedda audit verify evidence.html --peers peers
+    """
+    with clear_exit():
+        known = {**keys.peers(peers, "source"), **keys.peers(peers, "target")}
+        more = page.with_suffix(".json")
+        echo(f"{page} and {more} are as {signed.verify(page, more, known)} signed them")

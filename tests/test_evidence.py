@@ -1,0 +1,179 @@
+"""Evidence before export: its figures and thresholds, its page, and whose it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from clients.policy.rules import Policy
+from fedda.cli import app
+from fedda.cli.prove import ABOVE, Proof
+from fedda.errors import ConfigError, KeyFileError
+from fedda.ops import keys, signed
+from fedda.page import evidence
+from tests.test_audits import made, run_audit
+from tests.test_page import Read
+
+RATES = {"tpr": {0.01: 0.3, 0.001: 0.02}, "auc": 0.7}
+FOUND: dict[str, Any] = {
+    "update": {
+        "threshold": 13.2,
+        "guess": 13.2,
+        "updates": [
+            {"early": True, "examples": n, "psnr": 15.0, "best": 16.0, "recovered": share}
+            for n, share in ((1, 1.0), (16, 0.5), (64, 0.055))
+        ],
+    },
+    "membership": {
+        "shadows": 4,
+        "epochs": 1,
+        "examples": 80,
+        "noise": 0.0,
+        "lira": RATES,
+        "confidence": {"tpr": {0.01: 0.2, 0.001: 0.01}, "auc": 0.6},
+    },
+    "shares": {"guess": 0.4, "step": 0.1, "first": 0.5, "last": 0.3, "mean": 0.0}
+    | {"sites": 30, "examples": 20, "named": 0.5, "chance": 0.3},
+}
+
+
+def test_the_figures_are_the_worst_that_the_site_lets_happen() -> None:
+    assert evidence.figures(FOUND, 64) == {"images": 0.055, "membership": 0.02, "shares": 0.75}
+    assert evidence.figures(FOUND, 16)["images"] == 0.5
+    assert evidence.figures(FOUND, 100)["images"] == 0.055  # of the most that could be tried
+    read = json.loads(json.dumps(FOUND))
+    assert evidence.figures(read, 64) == evidence.figures(FOUND, 64)
+    assert evidence.figures({}, 64) == dict.fromkeys(evidence.MEANING)
+
+
+def test_what_was_not_measured_is_above_any_threshold() -> None:
+    found = evidence.figures({"shares": FOUND["shares"]}, 64)
+    assert evidence.above(found, dict.fromkeys(evidence.MEANING)) == []
+    most = {"images": 1.0, "membership": None, "shares": 0.75}
+    assert evidence.above(found, most) == ["images"]
+    assert evidence.above(found, most | {"shares": 0.74}) == ["images", "shares"]
+
+
+def test_the_risks_follow_what_crossed_and_the_settings() -> None:
+    seen = " ".join(evidence.open_risks({}, ["from source model"], FOUND))
+    assert "each single source" in seen and "differential privacy" in seen and "BatchNorm" in seen
+    assert "Not tried: properties." in seen and "Gradients" not in seen
+    config = {"privacy.noise": 1.0, "model.norm": "group"}
+    hidden = " ".join(evidence.open_risks(config, ["from source masked", "to target gradient"], {}))
+    assert "each single source" not in hidden and "differential privacy" not in hidden
+    assert "BatchNorm" not in hidden and "Gradients" in hidden
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Evidence of a site -> its page, in a folder with `peers`."""
+    run = made(tmp_path)
+    keys.add(tmp_path, "clinic-a", "source")
+    keys.add(tmp_path, "town", "target")
+    page, key = tmp_path / "evidence.html", tmp_path / "nodes" / "clinic-a"
+    proof = Proof(run, page, key, None)
+    model = run / "model.safetensors"
+    proof.finish(model, {"method": "fedavg", "x": "<b>"}, "clinic-a", FOUND, {"seed": 7})
+    return page
+
+
+def verified(page: Path, peers: Path | None = None) -> tuple[int, str]:
+    words = ["audit", "verify", str(page), "--peers", str(peers or page.with_name("peers"))]
+    done = CliRunner().invoke(app, words)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_the_page_says_what_crossed_what_was_tried_and_what_is_open(written: Path) -> None:
+    html = written.read_text()
+    tables = Read(html).tables
+    assert {"What crossed", "Figures", "Audit of models", "Settings of the attacks"} <= set(tables)
+    assert ["seed", "7"] in tables["Settings of the attacks"]
+    assert len(tables["What crossed"]) > 1 and "lower bounds" in html
+    assert "<b>" not in html and "&lt;b&gt;" in html and "src=" not in html
+    about = json.loads(written.with_suffix(".json").read_text())
+    assert about["figures"]["images"] == 0.055 and about["above"] == []
+    assert about["crosses"] and about["options"] == {"seed": 7}
+
+
+def test_whoever_has_the_peers_can_tell_whose_evidence_it_is(written: Path) -> None:
+    code, said = verified(written)
+    assert code == 0 and "as clinic-a signed them" in said
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json"])
+def test_a_change_of_either_file_is_seen(written: Path, suffix: str) -> None:
+    file = written.with_suffix(suffix)
+    file.write_text(file.read_text().replace("0.055", "0.005"))
+    code, said = verified(written)
+    assert code == 3 and f"{file.name} was changed after it was signed" in said
+
+
+def test_hashes_that_were_changed_as_well_are_not_signed(written: Path, tmp_path: Path) -> None:
+    more = written.with_suffix(".json")
+    more.write_text("{}")
+    stranger = keys.load_node_key(keys.add(tmp_path / "other", "clinic-a"))
+    old = json.loads(signed.signature_of(written).read_text())["signature"]
+    signed.sign(written, more, stranger)
+    code, said = verified(written)
+    assert code == 3 and "none of clinic-a, town has signed" in said
+    about = json.loads(signed.signature_of(written).read_text())
+    signed.signature_of(written).write_text(json.dumps(about | {"signature": old}))
+    assert verified(written)[0] == 3
+    assert verified(written, tmp_path / "other" / "peers")[0] == 3
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"files": 1, "signature": "!"}'])
+def test_a_signature_that_is_none_is_refused(written: Path, text: str | None) -> None:
+    path = signed.signature_of(written)
+    path.unlink() if text is None else path.write_text(text)
+    code, said = verified(written)
+    assert code == 3 and ("is not a signature" in said or "cannot be read" in said)
+
+
+def test_a_figure_above_the_policy_ends_with_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, policy = made(tmp_path), tmp_path / "policy.toml"
+    arguments = (run / "model.safetensors", {}, "clinic-a", FOUND, {})
+    for text, odd in (
+        ("[protect]\nmin-images = 64\n[audit]\nimages = 0.06\nmembership = 0.02", ""),
+        ("[protect]\nmin-images = 64\n[audit]\nimages = 0.05", "images is 0.0550, and 0.05"),
+        ("[audit]\nimages = 0.06", "images is 0.5000"),  # steps over two images are allowed
+        ("[audit]\nmembership = 0.01", "membership is 0.0200"),
+    ):
+        policy.write_text(text)
+        proof = Proof(run, None, None, policy)
+        if not odd:
+            proof.finish(*arguments)
+            continue
+        with pytest.raises(typer.Exit) as ended:
+            proof.finish(*arguments)
+        assert ended.value.exit_code == ABOVE and odd in capsys.readouterr().err
+    assert not any(v is not None for v in Policy().audit.model_dump().values())
+
+
+def test_bad_files_are_refused_before_any_attack(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with pytest.raises(ConfigError, match="needs a page's name that ends in"):
+        Proof(run, tmp_path / "e.html", None, None)
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        Proof(run, tmp_path / "e.html", tmp_path / "none", None)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Proof(run, None, None, tmp_path / "none.toml")
+
+
+@pytest.mark.slow
+def test_the_command_attacks_writes_signs_and_judges(tmp_path: Path) -> None:
+    run, policy, page = made(tmp_path), tmp_path / "policy.toml", tmp_path / "e.html"
+    policy.write_text("[audit]\nshares = 0.0\n")
+    key = keys.add(tmp_path, "clinic-a")
+    words = ["--data", tmp_path / "clinic.npz", "--steps", 2, "--shadows", 4, "--sites", 3]
+    words += ["--epochs", 1, "--evidence", page, "--key", key, "--policy", policy]
+    shown = run_audit("all", run, *words)
+    assert shown.exit_code == ABOVE, shown.output
+    assert verified(page)[0] == 0
+    about = json.loads(page.with_suffix(".json").read_text())
+    assert about["above"] == ["shares"] and about["options"]["shadows"] == 4
