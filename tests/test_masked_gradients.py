@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,18 @@ import pytest
 from safetensors.numpy import load_file
 
 from clients.policy.rules import Policy
+from clients.site.remembered import Remembered
 from fedda import exchange
-from fedda.errors import ConfigError, ExchangeError, NotFiniteError, QuorumError, SecureError
+from fedda.errors import (
+    Code,
+    ConfigError,
+    DataError,
+    ExchangeError,
+    NotFiniteError,
+    PolicyError,
+    QuorumError,
+    SecureError,
+)
 from fedda.exchange import Group, Host, LocalHost, in_process
 from fedda.exchange.groups import KEYS, Invitation
 from fedda.exchange.masked import FixedPoint, Masked, agreement, tell
@@ -21,7 +32,7 @@ from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import simulate
 from tests.adversarial_runs import run
-from tests.local_grid import Node, assert_close, settings_of
+from tests.local_grid import Bench, Node, assert_close, settings_of
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -200,16 +211,95 @@ def test_the_policy_demands_masks_and_bounds_changes(domains: list[Node], tmp_pa
         ("demand = true", False, True),
         ("changes = 0", True, False),
     ):
-        path = tmp_path / "policy.toml"
-        path.write_text(f"[secure]\n{text}")
-        rules = Policy.read(path).model_dump_json(by_alias=True)
-        target = [n | ({"policy": rules} if n["role"] == "target" else {}) for n in domains]
+        target = [n | (ruled(tmp_path, text) if n["role"] == "target" else {}) for n in domains]
         more = {"exchange.masked": masked, "exchange.clip": 10.0, "run.name": text[:4]}
         if fails:
             with pytest.raises(QuorumError):
                 run(target, tmp_path, "fdann", **more)
         else:
             assert run(target, tmp_path, "fdann", **more)["rounds"]
+
+
+def ruled(folder: Path, text: str) -> dict[str, str]:
+    path = folder / "policy.toml"
+    path.write_text(f"[secure]\n{text}")
+    return {"policy": Policy.read(path).model_dump_json(by_alias=True)}
+
+
+def refusals(
+    nodes: list[Node], groups: dict[str, tuple[str, ...]], rule: str, folder: Path
+) -> dict[str, int]:
+    """One round of f-DANN in groups that the server chose -> the errors by site."""
+    settings = {"exchange__masked": True, "exchange__clip": 10.0, "fdann__pairs": True}
+    folder.mkdir()
+    made = Bench([n | ruled(folder, rule) for n in keyed(nodes, folder)], "fdann", **settings)
+    strategy: Any = made.strategy
+    by_name = {node.name: node for node in strategy.roster.nodes}
+    strategy.groups = lambda _: {k: [by_name[n] for n in of] for k, of in groups.items()}
+    with suppress(QuorumError, ExchangeError):
+        made.round()
+    return {c.site: c.error for c in made.grid.crossed if c.error}
+
+
+@pytest.mark.parametrize("rule", ["least = 3", "pairs = true"])
+def test_no_site_is_a_group_by_itself(domains: list[Node], tmp_path: Path, rule: str) -> None:
+    """Such a group has no pair, so its gradients have no mask."""
+    alone = {"anna": ("town",)}
+    assert refusals(domains, alone, rule, tmp_path / "sites") == {"town": Code.POLICY}
+
+
+def test_two_sites_sum_gradients_only_where_the_policy_says_so(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    pairs = {name: (name, "town") for name in ("anna", "bert", "carl")}
+    refused = refusals(domains, pairs, "least = 3", tmp_path / "without")
+    assert refused.keys() >= pairs.keys() and Code.POLICY in refused.values()
+    assert not refusals(domains, pairs, "pairs = true", tmp_path / "with")
+
+
+def agree(member: Remembered, *groups: str, kind: Any = "gradients") -> bool:
+    """Whether a site adds to groups, each given as the first letters of its members."""
+    try:
+        member.add(kind, [[*group] for group in groups])
+    except PolicyError:
+        return False
+    return True
+
+
+def test_a_group_is_its_members_whatever_its_name_or_session(tmp_path: Path) -> None:
+    me = Remembered("m", tmp_path, changes=0)
+    assert agree(me, "abm") and agree(me, "bma")
+    assert not agree(me, "am")
+    assert not agree(me, "abcm")
+    again = Remembered("m", tmp_path, changes=0)  # the site restarts
+    assert not agree(again, "am") and agree(again, "abm")
+    fresh = Remembered("m", None, changes=0)
+    assert not agree(fresh, "abm", "am")  # in one session, of which nothing is noted
+    assert agree(fresh, "am") and not agree(fresh, "abm")
+
+
+def test_groups_that_share_nobody_else_tell_nothing_of_a_site() -> None:
+    """Every combination of their sums holds all the others of one of them."""
+    me = Remembered("m", None, changes=0)
+    assert agree(me, "am", "bm", "cdm") and agree(me, "bm") and agree(me, "em")
+    assert not agree(me, "adm")
+    assert agree(me, "abm", kind="models") and not agree(me, "am", kind="models")
+
+
+def test_going_back_to_an_earlier_group_is_a_change_as_well() -> None:
+    me = Remembered("m", None, changes=3)
+    assert [agree(me, g) for g in ("abm", "am", "am", "abm", "am", "am", "abm")] == 6 * [True] + [
+        False
+    ]
+
+
+def test_what_was_added_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.site.remembered.MOST_SUMS", 3)
+    me = Remembered("m", tmp_path, changes=0)
+    assert [agree(me, "abm") for _ in range(4)] == [True, True, True, False]
+    (tmp_path / "sums.db").write_bytes(b"no database at all")
+    with pytest.raises(DataError, match="cannot be read"):
+        agree(me, "abm")
 
 
 @pytest.mark.slow

@@ -44,6 +44,17 @@ def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
     return [node | {"policy": rules} for node in nodes]
 
 
+def staying(nodes: list[Node], folder: Path) -> list[Node]:
+    return [n | {"state-dir": str(folder / "state" / n["name"])} for n in nodes]
+
+
+def with_dora(keyed: list[Node]) -> list[Node]:
+    """The same sites, and a fourth source."""
+    folder = Path(str(keyed[0]["key"])).parents[1]
+    keys.add(folder, "dora")
+    return [*keyed, keyed[0] | {"name": "dora", "key": str(folder / "nodes" / "dora")}]
+
+
 def bench(nodes: list[Node], method: str = "fedavg", **settings: Any) -> Bench:
     return Bench(nodes, method, secure="sum", **settings)
 
@@ -162,13 +173,9 @@ def test_one_sites_reply_tells_nothing_of_its_model(keyed: list[Node]) -> None:
 
 
 def test_a_site_that_drops_out_costs_a_round_not_the_run(
-    keyed: list[Node], runs: dict[str, str]
+    keyed: list[Node], runs: dict[str, str], tmp_path: Path
 ) -> None:
     """Of four sources one fails in the second round, after it has signed its key."""
-    dora = keyed[0] | {"name": "dora"}
-    folder = Path(str(dora["key"])).parents[1]
-    keys.add(folder, "dora")
-    nodes = [*keyed, dora | {"key": str(folder / "nodes" / "dora")}]
     requests: list[Message] = []
 
     def dies(request: Message, reply: Message) -> list[Message]:
@@ -177,6 +184,7 @@ def test_a_site_that_drops_out_costs_a_round_not_the_run(
         return [reply if len(requests) < 4 else gone]
 
     settings = {"method": "fedavg", "secure": "sum", "run.expect": 5}
+    nodes = ruled(with_dora(keyed), "[secure]\nchanges = 1", tmp_path)
     results, events = run(nodes, settings | runs, script={"dora": dies})
     first, second = results["trainings"]["fedavg"][0]["rounds"]
     assert set(first["weights"]) == {*SOURCES, "dora"}
@@ -278,11 +286,8 @@ def test_a_key_serves_for_one_request(keyed: list[Node]) -> None:
 
 def test_a_round_is_sent_to_one_group_only(keyed: list[Node], tmp_path: Path) -> None:
     """A server that restarts, and asks for the same try with a smaller group, gets nothing."""
-    node = keyed[0] | {"name": "dora"}
-    folder = Path(str(node["key"])).parents[1]
-    keys.add(folder, "dora")
-    nodes = [*keyed, node | {"key": str(folder / "nodes" / "dora")}]
-    nodes = [n | {"state-dir": str(tmp_path / "state" / n["name"])} for n in nodes]
+    nodes = with_dora(keyed)
+    nodes = ruled(staying(nodes, tmp_path), "[secure]\nchanges = 1", tmp_path)
     bench(nodes, run__expect=5).round()
     resident.cache_clear()  # the sites restart, too
     made = bench(nodes, run__expect=5)
@@ -326,12 +331,12 @@ def test_the_policy_can_demand_sums(keyed: list[Node], tmp_path: Path) -> None:
     bench(nodes).round()
 
 
-def test_the_policy_bounds_how_often_the_group_changes(keyed: list[Node], tmp_path: Path) -> None:
-    node = keyed[0] | {"name": "dora"}
-    folder = Path(str(node["key"])).parents[1]
-    keys.add(folder, "dora")
-    nodes = [*keyed, node | {"key": str(folder / "nodes" / "dora")}]
-    made = bench(ruled(nodes, "[secure]\nchanges = 0", tmp_path), run__expect=5, rounds=3)
+@pytest.mark.parametrize("rule", ["", "[secure]\nchanges = 0"], ids=["no policy", "0"])
+def test_the_group_does_not_change_unless_the_policy_allows_it(
+    keyed: list[Node], rule: str, tmp_path: Path
+) -> None:
+    nodes = with_dora(keyed)
+    made = bench(ruled(nodes, rule, tmp_path) if rule else nodes, run__expect=5, rounds=3)
     made.round(1)
     made.round(2)
     made.grid.offline.add("dora")
@@ -340,6 +345,48 @@ def test_the_policy_bounds_how_often_the_group_changes(keyed: list[Node], tmp_pa
     assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
     made.grid.offline.clear()
     made.round(3)
+
+
+def test_a_site_may_drop_out_and_return_as_often_as_the_policy_says(
+    keyed: list[Node], tmp_path: Path
+) -> None:
+    nodes = ruled(with_dora(keyed), "[secure]\nchanges = 2", tmp_path)
+    made = bench(nodes, run__expect=5, rounds=4)
+    made.round(1)
+    made.grid.offline.add("dora")
+    made.round(2)
+    made.grid.offline.clear()
+    made.round(3)
+    made.grid.offline.add("dora")
+    with pytest.raises(QuorumError):
+        made.round(4)
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
+
+
+def test_a_training_in_between_makes_a_site_forget_nothing(
+    keyed: list[Node], tmp_path: Path
+) -> None:
+    """The same round and try of a training for fewer sites, after another one."""
+    nodes = ruled(staying(with_dora(keyed), tmp_path), "[secure]\nchanges = 9", tmp_path)
+    bench(nodes, run__expect=5).round()
+    bench(nodes, run__expect=5, run__name="between").round()
+    resident.cache_clear()
+    made = bench(nodes, run__expect=5)
+    made.grid.offline.add("dora")
+    with pytest.raises(QuorumError, match="0 of the 3"):
+        made.round()
+    assert failures(made) == {(s, int(Code.SECURE)) for s in SOURCES}
+
+
+def test_the_same_training_under_another_name_has_the_same_group(keyed: list[Node]) -> None:
+    """With the same seed and model the difference of both sums would be one site's model."""
+    nodes = with_dora(keyed)
+    bench(nodes, run__expect=5).round()
+    made = bench(nodes, run__expect=5, run__name="again")
+    made.grid.offline.add("dora")
+    with pytest.raises(QuorumError, match="0 of the 3"):
+        made.round()
+    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A site's policy: which requests it answers, what may leave it, and how often.
 
 The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
-so an empty file allows all that a client without a policy allows, but for code of other packages:
-with a policy, allow.plugins has to name it.
+so an empty file allows all that a client without a policy allows, but for code of other packages,
+which allow.plugins has to name. Hidden sums are bounded by [secure] with or without a file.
 """
 
 import datetime as dt
@@ -98,16 +98,19 @@ class Exchange(Section):
 
 
 class Secure(Section):
-    """Sums of models of which the server sees no single one.
+    """Sums of models or gradients of which the server sees no single one.
 
-    demand   models leave in such sums only
+    demand   models and gradients leave in such sums only
     least    the smallest group, this site included
-    changes  how often the group may change, over all runs; None: no limit
+    pairs    whether masked gradients may also be summed by two sites, of which each knows the
+             other's
+    changes  how often the group may change, over all runs
     """
 
     demand: bool = False
     least: int = Field(default=3, ge=3)
-    changes: int | None = Field(default=None, ge=0)
+    pairs: bool = False
+    changes: int = Field(default=0, ge=0)
 
 
 class Privacy(Section):

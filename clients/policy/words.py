@@ -10,8 +10,8 @@ FRESH = """\
 #
 # The server cannot change it. A request that is not allowed is refused before any work; the server
 # learns only that the policy refused it, and this site's log says why. A key that is left out does
-# not restrict anything, but for plugins: only those that are named are used. `fedda policy check
-# FILE` says in plain words what the file allows.
+# not restrict anything, but for plugins, of which only those that are named are used, and hidden sums.
+# `fedda policy check FILE` says in plain words what the file allows.
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
@@ -52,10 +52,11 @@ megabytes = 100_000          # that leave this site
 hosts = []
 ports = []                   # empty: any port from 1024 on
 
-[secure]                     # models of which the server sees only a mean
-demand = false               # true: models leave in no other way
-least = 3                    # least sites in such a mean, this one included
-changes = 10                 # how often the group of a sum may change, over all runs
+[secure]                     # models and gradients of which the server sees only a sum
+demand = false               # true: they leave in no other way
+least = 3                    # least sites in such a sum, this one included
+pairs = false                # true: gradients also in sums of two, who know each other's
+changes = 0                  # how often the group may change, over all runs: 2 for each drop-out
 
 [privacy]                    # of each labelled example, by noise on the steps of training
 noise = 0.0                  # least noise of a step; 0: a run may go without
@@ -108,8 +109,9 @@ def words(policy: Policy) -> Iterator[str]:
     secure = policy.secure
     yield (
         f"{'All models leave' if secure.demand else 'Models may leave'} under masks or sealed to "
-        f"the target; a mean is over {secure.least} sites or more, and the group of a sum may "
-        f"change {_most(secure.changes)} times."
+        f"the target; a sum is over {secure.least} sites or more"
+        f"{', of gradients also over 2' * secure.pairs}, and its group may change "
+        f"{secure.changes} times."
     )
     privacy = policy.privacy
     noise = f"at least {privacy.noise:g} times the clip" if privacy.noise else "as the run asks"

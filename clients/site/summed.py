@@ -3,15 +3,13 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedda.errors import PolicyError, SecureError
 from fedda.exchange import Stream
 from fedda.exchange.groups import KEYS
 from fedda.exchange.masked import tell
-from fedda.files import replacing
 from fedda.maths.masks import FixedPoint, hide, layouts
 from fedda.ops.agree import Occasion, Own, verify
 from fedda.settings import Task
@@ -19,9 +17,10 @@ from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure
 from .identity import Identity
+from .remembered import Remembered
 from .request import Request
 
-FILE = "secure.json"
+PAIR = 2
 MOST = 2**40  # the largest weight of a site, and the highest number of a try
 
 logger = logging.getLogger("fedda.site")
@@ -31,7 +30,7 @@ class Summed:
     """Signs keys, checks groups and masks models, for one site.
 
     A model is masked once for one group. What was sent for a round and try is never sent for
-    another group, and how often the group may change in all is up to the site's policy.
+    another group; how small a group may be and how often it may change is up to the site's policy.
 
     Args:
         identity: its node key and the other sites' keys.
@@ -42,11 +41,8 @@ class Summed:
     def __init__(self, identity: Identity, rules: Secure, state: Path | None) -> None:
         self._identity = identity
         self._rules = rules
-        self._file = None if state is None else state / FILE
+        self._remembered = Remembered(identity.name, state, rules.changes)
         self._own: Own | None = None
-        self._memory: dict[str, Any] = {}
-        if self._file is not None and self._file.exists():
-            self._memory = json.loads(self._file.read_text())
 
     def offer(self, request: Request) -> Packed:
         """Make this site's key for a try of a round, and sign it.
@@ -81,7 +77,9 @@ class Summed:
             )
         if len(set(group.values())) < len(group):
             raise SecureError("Two sites of the group have the same key; remove one of them.")
-        self._admit(occasion, sorted(group))
+        self._check_size("models", group)
+        self._remembered.add("models", [[*group]], occasion)
+        logger.info("secure sum of round %d over %s", occasion.round, ", ".join(sorted(group)))
         agreed = [vars(occasion), _digest(request.task), _most(request)]
         agreed += [hashlib.sha256(request.arrays["model"].buffer).hexdigest()]
         return own.seeds(self._identity.name, group, json.dumps(agreed).encode())
@@ -112,7 +110,7 @@ class Summed:
 
         Raises:
             SecureError: a key is not its site's, or a group is not masked.
-            PolicyError: the groups change too often.
+            PolicyError: a group is too small, or they change too often.
             ExchangeError: the session ended early.
         """
         assert request.exchange is not None
@@ -120,6 +118,10 @@ class Summed:
         agreeing = next((g for g in request.exchange.invitation.groups if g.name == KEYS), None)
         if agreeing is None or not all(group.masked for group in groups):
             raise SecureError("The request asks for masked gradients, but not in all its groups.")
+        for group in groups:
+            self._check_size("gradients", group.members)
+            if not set(group.members) <= set(agreeing.members):
+                raise SecureError("The request's sum of keys leaves out members of its groups.")
         own = Own(Occasion(request.task.training, request.round, 1, "exchange"))
         signed = own.public + own.sign(self._identity.name, self._identity.private())
         keys = tell(stream, agreeing, signed)
@@ -127,7 +129,9 @@ class Summed:
             verify(own.occasion, site, public, signature, peers)
         if len({public for public, _ in keys.values()}) < len(keys):
             raise SecureError("Two sites of the exchange have the same key; remove one of them.")
-        self._admit_gradients(own.occasion, {g.name: sorted(g.members) for g in groups})
+        self._remembered.add("gradients", [group.members for group in groups])
+        who = "; ".join(", ".join(sorted(group.members)) for group in groups)
+        logger.info("masked sums of gradients of round %d over %s", own.occasion.round, who)
         lazy, seeds = request.exchange.lazy, {}
         for group in groups:
             about = [vars(own.occasion), group.name, group.size, group.syncs, lazy.flat()]
@@ -136,53 +140,19 @@ class Summed:
             seeds[group.name] = own.seeds(self._identity.name, members, agreed)
         return seeds
 
-    def _admit_gradients(self, occasion: Occasion, groups: Mapping[str, list[str]]) -> None:
-        """Check the members of a session's groups against the earlier ones, and remember them."""
-        most, memory = self._rules.changes, self._memory
-        before = memory.get("gradients", {})
-        changes = memory.get("changes", 0)
-        changes += sum(before.get(name, group) != group for name, group in groups.items())
-        if most is not None and changes > most:
-            raise PolicyError(
-                f"The groups of masked sums have changed {changes} times, but the policy allows "
-                f"{most} (secure.changes); two sums that differ by one site reveal its part."
-            )
-        self._memory = {**memory, "changes": changes, "gradients": {**before, **groups}}
-        self._keep()
-        who = "; ".join(", ".join(group) for group in groups.values())
-        logger.info("masked sums of gradients of round %d over %s", occasion.round, who)
+    def _check_size(self, kind: str, group: Collection[str]) -> None:
+        """Check that a group is large enough; for a pair see `Secure.pairs`.
 
-    def _admit(self, occasion: Occasion, group: list[str]) -> None:
-        """Check a group against the policy and against the earlier ones, and remember it."""
-        least, most, memory = self._rules.least, self._rules.changes, self._memory
-        if len(group) < least:
+        Raises:
+            PolicyError: it is not.
+        """
+        least, pairs = self._rules.least, kind == "gradients" and self._rules.pairs
+        if len(group) < least and not (pairs and len(group) == PAIR):
+            also = ", or in pairs with secure.pairs = true" * (kind == "gradients")
             raise PolicyError(
-                f"The group of the secure sum has {len(group)} sites, but this site adds its "
-                f"model to those of {least} or more in all (secure.least)."
+                f"The group of a sum under masks has {len(group)} sites, but this site adds its "
+                f"{kind} to those of {least} or more in all{also} (secure.least)."
             )
-        changes = memory.get("changes", 0) + (memory.get("group", group) != group)
-        if most is not None and changes > most:
-            raise PolicyError(
-                f"The group of the secure sum has changed {changes} times, but the policy allows "
-                f"{most} (secure.changes); two sums that differ by one site reveal its model."
-            )
-        same = memory.get("training") == occasion.training
-        place, sent = f"{occasion.round}/{occasion.attempt}", memory.get("sent", {}) if same else {}
-        if sent.get(place, group) != group:
-            raise SecureError(
-                f"This site has added its model of round {occasion.round}, try {occasion.attempt} "
-                "to that of another group; only another try or run.name can have this group."
-            )
-        about = {"changes": changes, "group": group, "training": occasion.training}
-        self._memory = {**memory, **about, "sent": {**sent, place: group}}
-        self._keep()
-        logger.info("secure sum of round %d over %s", occasion.round, ", ".join(group))
-
-    def _keep(self) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._file) as part:
-                part.write_text(json.dumps(self._memory))
 
 
 def _occasion(request: Request) -> Occasion:
