@@ -312,11 +312,18 @@ class Client(NumPyClient):
             tested.check_answers(p, self.site.min_images)
         return p
 
+    def spread(self, z: Tensor) -> Tensor:
+        """Return the features (N, d) of images, if no few images have most of their variance."""
+        if not self.site.reproducible:
+            tested.check_spread(z, self.site.min_images)
+        return z
+
     def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
         """A number of a test over so many images, as it leaves this site."""
         C = self.task.classes
         bounds = {"infomax": math.log(C), "loss": tested.LOSS_MOST, "predicted": C}
-        bounds["threshold"] = estimates.MOST
+        bounds |= {"threshold": estimates.MOST, "distance": tested.DISTANCE_MOST}
+        bounds["focus"] = self.task.sites  # a share of a vote is at most its number of teachers
         most = bounds.get(name.split("-")[0], 1.0)
         return tested.released(name, value, images, most, self.site.test_noise, least)
 
@@ -350,7 +357,8 @@ class Client(NumPyClient):
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], int, Numbers]:
         """Flower's training call: flat arrays in, flat arrays out."""
-        arrays, numbers = self.serve(Request.read(parameters, config))
+        arrays, exact = self.serve(Request.read(parameters, config))
+        numbers: Numbers = {**tested.coarse(exact)}
         numbers[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in arrays.items()])
         flat = [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()]
         return flat, len(self.data), numbers
@@ -359,7 +367,7 @@ class Client(NumPyClient):
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[float, int, Numbers]:
         """Flower's evaluation call."""
-        numbers = self.test(Request.read(parameters, config))
+        numbers = tested.coarse(self.test(Request.read(parameters, config)))
         return float(numbers.get("loss", 0.0)), int(numbers.get("tested", 0)), numbers
 
 

@@ -25,11 +25,9 @@ from . import fdann
 from .base import lost
 from .fdann import StepNumbers
 from .site import state
-from .site.clusters import gap_of
+from .site.clusters import LEAST_GAIN, coarse_gap, gap_of
 from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site.request import Numbers, Request
-
-LEAST_GAIN = -10.0  # relative to the gap statistic before; a smaller one leaves as this
 
 
 class Member(fdann.Member):
@@ -169,7 +167,7 @@ class Target(Member, fdann.Target):
         images = self.compared()
         before, scatter = gap_of(self, self.model, images)
         other = self.workspace.hold("candidate", self.workspace.blank)
-        share, whole = self.options.gain == "share", float(f"{before:.2e}")
+        share, whole = self.options.gain == "share", coarse_gap(before)
         unit = {"image": whole / len(images), "sum": whole}.get(self.options.gain, 1.0)
         numbers: Numbers = {"steps": 0}
         for name, packed in self.request.arrays.items():
@@ -180,7 +178,7 @@ class Target(Member, fdann.Target):
                     gain = gap.gap_gain(gap.share(before, scatter), gap.share(after, around))
                 else:
                     gain = gap.gap_gain(before, after) / (before or 1.0)
-                coarse = self.released("gain", gain, len(images), LEAST_GAIN)
+                coarse = self.released("gap", gain, len(images), LEAST_GAIN)
                 numbers[name.replace("candidate", "gain", 1)] = unit * coarse
         return numbers
 

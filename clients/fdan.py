@@ -79,7 +79,7 @@ class Target(Member, fdann.Target):
         with evaluating(self.model):
             parts = indices.split(self.task.train.batch_size)
             z = torch.cat([self.features(part) for part in parts])
-        return fourier.median_distance(z)
+        return fourier.median_distance(self.spread(z))
 
     def outgoing(self) -> dict[str, Packed]:
         """Return model and witnesses; nothing if the request was for the scale."""

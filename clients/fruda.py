@@ -104,11 +104,15 @@ class Measuring(dils.Pair):
 
     @torch.no_grad()
     def all_features(self) -> Tensor:
-        """The features of all images by the model that is loaded, in evaluation mode -> (N, d)."""
+        """The features of all images by the model that is loaded, in evaluation mode -> (N, d).
+
+        Raises:
+            WireError: a few images alone have most of the features' variance.
+        """
         with evaluating(self.model):
             every = torch.arange(len(self.data)).split(BATCH)
             x = (models.as_inputs(self.data.x[part], self.device) for part in every)
-            return torch.cat([self.model.features(images) for images in x])
+            return self.spread(torch.cat([self.model.features(images) for images in x]))
 
 
 class Collaborator(Measuring):
@@ -118,8 +122,8 @@ class Collaborator(Measuring):
         """Train the critic with the target; with labels, tell the own model's error, too."""
         error: Numbers = {}
         if isinstance(self.data, Labelled):
-            p = models.predict(self.model, self.data.x)
-            error = {"error": ocs.l1_error(p, self.data.y)}
+            p = self.checked(models.predict(self.model, self.data.x))
+            error = {"error": self.released("error", ocs.l1_error(p, self.data.y), len(p))}
         return self.measure() | error
 
     def measure(self) -> Numbers:
@@ -189,7 +193,7 @@ class Target(Measuring, dils.Target):
 
     def quality(self) -> float:
         """Infomax of the loaded model's predictions for the training images, as it may leave."""
-        p = models.predict(self.model, self.data.x)
+        p = self.checked(models.predict(self.model, self.data.x))
         return self.released("infomax", infomax(p), len(p))
 
     def outgoing(self) -> dict[str, Packed]:

@@ -3,8 +3,9 @@
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,22 @@ from torch import Tensor
 from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, WireError
 from fedda.maths import gap, mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
 from .base import Client
-from .site.clusters import gap_of
+from .site import tested
+from .site.clusters import LEAST_GAIN, coarse_gap, gap_of
 from .site.request import Numbers, Request
 from .site.sealed import Opened
 from .site.state import Kept
 
 Moments = list[tuple[Tensor, Tensor]]  # running mean and variance, layer by layer
+
+logger = logging.getLogger("fedda.site")
 
 CHUNK = 8192  # images voted on at a time: bounds the memory of the vote, not its result
 
@@ -56,6 +60,7 @@ class Source(fedavg.Source):
         address = self.site.sealed.address(request)
         arrays, numbers = super().serve(request)
         model, examples = arrays["model"], self.site.examples
+        numbers.pop("loss", None)  # the server, which reads no model of a source, chose the first
         return {"sealed": self.site.sealed.seal(address, model, examples)}, numbers
 
 
@@ -90,8 +95,13 @@ class Target(Client):
         teachers = sealed.models if sealed else _by_site(request.arrays, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(teachers, images)  # (N, K, C)
+        names, N = list(moments), len(images)
+        refused = [name for name in teachers if name not in moments]
+        if sealed:
+            self.site.sealed.leave_out(sealed, refused)
+            refused = sealed.refused
 
-        consensus, focus = [], torch.zeros(len(teachers), dtype=torch.float64)
+        consensus, focus = [], torch.zeros(len(names), dtype=torch.float64)
         for part in p.split(CHUNK):
             consensus.append(kd3a.knowledge_vote(part, gate, options.vote))
             if options.weighting == "focus":
@@ -100,20 +110,31 @@ class Target(Client):
         heard = torch.cat([c.kept for c in consensus])
 
         numbers = self.follow(images, vote, weight, heard)
-        numbers["kept"] = float(heard.float().mean())
-        if options.weighting == "focus":
-            about = {f"focus/{n}": f for n, f in zip(teachers, focus.tolist(), strict=True)}
+        numbers["loss"] = self.released("loss", numbers["loss"], N)
+        numbers["kept"] = self.released("kept", float(heard.float().mean()), N)
+        if options.weighting == "focus":  # per image; only its proportions matter
+            for name, value in zip(names, focus.tolist(), strict=True):
+                about[f"focus/{name}"] = self.released("focus", value / N, N, -self.task.sites)
+        # As they will leave, so that the server weighs by the same numbers.
+        numbers, about = tested.coarse(numbers), tested.coarse(about)
         updated = options.teacher_batchnorm == "updated"
-        alpha = self.weigh(numbers | about, sealed) if updated or sealed else {}
+        alpha = self.weigh(numbers | about, names, sealed) if updated or sealed else {}
         if updated:
             self.mix_statistics(alpha, moments)
-        return numbers | (self.average(alpha, sealed) if sealed else about)
+        told = numbers | {f"refused/{name}": 1 for name in refused}
+        return told | (self.average(alpha, sealed) if sealed else about)
 
-    def weigh(self, numbers: Numbers, sealed: Opened | None) -> dict[str, float]:
-        """Lines 10 to 12: alpha by site, this one first."""
+    def weigh(
+        self, numbers: Numbers, names: Collection[str], sealed: Opened | None
+    ) -> dict[str, float]:
+        """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used."""
         own, options, past = self.site.name, self.options, Past()
         if sealed is None:
-            examples, before = (_by_site(self.request.numbers, w) for w in ("examples", "past"))
+            used, came = {own, *names}, self.request.numbers
+            examples, before = (
+                {n: v for n, v in _by_site(came, what).items() if n in used}
+                for what in ("examples", "past")
+            )
             return kd3a.site_weights(options, examples, own, numbers, before)
         # Not from the server: it could give one source all the weight, and read its model.
         if options.smoothing:
@@ -129,34 +150,45 @@ class Target(Client):
         """Line 13 -> what the server is told of it."""
         models = [self.packed_model(), *sealed.models.values()]
         self._mean = kd3a.mix([m.unpack() for m in models], list(alpha.values()), self.options)
-        told = {f"alpha/{name}": weight for name, weight in alpha.items()}
-        return told | {f"refused/{name}": 1 for name in sealed.refused}
+        return {f"alpha/{name}": weight for name, weight in alpha.items()}
 
     @torch.no_grad()
     def teach(
         self, teachers: dict[str, Packed], images: Tensor
     ) -> tuple[Tensor, Numbers, dict[str, Moments]]:
-        """Return all teachers' probabilities (N, K, C), the weighting's numbers, the statistics.
+        """Return teachers' probabilities (N, K, C), the weighting's numbers, the statistics.
 
-        Only one teacher at a time is on the device, however many there are.
+        Only one teacher at a time is on the device, however many there are. A teacher is left out
+        if its answers would let the numbers be about few images.
+
+        Raises:
+            WireError: no teacher is left.
         """
-        weighting = self.options.weighting
+        weighting, N = self.options.weighting, len(images)
         before = gap_of(self, self.model, images)[0] if weighting == "gap" else None
         teacher = self.workspace.hold("teacher", self.workspace.blank)
-        p = torch.empty(len(images), len(teachers), self.task.classes)
+        p: list[Tensor] = []
         about: Numbers = {}
         moments: dict[str, Moments] = {}
-        for k, (name, packed) in enumerate(teachers.items()):
+        for name, packed in teachers.items():
             models.load_arrays(teacher, packed.unpack())
-            if before is not None:
-                after, _ = gap_of(self, teacher, images)
+            try:
+                after = None if before is None else gap_of(self, teacher, images)[0]
+                distance = self._distance(teacher, images) if weighting == "h-divergence" else None
+                p.append(self.checked(self._probabilities(teacher, images)))
+            except WireError as error:
+                logger.error("the model of %s is not used: %s", name, error)
+                continue
+            if before is not None and after is not None:
                 # Per image: a softmax of sums over thousands would choose a single source.
-                about[f"gain/{name}"] = gap.gap_gain(before, after) / len(images)
-            elif weighting == "h-divergence":
-                about[f"distance/{name}"] = self._distance(teacher, images)
-            p[:, k] = self._probabilities(teacher, images)
+                unit, gain = coarse_gap(before), gap.gap_gain(before, after) / (before or 1.0)
+                about[f"gain/{name}"] = unit / N * self.released("gap", gain, N, LEAST_GAIN)
+            if distance is not None:
+                about[f"distance/{name}"] = self.released("distance", distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
-        return p, about, moments
+        if not p:
+            raise WireError("None of the sources' models can be used to teach; see above.")
+        return torch.stack(p, dim=1), about, moments
 
     def follow(self, images: Tensor, p: Tensor, n: Tensor, heard: Tensor) -> Numbers:
         """Line 9: n_i KL(p_i || q(x_i)) under mixup.

@@ -48,13 +48,23 @@ class KD3A(FedDA):
         self.enough(len(sources))
         teachers = {f"teacher/{r.node.name}": r.model() for r in sources}
         about = ABOUT[options.weighting]
-        needs = {"loss", "kept", *(f"{about}/{r.node.name}" for r in sources if about)}
-        names = [self.roster.target.name, *(r.node.name for r in sources)]
-        examples = {n: self.roster.counts[n] for n in names}
-        past = {n: w for n, w in self.memory.numbers.get("alpha", {}).items() if n in examples}
-        updated = options.teacher_batchnorm == "updated"
-        weighing = _weighing_inputs(examples, past) if updated else {}
+        needs = {"loss", "kept"}
+        counts, before = self.roster.counts, self.memory.numbers.get("alpha", {})
+        weighing: dict[str, float] = {}
+        if options.teacher_batchnorm == "updated":
+            came = {self.roster.target.name, *(r.node.name for r in sources)}
+            past = {n: w for n, w in before.items() if n in came}
+            weighing = _weighing_inputs({n: counts[n] for n in sorted(came)}, past)
         target = self.ask_target("distil", {"model": self.model} | teachers, needs, **weighing)
+        refused = self._refused(target)
+        sources = [r for r in sources if r.node.name not in refused]
+        self.enough(len(sources))
+        names = [self.roster.target.name, *(r.node.name for r in sources)]
+        examples = {n: counts[n] for n in names}
+        past = {n: w for n, w in before.items() if n in examples}
+        for name in names[1:]:
+            if about and f"{about}/{name}" not in target.numbers:
+                raise QuorumError(f"{names[0]} (target) did not tell the {about} of {name}.")
 
         everyone = [target, *sources]
         alpha = kd3a.site_weights(options, examples, names[0], target.numbers, past)
@@ -81,7 +91,8 @@ class KD3A(FedDA):
             raise QuorumError(f"{name} (target) made no key for this round.")
         answered, sealed = [], {}
         sent = {"model": self.model, f"key/{name}": keys[0]}
-        for reply in self.ask(self._sources, "train", sent, needs={self.told}):
+        needs = {self.told} - {"loss"}  # which says more than a server that reads no model may know
+        for reply in self.ask(self._sources, "train", sent, needs):
             answered.append(reply)
             sealed[f"sealed/{reply.node.name}"] = reply.arrays["sealed"]
         self.enough(len(sealed))
@@ -91,15 +102,20 @@ class KD3A(FedDA):
         numbers["most"] = max(counts[n] for n in members)
         needs = {"loss", "kept", f"alpha/{name}"}
         target = self.ask_target("distil", {"model": self.model} | sealed, needs, **numbers)
-        told = {n.partition("/")[2]: n for n in target.numbers if n.startswith("refused/")}
-        for source in told:
-            text = "the target cannot use its sealed model; the target's log says why"
-            self.setup.notice("refused", source, text)
+        told = self._refused(target)
         self.enough(len(sealed) - len(told))
-        used = sorted(members - set(told))
+        used = sorted(members - told)
         self.weights = {n: float(target.numbers.get(f"alpha/{n}", 0.0)) for n in used}
         model = self._matched(target.model().unpack())
         return model, self._numbers([r for r in answered if r.node.name not in told], target)
+
+    def _refused(self, target: Reply) -> set[str]:
+        """The sources whose models the target did not use; each is a notice to the operator."""
+        found = {n.partition("/")[2] for n in target.numbers if n.startswith("refused/")}
+        for source in sorted(found):
+            text = "the target cannot use its model; the target's log says why"
+            self.setup.notice("refused", source, text)
+        return found
 
     def _matched(self, model: Arrays) -> Arrays:
         """Line 16: with `batchnorm=loss` the target trains the mean."""
@@ -110,8 +126,8 @@ class KD3A(FedDA):
 
     def _numbers(self, sources: Sequence[Reply], target: Reply) -> Numbers:
         """The round's numbers."""
-        told = {r.node.name: float(r.numbers[self.told]) for r in sources}
-        numbers = self.of_sources(told)
+        told = {r.node.name: float(r.numbers[self.told]) for r in sources if self.told in r.numbers}
+        numbers = self.of_sources(told) if told else {}
         numbers["distillation"] = target.numbers["loss"]
         numbers["kept"] = target.numbers["kept"]
         if self.options.weighting == "focus":

@@ -195,7 +195,7 @@ def test_attention_alone_is_fedavg_with_other_weights(domains: list[Node], runs:
     gains = trained_by["town"][1]["metrics"]
     trained = {s: trained_by[s][0]["model"].unpack() for s in SOURCES}
     wanted = twin.attention({s: float(gains[f"gain/{s}"]) for s in SOURCES})  # type: ignore[arg-type]
-    assert w == pytest.approx(wanted, rel=1e-9)
+    assert w == pytest.approx(wanted, rel=1e-8)
     assert w["carl"] < 0.36 < EXAMPLES["carl"] / sum(EXAMPLES[s] for s in SOURCES)
     for name, value in model.items():
         if value.dtype.kind == "f":
@@ -233,8 +233,8 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
         else:
             scale = divisor or before[0]
             wanted, step = (before[0] - after[0]) / scale, before[0] / scale / 1000
-        # A step is told to three digits; half a step is lost by rounding.
-        assert abs(told - wanted) <= 0.501 * step + 0.005 * abs(wanted)
+        # A step and the gain are told to three digits; half a step is lost by rounding.
+        assert abs(told - wanted) <= 0.501 * step + 0.01 * abs(wanted)
         assert told == pytest.approx(twin.coarse(before, after, unit, EXAMPLES["town"]), rel=1e-6)
 
 

@@ -104,16 +104,20 @@ def test_a_round_runs_with_every_setting(domains: list[Node], settings: dict[str
         assert layouts == {"float16"}
 
 
-@pytest.mark.parametrize(("least", "focused"), [(0.01, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("gate", "least", "focused"), [(0.9999, 0.01, 0.0), (0.9999, 0.0, 1.0), (0.3, 0.0, 1.0)]
+)
 def test_where_hardly_any_teacher_is_sure_examples_weigh_the_sources(
-    domains: list[Node], least: float, focused: float
+    domains: list[Node], gate: float, least: float, focused: float
 ) -> None:
-    bench = Bench(domains, "kd3a", kd3a__gate__low=0.9999, kd3a__focus_from=least)
+    bench = Bench(domains, "kd3a", kd3a__gate__low=gate, kd3a__focus_from=least)
     numbers = bench.round()[1]
-    assert numbers["kept"] == 0
+    none_sure = gate > 0.9
+    assert (numbers["kept"] == 0) is none_sure
     assert numbers["focused"] == focused
     by_examples = {s: n / sum(EXAMPLES.values()) for s, n in EXAMPLES.items()}
-    assert (bench.strategy.weights == pytest.approx(by_examples)) is not bool(focused)
+    # Where nobody is sure, the focus per image is too small to leave the target.
+    assert (bench.strategy.weights == pytest.approx(by_examples)) is none_sure
 
 
 def test_smoothing_keeps_part_of_the_last_weights(domains: list[Node]) -> None:

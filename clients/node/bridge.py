@@ -23,6 +23,7 @@ from ..site import state
 from ..site.crafted import check_rows
 from ..site.memory import Site, resident
 from ..site.request import Request
+from ..site.tested import coarse
 
 # The roles that may play each part. A target that is adapted can be the collaborator of another
 # target. Whether a part needs labels is in its contract.
@@ -187,7 +188,7 @@ def _reply(
     numbers: Mapping[str, Any],
 ) -> Message:
     _check(request.contract.leaves, arrays, numbers, request, site, "to be sent")
-    content = records.write(arrays, metrics=numbers)
+    content = records.write(arrays, metrics=coarse(numbers))
     sizes = records.size(content)
     site.gate.release(arrays, sum(sizes.values()), request.contract)
     sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())

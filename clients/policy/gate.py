@@ -135,8 +135,9 @@ class Gate:
             training = hashlib.sha256(task.encode()).hexdigest()
             groups = request.exchange.invitation.groups if request.exchange else ()
             size = sum(4 * group.size * group.syncs for group in groups)
-            tests = len(request.arrays) if request.contract.judges else int(request.is_test)
-            self._spent.request(training, tests, size)
+            rounds = int(not request.is_test)
+            tests = max(len(request.arrays), 1) if request.contract.judges else 1 - rounds
+            self._spent.request(training, rounds, tests, size)
 
     @property
     def books(self) -> bool:
@@ -182,7 +183,10 @@ class Gate:
                 )
         told = request.is_test or request.contract.judges
         if told and not self.policy.leaving.tests:
-            raise PolicyError("The policy lets no numbers of tests leave (leaving.tests).")
+            raise PolicyError(
+                f"The policy lets no numbers of tests leave (leaving.tests), but "
+                f"'{request.hop[:40]}' of {request.task.method} says how good models are."
+            )
 
     def _check_noise(self, request: Request) -> None:
         """Under a policy of noise a source does nothing but DP-SGD; its tests are checked there."""

@@ -53,12 +53,13 @@ class Spent:
         with self._open() as base:
             return _used(base)
 
-    def request(self, training: str, tests: int, size: int = 0) -> None:
+    def request(self, training: str, rounds: int = 0, tests: int = 0, size: int = 0) -> None:
         """Book a request before it is worked on.
 
         Args:
             training: what tells this training from others.
-            tests: how many models it asks to test; 0: it asks for training.
+            rounds: 1 if it asks for training.
+            tests: how many models it asks to test, or to judge in a training.
             size: bytes that will leave before the reply: the sums of gradients.
 
         Raises:
@@ -66,7 +67,7 @@ class Spent:
         """
         with self._open() as base:
             base.execute("INSERT OR IGNORE INTO trainings VALUES (?)", (training,))
-            _add(base, rounds=int(not tests), tests=tests, bytes=size)
+            _add(base, rounds=rounds, tests=tests, bytes=size)
             self._check(_used(base))
 
     def leaving(self, size: int) -> None:

@@ -10,8 +10,8 @@ FRESH = """\
 #
 # The server cannot change it. A request that is not allowed is refused before any work; the server
 # learns only that the policy refused it, and this site's log says why. A key that is left out does
-# not restrict anything, but for plugins, of which only those that are named are used, and hidden sums.
-# `fedda policy check FILE` says in plain words what the file allows.
+# not restrict anything, but for plugins, of which only those that are named are used, and sums that
+# hide models. `fedda policy check FILE` says in plain words what the file allows.
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them

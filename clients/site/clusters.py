@@ -8,7 +8,13 @@ from fedda.models import Model, evaluating
 from fedda.train import seed_for
 
 from ..base import Client
-from .tested import check_spread
+
+LEAST_GAIN = -10.0  # relative to the gap statistic before; a smaller one leaves as this
+
+
+def coarse_gap(before: float) -> float:
+    """The gap that gains are multiples of, as it may leave this site."""
+    return float(f"{before:.2e}")
 
 
 def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
@@ -27,8 +33,7 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
     task = client.task
     with evaluating(model):
         z = torch.cat([model.features(client.inputs(part)) for part in images.split(256)])
-    if not client.site.reproducible:  # in an experiment, a training that failed is a result
-        check_spread(z, client.site.min_images)
+    client.spread(z)
     seed = seed_for(*client.site.chance(task), client.request.round, "clusters") % 2**32
     statistic = gap.gap_statistic(z, gap.clusters(z, task.classes, seed))
     return float(statistic), float(gap.scatter(z))

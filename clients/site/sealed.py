@@ -1,7 +1,7 @@
 """Models that only the target reads: sources seal them to its key of the round, it opens them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,16 +116,27 @@ class Sealed:
                 opened.refused.append(source)
                 continue
             opened.models[source], opened.examples[source] = model, min(examples, most)
-        for source in [s for s in lengths if too_long(lengths, s, _bound(request, "max-update"))]:
+        most_update = _bound(request, "max-update")
+        far = [source for source in lengths if too_long(lengths, source, most_update)]
+        for source in far:
             logger.error("the change of %s's model is too long beside the others'", source)
-            opened.refused.append(source)
+        self.leave_out(opened, far)
+        return opened
+
+    def leave_out(self, opened: Opened, sources: Iterable[str]) -> None:
+        """Leave out sources whose models turned out not to be usable.
+
+        Raises:
+            SecureError: too few models are left.
+        """
+        for source in sources:
             del opened.models[source], opened.examples[source]
+            opened.refused.append(source)
         if len(opened.models) + 1 < self._rules.least:
             raise SecureError(
                 f"{len(opened.models)} sealed models can be used, but this site sends back a mean "
                 f"over {self._rules.least} sites or more, itself included (secure.least)."
             )
-        return opened
 
 
 def _opened(

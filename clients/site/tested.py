@@ -1,36 +1,39 @@
-"""What a test tells the server: numbers that are clipped, rounded and, if the site wants, noised.
+"""What a site's numbers tell: all are rounded, those of tests also clipped and noised.
 
-A server chooses the weights that are tested. From weights made for the purpose, answers to a few
-hundred tests would add up to an image, if each number said exactly how the model answers it. So the
-numbers are coarse, and a model is refused whose answers are not those of a trained network. This
-makes such tests dearer, not impossible: a number of a thousand images that changes by one step
+A server chooses the weights that are tested or trained. From weights made for the purpose, a few
+hundred answers would add up to an image, if each number said exactly what the model makes of it. So
+the numbers are coarse, and a model is refused whose answers are not those of a trained network.
+This makes such tests dearer, not impossible: a number of a thousand images that changes by one step
 still says something about some of them. Only noise bounds it, and the number of tests that a site
 answers; its policy sets both.
 """
 
 import math
 import random
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from fedda.errors import NotFiniteError, WireError
+from fedda.wire import shown
 
+DIGITS = 0.0  # no step: a server's weights decide how large the number is
+WHOLE = 1.0  # a whole number
+EXACT = math.inf  # the number follows from the settings, and from no image
 STEP = {
-    "infomax": 0.01,
-    "loss": 0.01,
-    "accuracy": 0.001,
-    "predicted": 1,
-    "gain": 0.001,
-    "bnm": 0.01,
-    "snd": 0.01,
-    "ami": 0.01,
-    "largest": 0.01,
-    "ece": 0.01,
-    "confidence": 0.01,
-    "above": 0.01,
-    "threshold": 0.01,
-}  # by the part of a name before a dash
+    **dict.fromkeys(("infomax", "loss", "kept", "bnm", "snd", "ami", "largest"), 0.01),
+    **dict.fromkeys(("ece", "confidence", "above", "threshold"), 0.01),
+    **dict.fromkeys(("error", "first", "second", "distance", "seconds"), 0.01),
+    **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
+    **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
+    **dict.fromkeys(("discriminator-loss", "discriminator-accuracy"), 0.001),
+    **dict.fromkeys(("gain", "median", "mmd", "theta"), DIGITS),
+    **dict.fromkeys(("steps", "tested", "held", "predicted", "refused"), WHOLE),
+    "epsilon": EXACT,
+}  # by name, without the site after a slash, or by the name's part before a dash
+SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 LOSS_MOST = 10.0  # nats
+DISTANCE_MOST = 100.0  # of which exp(-d) is nothing
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
@@ -41,8 +44,8 @@ def released(
     """Make a number of a test what may leave the site.
 
     Args:
-        name: what the number is; up to a dash it is in STEP. An accuracy over so few images that
-            one of them changes it by a step or more is not rounded, as that would hide nothing.
+        name: what the number is, as in STEP. An accuracy over so few images that one of them
+            changes it by a step or more is not rounded, as that would hide nothing.
         value: the number.
         images: how many it is over.
         most: the largest value that it may have.
@@ -60,11 +63,55 @@ def released(
         )
     if noise:
         value += random.SystemRandom().gauss(0, noise * most)
-    value, kind = min(max(value, least), most), name.split("-")[0]
-    step = STEP[kind]
-    if kind == "accuracy" and not noise and images * step <= 1:
+    value = min(max(value, least), most)
+    value = round(value) if step_of(name) == WHOLE else value
+    return _coarse(name, value, 0 if noise else images)
+
+
+def coarse(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
+    """Round every number of a reply, so that none says exactly what single images make of it.
+
+    A number that was rounded before stays as it is.
+
+    Args:
+        numbers: by name, as in the contract; `tested` is how many images an accuracy is over.
+
+    Raises:
+        WireError: a number has no step, or is not whole though it should be.
+        NotFiniteError: a number is not finite.
+    """
+    images = int(numbers.get("tested", 0))
+    return {name: _coarse(name, value, images) for name, value in numbers.items()}
+
+
+def step_of(name: str) -> float:
+    """The step of a number.
+
+    Raises:
+        WireError: it has none.
+    """
+    kind = name.split("/")[0]
+    step = STEP.get(kind, STEP.get(kind.split("-")[0]))
+    if step is None:
+        raise WireError(
+            f"No step is known for the number '{shown(name)}', so it cannot leave this site; the "
+            "method's module has to add one to clients.site.tested.STEP."
+        )
+    return step
+
+
+def _coarse(name: str, value: float, images: int) -> int | float:
+    step = step_of(name)
+    if not math.isfinite(value):
+        raise NotFiniteError(f"'{shown(name)}' of this site is not finite; lower train.lr.")
+    if step == WHOLE and value != round(value):
+        raise WireError(f"'{shown(name)}' is {value}, but is to be a whole number.")
+    few = name.split("-")[0] == "accuracy" and 0 < images * step <= 1
+    if step in (WHOLE, EXACT) or few:
         return value
-    return round(round(value / step) * step, 6)
+    if step != DIGITS:
+        value = round(round(value / step) * step, 6)
+    return float(f"{value:.{SIGNIFICANT}g}") + 0.0  # never -0
 
 
 def check_answers(p: Tensor, least: int) -> None:
@@ -90,7 +137,7 @@ def check_answers(p: Tensor, least: int) -> None:
             else f"is infinitely sure of all but {unsure} of {len(p)} images"
         )
         raise WireError(
-            f"The model to test {what}, so the test's numbers would be about few images; {least} "
+            f"The model to test {what}, so the numbers would be about few images; {least} "
             "or more are needed. Training has failed, or the model was made to read images."
         )
 

@@ -172,7 +172,9 @@ METHOD = Method(
             {
                 "select": {
                     # `error` comes from candidates with labels.
-                    "collaborator": Part(Rule(MODEL), Rule(numbers=OWN | {"error"}), CRITICS),
+                    "collaborator": Part(
+                        Rule(MODEL), Rule(numbers=OWN | {"error"}), CRITICS, judges=True
+                    ),
                     "target": Part(
                         Rule({"model/*": Kind.MODEL}),
                         Rule(numbers=PER_CANDIDATE),
@@ -193,7 +195,7 @@ METHOD = Method(
                 },
                 # In the last round alone: the target's model goes to the server for later targets.
                 "measure": {
-                    "collaborator": Part(Rule(MODEL), Rule(numbers=OWN), CRITICS),
+                    "collaborator": Part(Rule(MODEL), Rule(numbers=OWN), CRITICS, judges=True),
                     "target": Part(
                         Rule(MODEL), Rule(MODEL, PER_CANDIDATE | INFOMAX), CRITICS, judges=True
                     ),

@@ -422,7 +422,7 @@ def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Ar
     return {n: mixed[n] for n in models[0]} | (statistics_of(models[0]) if updated else {})
 
 
-OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*"})
+OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*", "refused/*"})
 
 # With `batchnorm=loss`: the target trains the mean model by eq. 12.
 MATCH: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
@@ -432,7 +432,7 @@ KEYS: Hop = {"target": Part(Rule(), Rule({"key": Kind.KEY}, frozenset({"seconds"
 SEALED: Hop = {
     "source": Part(
         Rule(MODEL | {"key/*": Kind.KEY}),
-        Rule({"sealed": Kind.SEALED}, fedavg.TRAINED.numbers),
+        Rule({"sealed": Kind.SEALED}, fedavg.TRAINED.numbers - {"loss"}),
         labels=True,
         private=True,
     )
@@ -445,6 +445,7 @@ DISTIL: Hop = {
             frozenset({"most", "max-change", "max-statistics", "max-update"}),
         ),
         Rule(MODEL, fedavg.TRAINED.numbers | {"kept", "alpha/*", "refused/*"}),
+        judges=True,
     )
 }
 
@@ -472,6 +473,7 @@ METHOD = Method(
                             MODEL | {"teacher/*": Kind.MODEL}, frozenset({"examples/*", "past/*"})
                         ),
                         Rule(MODEL, fedavg.TRAINED.numbers | {"kept"} | OF_SOURCES),
+                        judges=True,
                     )
                 },
                 "match_moments": MATCH,

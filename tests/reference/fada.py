@@ -101,10 +101,12 @@ Gap = tuple[float, float]  # eq. 3 with C clusters, and with one for all
 
 
 def coarse(before: Gap, after: Gap, gain: str, images: int) -> float:
-    """A gain in thousandths: of the scatter, or of the statistic before, told to three digits."""
+    """A gain in thousandths: of the scatter, or of the statistic before; told to three digits."""
     if gain == "share":
-        return round((before[0] / before[1] - after[0] / after[1]) * 1000) / 1000
-    return _coarse(before[0], after[0], gain, images)
+        value = round((before[0] / before[1] - after[0] / after[1]) * 1000) / 1000
+    else:
+        value = _coarse(before[0], after[0], gain, images)
+    return float(f"{value:.3g}")
 
 
 def _coarse(before: float, after: float, gain: str, images: int) -> float:

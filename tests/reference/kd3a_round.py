@@ -13,7 +13,9 @@ Flat = dict[str, list[float]]
 
 def alpha(p: list[kd3a.Image], gate: float, examples: list[int], target: int) -> list[float]:
     """Lines 6 to 12: the consensus focus of every source, and the weights that follow from it."""
-    return kd3a.weights(kd3a.marginal(p, gate, "soft"), examples, target)
+    focus = kd3a.marginal(p, gate, "soft")
+    told = [round(value / len(p), 3) for value in focus]  # per image, as the target tells it
+    return kd3a.weights(told, examples, target)
 
 
 def mean(models: Sequence[Flat], weights: list[float]) -> Flat:

@@ -100,7 +100,7 @@ def training(
         local = {s: copy.deepcopy(model).train() for s in data}
         steps = {s: optim.SGD(m.parameters(), lr=lr, momentum=momentum) for s, m in local.items()}
         CE: dict[str, list[float]] = {s: [] for s in DIs}
-        d: dict[str, list[float]] = {s: [] for s in DIs}
+        d: dict[str, list[tuple[float, float]]] = {s: [] for s in DIs}
         for n in range(len(data["town"][t])):
             z = {s: local[s].features(data[s][t][n][0]) for s in data}
             losses = {"town": torch.zeros(())}
@@ -112,7 +112,7 @@ def training(
                 losses[s] = classified - options.mu * ours
                 losses["town"] = losses["town"] - options.mu * w[s] * theirs
                 CE[s].append(classified.item())
-                d[s].append((ours + theirs).item())
+                d[s].append((ours.item(), theirs.item()))
             grads = {
                 s: torch.autograd.grad(loss, list(local[s].parameters()), retain_graph=True)
                 for s, loss in losses.items()
@@ -131,7 +131,9 @@ def training(
                 parameter.grad = g
             for optimizer in (*moves.values(), *steps.values()):
                 optimizer.step()
-        reported = {s: (math.fsum(CE[s]) / len(CE[s]), math.fsum(d[s]) / len(d[s])) for s in DIs}
+        # As sites tell them, in steps of .01 and .001; each side tells its half of d_j.
+        told = {s: [round(sum(part) / len(part), 3) for part in zip(*d[s], strict=True)] for s in d}
+        reported = {s: (round(math.fsum(CE[s]) / len(CE[s]), 2), math.fsum(told[s])) for s in DIs}
         model = copy.deepcopy(model)
         model.load_state_dict(averaged({s: m.state_dict() for s, m in local.items()}, counts, w))
     return model, past

@@ -1,0 +1,276 @@
+"""Numbers that leave a site: coarse, of checked models alone, and booked as tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clients import kd3a as clients_kd3a
+from clients.policy.rules import Policy
+from clients.policy.spent import Spent, Used
+from clients.site import summed, tested
+from fedda import plugins, records
+from fedda.errors import Code, NotFiniteError, QuorumError, WireError
+from fedda.methods import Method
+from fedda.ops import keys
+from fedda.wire import CALIBRATE, Arrays, Kind, Packed, pack
+from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+COUNTS = {"steps", "tested", "held", "predicted", "refused"}
+# Over few images an accuracy is as coarse as they are few; epsilon follows from settings alone.
+FINE = {"accuracy", "epsilon"}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in plugins.own_methods()),
+    ("fada", {"fada.weighting": "attention"}),
+    ("fedavg", {"secure": "none", "fedavg.weighting": "uniform"}),
+    ("kd3a", {"kd3a.weighting": "gap"}),
+    ("kd3a", {"kd3a.weighting": "h-divergence", "model.name": "digit-cnn", "model.sizes": ""}),
+]
+
+
+def real(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
+    """Sites as hospitals have them, not those of an experiment."""
+    own = [{"state-dir": str(folder / n["name"]), "notes": False} for n in nodes]
+    node = {"reproducible": False, "min-images": 16, "audited": True} | more
+    return [{**n, **o, **node} for n, o in zip(nodes, own, strict=True)]
+
+
+def lit(town: Node) -> Callable[[Arrays], Arrays]:
+    """Make a linear model whose answers are all alike, but for one image of the target."""
+    with np.load(town["data"]) as data:
+        x = torch.tensor(data["x_train"], dtype=torch.float32).flatten(1) / 255
+    direction = x[3] - x.mean(dim=0)
+    best, second = (x @ direction).topk(2).values.tolist()
+
+    def made(model: Arrays) -> Arrays:
+        weight = np.zeros((CLASSES, SIDE**2), np.float32)
+        weight[0] = 1e4 * direction.numpy()
+        bias = np.zeros(CLASSES, np.float32)
+        bias[0] = -1e4 * (best + second) / 2
+        return model | {"head.weight": weight, "head.bias": bias}
+
+    return made
+
+
+# ---- how coarse --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "settings"), CASES, ids=lambda c: str(c))
+def test_every_number_of_a_reply_is_coarse(
+    method: str, settings: dict[str, Any], domains: list[Node], tmp_path: Path
+) -> None:
+    grid = ScriptedGrid(domains)
+    chosen = {"method": method, "rounds": 2, "run.dir": str(tmp_path), "run.baseline": ""}
+    results, _ = run(domains, chosen | settings, grid=grid)
+    assert results["events"] == []
+    seen = set()
+    for reply in grid.replies:
+        if reply.metadata.message_type.split(".")[0] == "query" or reply.has_error():
+            continue
+        for name, value in records.read(reply.content)[1].get("metrics", {}).items():
+            kind = name.split("/")[0]
+            seen.add(kind)
+            if kind in COUNTS:
+                assert value == int(value), name
+            elif kind.split("-")[0] not in FINE:
+                assert value == float(f"{value:.3g}"), (name, value)
+                if kind in ("loss", "kept", "error", "distance", "seconds"):
+                    assert value == round(value, 2), (name, value)
+    assert {"steps", "seconds"} <= seen
+
+
+def test_coarse_numbers_by_hand() -> None:
+    coarse = tested.coarse
+    for name, value, wanted in (
+        ("loss", 1.23456, 1.23),
+        ("loss", 123.456, 123),
+        ("loss", -0.004, 0),
+        ("kept", 1 / 600, 0),
+        ("focus/anna", 0.12345, 0.123),
+        ("discriminator-loss/anna", 0.69315, 0.693),
+        ("gain/anna", 1.23456e-5, 1.23e-5),
+        ("theta/anna", 1.23456, 1.23),
+        ("infomax-before", 0.456, 0.46),
+        ("seconds", 0.0123, 0.01),
+        ("steps", 1234, 1234),
+        ("tested", 24, 24),
+        ("accuracy", 2 / 3, 2 / 3),
+        ("epsilon", 1.23456, 1.23456),
+    ):
+        found = coarse({name: value, "tested": 24})[name]
+        assert found == wanted and coarse({name: found, "tested": 24})[name] == found, name
+    assert coarse({"accuracy": 2 / 3, "tested": 30_000})["accuracy"] == 0.667
+    assert coarse({"accuracy": 2 / 3})["accuracy"] == 0.667
+    with pytest.raises(WireError, match=r"'pixel', .* clients.site.tested.STEP"):
+        coarse({"pixel": 0.5})
+    with pytest.raises(WireError, match=r"'steps' is 1.5, .* whole number"):
+        coarse({"steps": 1.5})
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(NotFiniteError, match=r"'loss' .* not finite"):
+            coarse({"loss": value})
+
+
+def test_every_number_of_every_contract_has_a_step() -> None:
+    def rules(method: Method) -> set[str]:
+        phases = (*method.phases, *method.sealed)
+        parts = [p for phase in phases for hop in phase.hops.values() for p in hop.values()]
+        parts += [phase.test for phase in phases]
+        return {name for part in parts for name in part.leaves.numbers}
+
+    names = CALIBRATE.leaves.numbers.union(
+        *(rules(plugins.method(m)) for m in plugins.own_methods())
+    )
+    assert len(names) > 30
+    for name in names:
+        tested.coarse({name.replace("*", "anna"): 1})
+
+
+def test_a_number_that_no_step_is_known_for_does_not_leave(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(tested.STEP, "loss")
+    bench = Bench(domains, "fedavg")
+    reply = bench.call(bench.begin()[0])
+    assert reply.has_error() and Code(reply.error.code) is Code.WIRE
+
+
+def test_the_loss_under_a_mask_is_coarse_before_it_is_hidden(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: list[float] = []
+    hide = summed.Summed.hide
+
+    def spy(self: Any, request: Any, seeds: Any, model: Arrays, loss: float, n: int) -> Packed:
+        hidden.append(loss)
+        return hide(self, request, seeds, model, loss, n)
+
+    monkeypatch.setattr(summed.Summed, "hide", spy)
+    Bench(keyed(domains, tmp_path), "fedavg", secure="sum").round()
+    assert len(hidden) == len(SOURCES) and all(loss == round(loss, 2) > 0 for loss in hidden)
+
+
+# ---- of which models ---------------------------------------------------------------------------
+
+
+def keyed(nodes: list[Node], folder: Path) -> list[Node]:
+    """Sites that have a node key each, and the public keys of all."""
+    for node in nodes:
+        keys.add(folder, node["name"], node["role"])
+    peers = str(folder / "peers")
+    return [n | {"key": str(folder / "nodes" / n["name"]), "peers": peers} for n in nodes]
+
+
+# As a lying server would, this one refuses no model by itself.
+LINEAR = {"model__name": "identity", "model__sizes": "", "guard__max_change": 0.0}
+
+
+@pytest.mark.parametrize("weighting", ["focus", "gap"])
+@pytest.mark.parametrize("relay", ["open", "sealed"])
+def test_a_teacher_that_one_image_lights_does_not_teach(
+    domains: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    relay: str,
+    weighting: str,
+) -> None:
+    """Its share of kept images would tell a pixel of that image, answer by answer."""
+    outgoing, made = clients_kd3a.Source.outgoing, lit(domains[-1])
+
+    def lying(self: clients_kd3a.Source) -> dict[str, Packed]:
+        arrays = outgoing(self)
+        if self.site.name != "anna":
+            return arrays
+        return {"model": pack(made(arrays["model"].unpack()), Kind.MODEL)}
+
+    monkeypatch.setattr(clients_kd3a.Source, "outgoing", lying)
+    sites = real(keyed(domains, tmp_path), tmp_path)
+    settings = LINEAR | {"kd3a__relay": relay, "kd3a__weighting": weighting}
+    bench = Bench(sites, "kd3a", **settings)
+    _, numbers = bench.round()
+    notices = [("refused", "anna", "the target cannot use its model; the target's log says why")]
+    assert bench.notices == notices
+    assert set(bench.strategy.weights) == {"bert", "carl", "town"}
+    assert sum(bench.strategy.weights.values()) == pytest.approx(1)
+    assert ("loss" in numbers) == (relay == "open")
+
+
+def test_no_sealed_source_says_its_loss_to_the_server(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(keyed(domains, tmp_path), "kd3a", kd3a__relay="sealed")
+    _, numbers = bench.round()
+    crossed = [
+        c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("from", "source", "train")
+    ]
+    assert len(crossed) == 3 and all(c.numbers == {"steps", "seconds"} for c in crossed)
+    assert "loss" not in numbers and numbers["distillation"] >= 0
+
+
+def test_without_a_teacher_that_can_be_used_the_target_refuses(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lit(domains[-1])
+
+    def lying(self: clients_kd3a.Source) -> dict[str, Packed]:
+        return {"model": pack(made(self.packed_model().unpack()), Kind.MODEL)}
+
+    monkeypatch.setattr(clients_kd3a.Source, "outgoing", lying)
+    bench = Bench(real(domains, tmp_path), "kd3a", **LINEAR)
+    with pytest.raises(QuorumError, match="town"):
+        bench.round()
+    assert ("town", Code.WIRE) in {(c.site, c.error) for c in bench.grid.crossed}
+
+
+def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(real(domains, tmp_path), "fruda", fruda__measure__steps=1)
+    bench.model = {name: 0 * array for name, array in bench.model.items()}
+    replies = bench.grid.answers(bench.grid.push_messages(bench.begin()))
+    codes = {Code(reply.error.code) if reply.has_error() else None for _, reply in replies}
+    assert codes == {Code.WIRE}
+
+
+# ---- what is booked ----------------------------------------------------------------------------
+
+
+def with_policy(text: str, nodes: list[Node], folder: Path) -> list[Node]:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    rules = Policy.read(path).model_dump_json(by_alias=True)
+    own = [{"state-dir": str(folder / n["name"]), "audited": True} for n in nodes]
+    return [{**n, **o, "policy": rules, "notes": False} for n, o in zip(nodes, own, strict=True)]
+
+
+def used_by(name: str, folder: Path) -> tuple[int, int]:
+    used: Used = Spent(folder / name, Policy().budget).used()
+    return used.rounds, used.tests
+
+
+def test_teachers_are_booked_as_a_round_and_as_tests(domains: list[Node], tmp_path: Path) -> None:
+    Bench(with_policy("", domains, tmp_path), "kd3a").round()
+    assert used_by("anna", tmp_path) == (1, 0)
+    assert used_by("town", tmp_path) == (1, 4)  # of its own model and three teachers
+
+
+def test_candidates_are_booked_as_a_round_and_as_tests(domains: list[Node], tmp_path: Path) -> None:
+    Bench(with_policy("", domains, tmp_path), "fruda").round()
+    assert used_by("anna", tmp_path) == (1, 1)
+    assert used_by("town", tmp_path) == (1, 3)
+
+
+def test_models_that_adapt_here_are_booked_in_every_round(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    bench = Bench(with_policy("", domains, tmp_path), "decision", rounds=3)
+    for server_round in (1, 2):
+        bench.round(server_round)
+    assert used_by("town", tmp_path)[1] >= 1
+
+
+def test_a_policy_without_tests_refuses_to_distil(domains: list[Node], tmp_path: Path) -> None:
+    bench = Bench(with_policy("[leaving]\ntests = false", domains, tmp_path), "kd3a")
+    with pytest.raises(QuorumError, match="town"):
+        bench.round()
+    assert used_by("town", tmp_path) == (0, 0)
