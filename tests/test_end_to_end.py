@@ -174,7 +174,7 @@ def test_the_watch_sees_other_addresses(hub: Watched) -> None:
 
 def test_flowers_own_node_gives_the_same_result_and_runs_the_servers_program(hub: Watched) -> None:
     assert hub.processes["anna"].stop() == 0
-    hub.client_options["anna"].append("--stock")
+    hub.client_options["anna"] = [*hub.client_options["anna"], "--stock"]
     hub.start_site("anna")
     live = hub.begin("stock", STOCK).finish()
     here = hub.alone("stock", STOCK)

@@ -100,8 +100,8 @@ def test_the_order_of_images_is_the_sites_own(tmp_path: Path) -> None:
 
     first = order("a")
     assert order("a") == first != order("b") and sorted(first) == list(range(IMAGES))
-    others = [order("a", seed=1), order("a", **{"train.lr": 0.03})]
-    others += [order("a", **{"train.batch-size": LEAST + 1})]
+    others = [order("a", seed=1), order("a", 0, **{"train.lr": 0.03})]
+    others += [order("a", 0, **{"train.batch-size": LEAST + 1})]
     assert all(other != first for other in others)
     secret = tmp_path / "a" / "state" / "anna" / "chance"
     assert secret.stat().st_mode & 0o777 == 0o600

@@ -182,7 +182,7 @@ class RunConfig(Section):
         """Refuse what a sum without single models cannot do."""
         for name in self.trainings:
             plugins.method(name).secured(
-                self.secure, self.options[name]
+                "sum", self.options[name]
             )  # raises if it needs single models
         if self.guard.mean != "weighted":
             raise ConfigError(
