@@ -278,22 +278,22 @@ class GuardConfig(Section):
         description="largest change of a model, in units of the norm of the model sent, or of "
         "weights of 0.2 if that is more; 0: any",
     )
+    max_update: float = Field(
+        default=5.0,
+        ge=0,
+        description="of four or more sources, one whose update is longer than so many times the "
+        "median of the others' is left out of the round; 0: none",
+    )
     max_statistics: float = Field(
         default=1e6,
         ge=0,
         description="largest growth of BatchNorm's running statistics in a round; 0: any",
     )
-    max_update: float = Field(
-        default=5.0,
-        ge=0,
-        description="from three other sources on, a source whose change of the model is longer "
-        "than this many times the median of the others' is left out of the round; 0: none is",
-    )
     max_examples: float = Field(
         default=2.0,
         ge=0,
-        description="a site counts at most this many times the median of the other sources' "
-        "examples; 0: any",
+        description="a site counts at most this many times the median examples of the other "
+        "sources; 0: any",
     )
     mean: Rule = Field(
         default="weighted",
@@ -344,7 +344,7 @@ class LazyConfig(Section):
         description="allow exchange.min-examples below 256, where features can be computed",
     )
     clip: float = Field(
-        default=10.0, gt=0, le=1e9, description="largest norm of a site's mean gradient"
+        default=10.0, gt=0, le=1e6, description="largest norm of a site's mean gradient"
     )
     noise: float = Field(
         default=0.0,

@@ -98,8 +98,7 @@ class KD3A(FedDA):
         self.enough(len(sealed))
         guard, members = self.setup.guard, {name, *(r.node.name for r in answered)}
         numbers = {"max-change": guard.max_change, "max-statistics": guard.max_statistics}
-        numbers |= {"max-update": guard.max_update}
-        numbers["most"] = max(counts[n] for n in members)
+        numbers |= {"max-update": guard.max_update, "most": max(counts[n] for n in members)}
         needs = {"loss", "kept", f"alpha/{name}"}
         target = self.ask_target("distil", {"model": self.model} | sealed, needs, **numbers)
         told = self._refused(target)

@@ -1,33 +1,44 @@
 """Robust means of models: against the papers' rules in plain Python, and in runs with liars."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
+from hypothesis import given
+from hypothesis import strategies as st
 
+from clients.site.memory import resident
 from fedda import records, wire
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths import robust
+from fedda.maths.bounds import too_long
 from fedda.maths.robust import RobustMean, least_for, liars_of
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.simulation import rehearse
+from strategies.sites.lengths import Lengths
 from tests.local_grid import (
     FAST,
     SETTINGS,
     SOURCES,
+    Bench,
     Node,
     ScriptedGrid,
     changed,
     make_domains,
     never,
+    reshaped,
     run,
 )
 from tests.reference import robust as twin
 
+IMAGES = {"model__name": "digit-cnn", "model__sizes": "", "train__lr": 0.01}  # with BatchNorm
 SHAPES = {"encoder.weight": (3, 4), "encoder.running_mean": (5,), "head.bias": ()}
 RULES = ("bounded", "median", "trimmed", "krum")
 
@@ -208,3 +219,94 @@ def test_a_round_waits_for_as_many_sources_as_the_rule_needs(
     settings = place | {"guard.mean": "median", "wait.tries": 1, "wait.train": 0.5}
     with pytest.raises(QuorumError, match="2 sources are left in this round"):
         run(domains, settings, script={"anna": never})
+
+
+# ---- updates that are too long -------------------------------------------------------------------
+
+
+def test_an_update_is_too_long_beside_the_others_alone() -> None:
+    assert too_long({"a": 1, "b": 1, "c": 2, "d": 8}, 5) == {"d": 8}
+    assert too_long({"a": 1, "b": 1, "c": 2, "d": 5}, 5) == {}
+    assert too_long({"a": 1, "b": 1, "d": 8}, 5) == {}  # of two others one may lie
+    assert too_long({"a": 0, "b": 0, "c": 0, "d": 8}, 5) == {}
+    assert too_long({"a": 1, "b": 1, "c": 2, "d": math.inf}, 5) == {"d": math.inf}
+    assert too_long({"a": 1, "b": 1, "c": 2, "d": 8}, 0) == {}
+
+
+def judged(lengths: list[float], asked: int = 0) -> tuple[list[str], list[str], list[int]]:
+    """Judge updates as they arrive -> who counts, who does not, how many were held each time."""
+    judge = Lengths(5.0, asked or len(lengths))
+    counted, held = [], []
+    for number, length in enumerate(lengths):
+        reply: Any = SimpleNamespace(node=SimpleNamespace(name=str(number)))
+        packed = wire.pack({"w": np.zeros(10, np.float32)}, Kind.MODEL)
+        counted += judge.add(reply, packed, length)
+        held.append(len(judge._held))
+    kept, odd = judge.rest()
+    return [r.node.name for r in (*counted, *kept)], [*odd], held
+
+
+def test_replies_are_held_back_until_nothing_can_make_them_too_long() -> None:
+    assert judged([1.0] * 6) == ([*"012345"], [], [1, 2, 3, 0, 0, 0])
+    assert judged([9.0, 1, 1, 1, 1]) == ([*"1234"], ["0"], [1, 2, 1, 1, 1])
+    assert judged([9.0, 9, 1, 1, 1, 1, 1]) == ([*"23456"], ["0", "1"], [1, 2, 3, 2, 2, 2, 2])
+    assert judged([1.0, 1, 9], asked=5) == ([*"012"], [], [1, 2, 1])  # two never came
+    assert judged([9.0, 1, 1]) == ([*"012"], [], [0, 0, 0])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.integers(0, 3))
+def test_what_is_handed_on_early_would_count_in_the_end(lengths: list[float], more: int) -> None:
+    counted, odd, _ = judged(lengths, len(lengths) + more)
+    assert set(odd) == {*too_long({str(n): v for n, v in enumerate(lengths)}, 5)}
+    assert sorted([*counted, *odd]) == sorted(str(n) for n in range(len(lengths)))
+
+
+def test_a_bounded_number_of_bytes_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.sites.lengths.MOST_HELD", 100)  # two models of 40 bytes
+    counted, odd, held = judged([9.0, 1, 1, 1, 1, 1, 1])
+    assert max(held) == 2 and odd == ["0"] and len(counted) == 6
+
+
+def five(nodes: list[Node]) -> list[Node]:
+    """Five sources and the target."""
+    return [*nodes, *(nodes[n] | {"name": name} for n, name in enumerate(("dora", "emil")))]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn", "kd3a", "autodial", "fdann"])
+@pytest.mark.parametrize("by", [-10.0, 10.0])
+def test_a_long_update_costs_no_more_than_its_sites_absence(
+    domains: list[Node], method: str, by: float
+) -> None:
+    def scaled(request: Message, reply: Message) -> list[Message]:
+        sent = records.read(request.content)[0]["model"].unpack()
+
+        def lie(model: Arrays) -> Arrays:
+            return {
+                n: (sent[n] + by * (a - sent[n])).astype(a.dtype) if "running" not in n else a
+                for n, a in model.items()
+            }
+
+        return [*reshaped(lie)(request, reply)]
+
+    images = IMAGES if method in ("adabn", "autodial") else {}
+    models = []
+    for script in ({"anna": scaled}, {"anna": never}):
+        resident.cache_clear()
+        made = Bench(five(domains), method, script, run__expect=6, guard__max_change=0.0, **images)
+        models.append(made.round()[0])
+    assert all(np.array_equal(models[0][n], models[1][n]) for n in models[0])
+    lied = Bench(five(domains), method, {"anna": scaled}, run__expect=6, **images)
+    lied.round()
+    said = [text for what, site, text in lied.notices if (what, site) == ("refused", "anna")]
+    assert len(said) == 1 and "guard.max-update is 5; left out of this round" in said[0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_without_a_long_update_nothing_differs(domains: list[Node], method: str) -> None:
+    models = []
+    for times in (0.0, 5.0):
+        resident.cache_clear()
+        made = Bench(five(domains), method, run__expect=6, guard__max_update=times)
+        models.append(made.round()[0])
+        assert not made.notices
+    assert all(np.array_equal(models[0][n], models[1][n]) for n in models[0])

@@ -175,9 +175,16 @@ def test_a_claim_of_many_examples_is_bounded() -> None:
     def counts(roster: Roster) -> list[int]:
         return [roster.counts[n] for n in claims]
 
-    assert counts(known.bounded(5)) == [50, 60, 300]  # five times the median, 60
+    assert counts(known.bounded(5)) == [50, 60, 300]  # five times the median of the others
     assert counts(known.bounded(0)) == [50, 60, 10**9]
     assert known.bounded(5).sources[2].examples == 10**9  # the claim itself is kept
+
+
+def test_a_claim_of_few_examples_makes_nobody_else_count_less() -> None:
+    claims = {"anna": 600, "bert": 500, "carl": 1}
+    known = form(nodes(*(offer(n, examples=c) for n, c in claims.items()), TOWN))
+    assert [known.bounded(2).counts[n] for n in claims] == [600, 500, 1]
+    assert known.counted(known.sources, 2) == claims
 
 
 def test_of_two_sources_the_larger_cannot_raise_its_own_bound() -> None:

@@ -360,6 +360,30 @@ def test_a_model_beyond_the_guards_bounds_is_left_out(
         made.round()
 
 
+def test_an_update_much_longer_than_the_others_is_left_out(
+    keyed: list[Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.add(folder := Path(str(keyed[0]["key"])).parents[1], "dora", "source")
+    nodes = [*keyed, keyed[0] | {"name": "dora", "key": str(folder / "nodes" / "dora")}]
+    outgoing = clients_fedavg.Source.outgoing
+
+    def reverse(self: Any) -> dict[str, Packed]:
+        if self.site.name != "bert":
+            return outgoing(self)
+        sent = self.request.arrays["model"].unpack()
+        model = {n: a - 11 * (a - sent[n]) for n, a in outgoing(self)["model"].unpack().items()}
+        return {"model": pack(model, Kind.MODEL)}
+
+    monkeypatch.setattr(clients_fedavg.Source, "outgoing", reverse)
+    made = bench(nodes, run__expect=5)
+    made.round()
+    assert [(what, site) for what, site, _ in made.notices] == [("refused", "bert")]
+    assert "the update of bert is" in caplog.text
+    made = bench(nodes, run__expect=5, guard__max_update=0.0)
+    made.round()
+    assert not made.notices
+
+
 # ---- the sites' side -----------------------------------------------------------------------------
 
 

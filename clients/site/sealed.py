@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
-from fedda.maths.bounds import Bounds, too_long
+from fedda.maths.bounds import Bounds, norm, too_long
 from fedda.ops.agree import Occasion, Own, check, sign, verify
 from fedda.ops.seal import Address, layouts, seal, unseal
 from fedda.wire import Packed, lay_out
@@ -86,7 +86,8 @@ class Sealed:
     def open(self, request: Request) -> Opened:
         """Open a round's models; the key serves for one request.
 
-        A model that is not its source's, or that breaks the bounds, is left out.
+        A model that is not its source's, or that breaks the bounds, is left out, and one whose
+        update is much longer than the others'.
 
         Raises:
             SecureError: this site was not asked for its key before, or too few models are left.
@@ -101,7 +102,8 @@ class Sealed:
             raise SecureError("The request has no largest weight; it needs 1 or more.")
         bounds = Bounds(*(_bound(request, n) for n in ("max-change", "max-statistics")))
         bounds.begin(request.arrays["model"])
-        peers, opened, lengths = self._identity.peers(), Opened(), dict[str, float]()
+        sent = request.arrays["model"].unpack()
+        peers, opened, lengths = self._identity.peers(), Opened(), {}
         for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
             source = array.removeprefix("sealed/")
             address = Address(
@@ -110,16 +112,17 @@ class Sealed:
             try:
                 model, examples = _opened(request, array, address, own, peers)
                 check_rows("model", model.unpack())
-                lengths[source] = bounds.check(source, "model", model.unpack())
+                bounds.check(source, "model", model.unpack())
+                lengths[source] = norm(model.unpack(), sent)
             except (SecureError, WireError, NotFiniteError) as error:
                 logger.error("%s", error)
                 opened.refused.append(source)
                 continue
             opened.models[source], opened.examples[source] = model, min(examples, most)
-        most_update = _bound(request, "max-update")
-        far = [source for source in lengths if too_long(lengths, source, most_update)]
-        for source in far:
-            logger.error("the change of %s's model is too long beside the others'", source)
+        far = too_long(lengths, _bound(request, "max-update"))
+        for source, times in far.items():
+            text = "the update of %s is %.3g times as long as the median of the others'; left out"
+            logger.error(text, source, times)
         self.leave_out(opened, far)
         return opened
 

@@ -8,12 +8,15 @@ or --sources. Two of them lie, or eight, or as many as --percent says:
 
     none       nobody lies
     flipped_N  N % of the sources have changed all their labels
-    scaled_N   they send their update ten times as long, in the opposite direction
+    claimed_N  they have, and claim to have a hundred times their examples
+    fourfold_N they send their update four times as long, in the opposite direction
+    scaled_N   the same, ten times as long
     noise_N    in place of their update they send normal noise, ten times as long
+    nan_N      they send NaN
 
 Rows are the rules of `guard.mean` for FedAvg, told the true share of liars where they need one, and
-KD3A, which weighs sources itself. `guard.max-change` is off, so that all lies arrive; the last row
-has its default.
+KD3A, which weighs sources itself. The other settings of `guard` are off, so that all lies arrive;
+in the last rows they have their defaults. `away` is what a run costs without these sites.
 
 Accuracies are those of the target in the last round, mean over the seeds. `ended` stands where one
 run or more ended early, as models had grown until no site gave a usable reply. The last line is one
@@ -48,9 +51,12 @@ from fedda.settings import RunConfig, overrides
 from fedda.wire import Arrays, Kind
 
 TARGET = "fonts"
-LIES = ("flipped", "scaled", "noise")
+LIES = ("flipped", "claimed", "fourfold", "scaled", "noise", "nan", "away")
+DATA = ("flipped", "claimed", "away")  # lies that leave a site's reply as it is
 ENDED = "ended.txt"
-TIMES = 10  # as long as the honest update
+TIMES = {"fourfold": 4, "scaled": 10, "noise": 10}  # as long as the honest update
+CLAIMED = 100  # times the true number of examples
+GUARD: Flat = {"guard.max-change": 5.0, "guard.max-update": 5.0, "guard.max-examples": 2.0}
 ROWS: dict[str, Flat] = {
     "FedAvg": {},
     "bounded": {"guard.mean": "bounded"},
@@ -58,7 +64,8 @@ ROWS: dict[str, Flat] = {
     "trimmed": {"guard.mean": "trimmed"},
     "krum": {"guard.mean": "krum"},
     "KD3A": {"method": "kd3a"},
-    "FedAvg, guard.max-change=5": {"guard.max-change": 5.0},
+    "FedAvg, guarded": GUARD,
+    "KD3A, guarded": GUARD | {"method": "kd3a"},
 }
 SETTINGS: Flat = {
     "method": "fedavg",
@@ -71,6 +78,8 @@ SETTINGS: Flat = {
     "train.batch-size": 16,
     "train.lr": 0.03,
     "guard.max-change": 0.0,
+    "guard.max-update": 0.0,
+    "guard.max-examples": 0.0,
     "run.baseline": "",
     "track.tensorboard": False,
 }
@@ -97,8 +106,9 @@ def sites(out: Path, images: int, sources: int, lying: int, lie: str) -> list[di
             if not path.is_file():
                 np.savez(path, x_train=x[part], y_train=y[part])
             site = {"role": "source", "name": f"{number:02}", "data": str(path), "threads": 1}
-            poison = 100.0 if number in liars and lie == "flipped" else 0.0
-            made.append(site | {"poison": poison, "lies": number in liars})
+            poison = 100.0 if number in liars and lie in ("flipped", "claimed") else 0.0
+            if number not in liars or lie != "away":
+                made.append(site | {"poison": poison, "lies": number in liars})
             number += 1
     target = {"role": "target", "name": TARGET, "data": str(folder / TARGET), "threads": 1}
     return [*made, target]
@@ -111,12 +121,14 @@ def lied(lie: str, sent: Arrays, trained: Arrays, draws: np.random.Generator) ->
         update = trained[name] - start
         if start.dtype.kind != "f" or name.endswith(STATISTICS):
             told[name] = trained[name]
-        elif lie == "scaled":
-            told[name] = (start - TIMES * update).astype(start.dtype)
+        elif lie == "nan":
+            told[name] = np.full_like(start, np.nan)
+        elif lie != "noise":
+            told[name] = (start - TIMES[lie] * update).astype(start.dtype)
         else:
             noise = draws.normal(size=update.shape)
             length = np.linalg.norm(update) / max(np.linalg.norm(noise), 1e-12)
-            told[name] = (start + TIMES * length * noise).astype(start.dtype)
+            told[name] = (start + TIMES[lie] * length * noise).astype(start.dtype)
     return told
 
 
@@ -129,7 +141,10 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
             reply = super()._call(message)
             node = nodes[message.metadata.dst_node_id - 1]
             asked = message.metadata.message_type == "train"
-            if asked and node.get("lies") and lie != "flipped" and not reply.has_error():
+            if node.get("lies") and lie == "claimed" and "offer" in reply.content:
+                told: Any = reply.content["offer"]
+                told["examples"] *= CLAIMED
+            if asked and node.get("lies") and lie not in DATA and not reply.has_error():
                 sent, _ = records.read(message.content)
                 back, tables = records.read(reply.content)
                 model = lied(lie, sent["model"].unpack(), back["model"].unpack(), draws)

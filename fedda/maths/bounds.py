@@ -1,8 +1,8 @@
 """Bounds on a model that a site sent, relative to the model that it was sent."""
 
 import math
-import statistics
 from collections.abc import Mapping
+from statistics import median
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedda.wire import Arrays, Packed, pieces
 # A model whose weights are smaller than this, in the root of their mean square, counts as if they
 # were so large. A new head is small, and it grows by many times its norm in its first round.
 SMALL = 0.2
+LEAST_OTHERS = 3  # of fewer, one liar can be the median
 
 
 class Bounds:
@@ -31,8 +32,8 @@ class Bounds:
         self._sent = sent.unpack()
         self._unit = max(norm(self._sent), SMALL * math.sqrt(weights(self._sent)))
 
-    def check(self, who: str, name: str, model: Arrays) -> float:
-        """Check one model -> the length of its change.
+    def check(self, who: str, name: str, model: Arrays) -> None:
+        """Check one model.
 
         Args:
             who: where it comes from, for the error message.
@@ -54,39 +55,33 @@ class Bounds:
                         f"{entry} of '{name}' from {who} exceeds {bound:g}, the most that "
                         "guard.max-statistics allows."
                     )
+        if not most:
+            return
         change = norm(model, self._sent) / self._unit
-        if most and change > most:
+        if change > most:
             raise WireError(
                 f"'{name}' from {who} is {change:.1f} norms away from the model that was "
                 f"sent; guard.max-change allows {most:g}."
             )
-        return change
 
 
-OTHERS = 3  # from so many other updates on, one can be told to be too long
+def too_long(lengths: Mapping[str, float], times: float) -> dict[str, float]:
+    """Find updates that are much longer than the others' -> how long, by site.
 
-
-def too_long(lengths: Mapping[str, float], name: str, most: float) -> float:
-    """How many times as long as the median of the others' a site's update is, if that is too much.
-
-    Updates of an honest site whose images differ from the others' point elsewhere, but are hardly
-    longer, so their direction tells nothing.
+    A liar can lengthen its own update, but not the others' median.
 
     Args:
         lengths: of the updates, by site.
-        name: the site.
-        most: `guard.max-update`; 0: any.
+        times: `guard.max-update`; 0: any.
 
     Returns:
-        The ratio if it is above `most`, else 0.
+        Of each update longer than `times` the median of the others', its length in units of that
+        median. Nothing if a median is 0, or of fewer than `LEAST_OTHERS`.
     """
-    others = [length for site, length in lengths.items() if site != name]
-    if not most or len(others) < OTHERS:
-        return 0.0
-    median, own = statistics.median(others), lengths[name]
-    if own <= most * median:
-        return 0.0
-    return own / median if median else math.inf
+    if not times or len(lengths) <= LEAST_OTHERS:
+        return {}
+    middle = {s: median(v for other, v in lengths.items() if other != s) for s in lengths}
+    return {s: v / middle[s] for s, v in lengths.items() if 0 < times * middle[s] < v}
 
 
 def norm(arrays: Arrays, minus: Arrays | None = None) -> float:

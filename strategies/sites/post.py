@@ -8,11 +8,11 @@ from flwr.app import Message
 
 from fedda import records
 from fedda.errors import FeddaError, public
-from fedda.maths.bounds import OTHERS
-from fedda.wire import Manifest, Packed, Part
+from fedda.maths.bounds import LEAST_OTHERS, norm
+from fedda.wire import Kind, Manifest, Packed, Part
 
-from .fence import Fence
-from .held import Held
+from .held import MODEL, Held
+from .lengths import Lengths
 from .replies import Checks, Reply
 from .roster import Node, Roster
 from .setup import Setup
@@ -36,15 +36,15 @@ class Post:
 
     Attributes:
         open: the requests that have no reply yet, by the name of the site: the contract of the
-            part that it was asked to do, and the layouts of the arrays that this part sends
-            besides the run's model.
+            part that it was asked to do, the layouts of the arrays that this part sends besides
+            the run's model, and the model that was sent.
         held: which site keeps the model that it was sent to test.
         gone: sites that are not there any more, as the server knows, though there is time left.
     """
 
     def __init__(self, setup: Setup) -> None:
         self.checks = Checks(setup.guard, setup.model)
-        self.open: dict[str, tuple[Part, Mapping[str, Manifest]]] = {}
+        self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = Held()
         self.gone: set[str] = set()
         self._setup = setup
@@ -72,7 +72,7 @@ class Post:
             exchange: the site's invitation to sum gradients, if it has one.
             keep: whether the site is to keep the model for its next request.
         """
-        self.open[node.name] = (part, layouts)
+        self.open[node.name] = (part, layouts, arrays.get(MODEL))
         tables = {"exchange": exchange} if exchange else {}
         tables |= {"step": {**vars(heading), **(numbers or {})}, "task": self._setup.task.flat()}
         wait, tests = self._setup.wait, heading.hop in ("test", "calibrate")
@@ -88,6 +88,24 @@ class Post:
         if kept := self.held.name(node.name, arrays):
             self.held.named(node.name, node.id, lambda: made({}))
         return made(kept)
+
+    def _lengths(self, roster: Roster) -> Lengths | None:
+        """What judges the lengths of the sources' updates, if enough are to send one."""
+        times, sources = self._setup.guard.max_update, {node.name for node in roster.sources}
+        asked = [
+            n for n, (part, _, sent) in self.open.items() if n in sources and _trains(part, sent)
+        ]
+        return Lengths(times, len(asked)) if times and len(asked) > LEAST_OTHERS else None
+
+    def _judged(self, lengths: Lengths) -> Iterator[Reply]:
+        """Yield the replies that were held back and count; report the others."""
+        kept, odd = lengths.rest()
+        most = self._setup.guard.max_update
+        for name, times in odd.items():
+            text = f"its update is {times:.3g} times as long as the median of the others', and "
+            text += f"guard.max-update is {most:g}; left out of this round"
+            self._setup.notice("refused", name, text)
+        yield from kept
 
     def accept(
         self,
@@ -106,41 +124,14 @@ class Post:
             examine: the method's own check.
             failed: called with the name of each site that reports a failure.
         """
-        notice = self._setup.notice
-        asked = sum(roster.is_source(name) for name in self.open)
-        fence = Fence(self._setup.guard.max_update if asked > OTHERS else 0.0)
-        for reply in self._read(replies, set(needs), roster, examine, failed):
-            yield from fence.take(reply)
-            del reply
-        for reply, times in fence.rest():
-            if not times:
-                yield reply
-                continue
-            text = f"its change of the model is {times:.1f} times as long as the median of the "
-            text += f"others'; guard.max-update allows {self._setup.guard.max_update:g}"
-            notice("refused", reply.node.name, text)
-        for name in sorted(self.open):
-            notice("silent", name, GONE if name in self.gone else SILENT)
-        self.open.clear()
-        self.gone.clear()
-        self.held.forget()
-
-    def _read(
-        self,
-        replies: Iterable[Message],
-        needs: set[str],
-        roster: Roster,
-        examine: Callable[[Reply], None],
-        failed: Callable[[str], None],
-    ) -> Iterator[Reply]:
-        """Yield the replies that pass the checks of single ones."""
-        notice = self._setup.notice
+        needs, notice = set(needs), self._setup.notice
+        lengths = self._lengths(roster)
         for message in replies:
             node = roster.by_id(message.metadata.src_node_id)
             if node is None or node.name not in self.open:
                 notice("stale", node.name if node else "", "a reply nobody asked for; dropped")
                 continue
-            part, layouts = self.open.pop(node.name)
+            part, layouts, sent = self.open.pop(node.name)
             self.held.answered(node.name, node.id, not message.has_error())
             if message.has_error():
                 notice("failed", node.name, public(message.error.code))
@@ -153,5 +144,21 @@ class Post:
                 notice("refused", node.name, str(error))
                 continue
             del message
-            yield reply
-            del reply  # free it before the next one is fetched
+            model = reply.arrays.get(MODEL) if node.role == "source" else None
+            if lengths is None or model is None or sent is None:
+                yield reply
+            else:
+                yield from lengths.add(reply, model, norm(model.unpack(), sent.unpack()))
+            del reply, model  # free them before the next one is fetched
+        if lengths is not None:
+            yield from self._judged(lengths)
+        for name in sorted(self.open):
+            notice("silent", name, GONE if name in self.gone else SILENT)
+        self.open.clear()
+        self.gone.clear()
+        self.held.forget()
+
+
+def _trains(part: Part, sent: Packed | None) -> bool:
+    """Whether a site that was sent a model is to send one back."""
+    return sent is not None and part.leaves.arrays.get(MODEL) is Kind.MODEL

@@ -23,7 +23,6 @@ class Reply:
     node: Node
     arrays: Mapping[str, Packed]
     numbers: Mapping[str, Any]
-    length: float = 0.0  # of the change of the run's model; 0 if there is none
 
     def model(self) -> Packed:
         """Return the model in the reply.
@@ -98,12 +97,11 @@ class Checks:
                 raise WireError(f"{node.name} sent '{name[:80]}', which is about no site here.")
             if not math.isfinite(value):
                 raise WireError(f"{name} from {node.name} is not finite.")
-        length = 0.0
         for name, packed in arrays.items():
             packed.check_finite(node.name)
             if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in layouts:
-                length = max(length, self._bounds.check(node.name, name, packed.unpack()))
-        return Reply(node, arrays, numbers, length)
+                self._bounds.check(node.name, name, packed.unpack())
+        return Reply(node, arrays, numbers)
 
     def mean(self, model: Arrays) -> None:
         """Check a mean whose terms nobody saw, by the bounds of single models.

@@ -1,7 +1,6 @@
 """The sites of a run: read their offers, and check that the offers fit together."""
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -110,10 +109,6 @@ class Roster:
     @property
     def targets(self) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if n.role == "target")
-
-    def is_source(self, name: str) -> bool:
-        """Whether a site of this name is a source."""
-        return any(node.name == name for node in self.sources)
 
     @property
     def keyed(self) -> bool:
@@ -232,30 +227,34 @@ class Roster:
             raise RosterError(f"The roster of the run cannot be read ({error}).") from None
 
     def bounded(self, most: float) -> "Roster":
-        """Return the roster with no count above `most` times the median of the other sources'.
+        """Return the roster with no count above `most` times the other sources' median.
 
-        Nobody can verify the count that a site claims, but the bound, on which its own claim has no
-        influence, limits the harm of a false one.
+        Of two others the larger count is the median: one that claims few must not make another
+        count less. Nobody can verify the count that a site claims, but no site can raise its own
+        bound, which limits the harm of a false claim.
         """
-        bounds = {n: self._bound(n, self.sources, most) for n in self.counts}
-        counts = {n: int(min(c, bounds[n])) for n, c in self.counts.items()}
-        return replace(self, counts=counts)
+        bounds = _bounds(self.nodes, most)
+        return replace(self, counts={n: min(c, bounds.get(n, c)) for n, c in self.counts.items()})
 
     def counted(self, nodes: Sequence[Node], most: float) -> dict[str, int]:
-        """The examples of some sites, none above `most` times the median of other sources there.
+        """The examples of some sites, none above `most` times the median of the sources among them.
 
-        Without a source among them they count as in averages.
+        A source is not among its own. Without a source among them they count as in averages.
         """
-        sources = [n for n in nodes if n.role == "source"]
-        if not most or not sources:
+        if not most or all(n.role == "target" for n in nodes):
             return {n.name: self.counts[n.name] for n in nodes}
-        bounds = {n.name: self._bound(n.name, sources, most) for n in nodes}
-        return {n.name: int(min(n.examples, bounds[n.name])) for n in nodes}
+        bounds = _bounds(nodes, most)
+        return {n.name: min(n.examples, bounds.get(n.name, n.examples)) for n in nodes}
 
-    @staticmethod
-    def _bound(name: str, sources: Sequence[Node], most: float) -> float:
-        others = [n.examples for n in sources if n.name != name]
-        return max(1, int(most * statistics.median_low(others))) if others and most else math.inf
+
+def _bounds(nodes: Sequence[Node], most: float) -> dict[str, int]:
+    """The most that each site counts, by name; of one beside no other source nothing."""
+    bounds = {}
+    for node in nodes if most else ():
+        others = [n.examples for n in nodes if n.role == "source" and n is not node]
+        if others:
+            bounds[node.name] = max(1, int(most * statistics.median_high(others)))
+    return bounds
 
 
 def form(
