@@ -286,7 +286,7 @@ class Client(NumPyClient):
         self.begin(request)
         p = self.checked(self.predict(self.data.x))
         numbers: Numbers = {"infomax": self.released("infomax", infomax(p), len(p))}
-        least = 1 if self.site.reproducible else self.site.min_images
+        least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := tested.predicted(p, least)) is not None:
             numbers["predicted"] = self.released("predicted", classes, len(p))
         if request.is_last:
@@ -325,6 +325,8 @@ class Client(NumPyClient):
         bounds |= {"threshold": estimates.MOST, "distance": tested.DISTANCE_MOST}
         bounds["focus"] = self.task.sites  # a share of a vote is at most its number of teachers
         most = bounds.get(name.split("-")[0], 1.0)
+        if name.split("/")[0].split("-")[0] in tested.SHARES:
+            value = tested.ends(value, images, self.site.few)
         return tested.released(name, value, images, most, self.site.test_noise, least)
 
     def begin(self, request: Request) -> None:

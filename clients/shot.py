@@ -23,6 +23,7 @@ from .base import Client, lost
 from .site import state
 from .site.request import Numbers, Request
 from .site.side_by_side import NAMES, Ensemble, fill, groups, parts_of
+from .site.tested import LOSS_MOST
 
 BATCH = 256  # images per forward pass
 
@@ -110,8 +111,15 @@ class Target(Client):
         heads.a.data.fill_(1.0)
 
     def adapt(self) -> Numbers:
-        """Minimise the objective over the encoders' parameters, for the images of one round."""
+        """Minimise the objective over the encoders' parameters, for the images of one round.
+
+        Raises:
+            WireError: a model that came answers all images but a few alike.
+        """
         options, train = self.options, self.task.train
+        if self.request.arrays and not self.site.reproducible:
+            for _, p in self.answers():  # the loss is about models that the server chose
+                self.checked(p)
         rate = learning_rate(train, self.request.round, self.task.rounds) * options.target_pace
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
@@ -131,7 +139,8 @@ class Target(Client):
                 total, steps = total + losses.detach().mean(), steps + 1
         self.settle()  # before the models are saved
         self.save()
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+        loss = float(total) / max(steps, 1)
+        return {"loss": self.released("loss", loss, len(self.data), -LOSS_MOST), "steps": steps}
 
     def beside(self, rate: float) -> list[dict[str, Any]]:
         """Parameter groups besides the encoders', at the rate of new layers: none."""

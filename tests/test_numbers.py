@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from clients import kd3a as clients_kd3a
+from clients.fedavg import Target
 from clients.policy.rules import Policy
 from clients.policy.spent import Spent, Used
 from clients.site import summed, tested
+from clients.site.memory import Site
+from clients.site.request import Request
 from fedda import plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError, WireError
+from fedda.maths import estimates
 from fedda.methods import Method
 from fedda.ops import keys
 from fedda.wire import CALIBRATE, Arrays, Kind, Packed, pack
@@ -224,12 +228,71 @@ def test_without_a_teacher_that_can_be_used_the_target_refuses(
     assert ("town", Code.WIRE) in {(c.site, c.error) for c in bench.grid.crossed}
 
 
+@pytest.mark.parametrize("method", ["shot", "decision"])
+def test_a_model_whose_answers_are_alike_is_not_adapted(
+    domains: list[Node], tmp_path: Path, method: str
+) -> None:
+    """The loss leaves, and would be about the image whose answer is another."""
+    bench = Bench(real(domains, tmp_path), method)
+    (honest,) = bench.begin()
+    assert not bench.call(honest).has_error()
+    bench.model = {n: 0 * a if n.startswith("head") else a for n, a in bench.model.items()}
+    (request,) = bench.begin()
+    reply = bench.call(request)
+    assert reply.has_error() and Code(reply.error.code) is Code.WIRE
+
+
 def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -> None:
     bench = Bench(real(domains, tmp_path), "fruda", fruda__measure__steps=1)
     bench.model = {name: 0 * array for name, array in bench.model.items()}
     replies = bench.grid.answers(bench.grid.push_messages(bench.begin()))
     codes = {Code(reply.error.code) if reply.has_error() else None for _, reply in replies}
     assert codes == {Code.WIRE}
+
+
+# ---- small counts ------------------------------------------------------------------------------
+
+
+def test_no_share_shows_a_count_below_ten() -> None:
+    shares = [tested.ends(n / 200, 200, tested.FEW) * 200 for n in range(201)]
+    assert {round(n) for n in shares} == {0, *range(10, 191), 200}
+    assert [tested.ends(n / 12, 12, tested.FEW) for n in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
+    assert [tested.ends(n / 12, 12, 1) for n in (1, 11)] == [1 / 12, 11 / 12]
+
+
+def test_no_threshold_lies_at_an_end() -> None:
+    score = torch.arange(100.0)
+    assert [estimates.threshold(score, w) for w in (0, 0.03, 0.5, 1)] == [-1, 2.5, 49.5, 16]
+    few = [estimates.threshold(score, w, tested.FEW) for w in (0, 0.03, 0.5, 1)]
+    assert few == [9.5, 9.5, 49.5, 89.5]
+    lit = score.clone()
+    lit[0], lit[-1] = -16, 1000  # a single image moves it no more
+    assert [estimates.threshold(lit, w, tested.FEW) for w in (0, 0.03, 0.5, 1)] == few
+    assert estimates.threshold(score[:6], 0, tested.FEW) == 2.5
+
+
+def test_fewer_than_ten_test_images_are_not_told_and_not_tested(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    def told(town: Node) -> tuple[int, dict[str, Any]]:
+        site = Site(town)
+        bench = Bench([*domains[:-1], town], "fedavg")
+        request = Request(
+            bench.task, 1, bench.task.stages[0], "test", "target",
+            {"model": pack(bench.model, Kind.MODEL)}, {},
+        )  # fmt: skip
+        return site.offer()["tested"], Target(site).test(request)
+
+    with np.load(domains[-1]["data"]) as data:
+        few = {n: a[:9] if n.endswith("_test") else a for n, a in data.items()}
+    np.savez(tmp_path / "few.npz", **few)
+    town = domains[-1] | {"data": str(tmp_path / "few.npz")}
+    tests, numbers = told(town)
+    assert tests == 9 == numbers["tested"]  # in an experiment
+    tests, numbers = told(real([town], tmp_path)[0])
+    assert tests == 0 and not {"tested", "accuracy", "loss"} & set(numbers)
+    tests, numbers = told(real(domains[-1:], tmp_path)[0])
+    assert tests == numbers["tested"] == 24
 
 
 # ---- what is booked ----------------------------------------------------------------------------

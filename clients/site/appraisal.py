@@ -91,7 +91,7 @@ def calibrated(client: Appraised, p: Tensor, y: Tensor, new: bool) -> Numbers:
     numbers["confidence"] = client.released("confidence", estimates.confidence(p), N)
     numbers["ece"] = client.released("ece", estimates.ece(p, y), N)
     for kind, score in estimates.scores(p).items():
-        name, t = f"threshold-{kind}", estimates.threshold(score, 1 - right)
+        name, t = f"threshold-{kind}", estimates.threshold(score, 1 - right, client.site.few)
         numbers[name] = client.released(name, t, N, least=-estimates.MOST)
     return numbers
 

@@ -28,6 +28,7 @@ from .identity import Identity
 from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
+from .tested import FEW
 
 logger = logging.getLogger("fedda.site")
 
@@ -72,6 +73,7 @@ class Site:
         self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
         if self.reproducible and self.device.type == "cuda":
             repeatable()
+        self.few = 1 if self.reproducible else FEW
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
         self.notes = self.state_dir is not None and bool(node.get("notes", True))
@@ -159,7 +161,8 @@ class Site:
         if described != self._described:  # the data have changed: those in memory are out of date
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
             self.frozen.forget()
-        return offer(self.role, self.name, described, self.identity.complete)
+        made = offer(self.role, self.name, described, self.identity.complete)
+        return made if made["tested"] >= self.few else made | {"tested": 0}
 
     def check_fit(self, task: Task) -> None:
         """Check that this site's data fit a run, before its first round.
@@ -283,9 +286,11 @@ class Site:
         return self.frozen.views(task, self.training(task.dims, task.resize, task.window))
 
     def tested_on(self, task: Task) -> "data.Labelled | None":
-        """The same for the labelled test images; None if there are none."""
+        """The same for the labelled test images; None if there are none, or too few to be told."""
         tests = self.evaluation(task.dims, task.names, task.resize, task.window)
-        return None if tests is None else self.frozen.outputs("test", task, tests)
+        if tests is None or len(tests) < self.few:
+            return None
+        return self.frozen.outputs("test", task, tests)
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""

@@ -31,6 +31,8 @@ STEP = {
     **dict.fromkeys(("steps", "tested", "held", "predicted", "refused"), WHOLE),
     "epsilon": EXACT,
 }  # by name, without the site after a slash, or by the name's part before a dash
+SHARES = {"above", "largest", "kept"}  # of images, so that a share is a count
+FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 LOSS_MOST = 10.0  # nats
 DISTANCE_MOST = 100.0  # of which exp(-d) is nothing
@@ -66,6 +68,14 @@ def released(
     value = min(max(value, least), most)
     value = round(value) if step_of(name) == WHOLE else value
     return _coarse(name, value, 0 if noise else images)
+
+
+def ends(share: float, images: int, few: int) -> float:
+    """A share of images, which is none or all of them if it is within `few` images of that."""
+    count = round(share * images)
+    if count < few and count <= images - count:
+        return 0.0
+    return 1.0 if images - count < few else share
 
 
 def coarse(numbers: Mapping[str, int | float]) -> dict[str, int | float]:

@@ -52,7 +52,7 @@ def nearest_together(v: Tensor, mu: Tensor, w: Tensor) -> Tensor:
 
 
 ADAPT: Hop = {
-    part: replace(contract, leaves=Rule(numbers=shot.TRAINED | {"weight/*"}), judges=True)
+    part: replace(contract, leaves=Rule(numbers=shot.TRAINED | {"weight/*"}))
     for part, contract in shot.ADAPT.items()
 }
 

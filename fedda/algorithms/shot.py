@@ -146,7 +146,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
 TOLD = TEST.leaves.numbers - ABOVE  # no source calibrates
 TRAINED = frozenset({"loss", "steps", "seconds"})
-ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED))}
+ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
 TRAINING: dict[str, Scalar] = {
     "train.optimizer": "sgd",

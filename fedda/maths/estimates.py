@@ -47,13 +47,17 @@ def scores(p: Tensor) -> dict[str, Tensor]:
     return {"confidence": odds(best - 1 / C, rest), "entropy": odds(math.log(C) - H, H)}
 
 
-def threshold(score: Tensor, wrong: float) -> float:
+def threshold(score: Tensor, wrong: float, few: int = 1) -> float:
     """ATC's t: the share of scores (N,) below it is the share of wrong predictions.
 
     It lies half way between two scores. If nothing is wrong it is below all of them, and if
-    everything is, above.
+    everything is, above. With `few` above 1 so many scores or more are on either side of it, or
+    half of them if there are not twice as many; so it is about no score at an end.
     """
     ordered, count = score.sort().values, round(wrong * len(score))
+    if few > 1:
+        few = min(few, len(score) // 2)
+        count = min(max(count, few), len(score) - few)
     if count == 0:
         return max(float(ordered[0]) - 1.0, -MOST)
     if count == len(ordered):
