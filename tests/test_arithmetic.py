@@ -219,10 +219,12 @@ def test_every_method_trains_so(method: str, domains: list[Node], tmp_path: Path
 def test_a_setting_reaches_the_sites(
     change: dict[str, Any], domains: list[Node], tmp_path: Path
 ) -> None:
-    losses = []
+    losses, found = [], []
     for place, more in enumerate(({}, change)):
         settings = {"method": "fedavg", "run.dir": str(tmp_path / str(place)), "rounds": 2} | more
         results, _ = run(domains, settings)
-        losses.append(results["trainings"]["fedavg"][0]["rounds"][-1]["loss"])
-    assert losses[0] != losses[1]
+        (training,) = results["trainings"]["fedavg"]
+        losses.append(training["rounds"][-1]["loss"])
+        found.append(models.to_arrays(models.load(training["model"])[0])["head.weight"])
+    assert (found[0] != found[1]).any()
     assert losses[0] == pytest.approx(losses[1], rel=0.6)

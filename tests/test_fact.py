@@ -140,7 +140,7 @@ def test_a_round_computes_the_same_as_one_loop(
     wanted = one_loop(start, nodes, pair, softmax == "twice", refit)
     assert_close(found, {n: t.detach().numpy() for n, t in wanted.items()}, 1e-4)
     assert bench.strategy.weights == dict.fromkeys(pair, 0.5)
-    assert 0 < numbers["discrepancy"] < 1 and numbers["loss"] > 0
+    assert 0 <= numbers["discrepancy"] < 1 and numbers["loss"] > 0  # told in steps of .01
 
 
 def test_two_sources_take_part_and_all_in_turn(domains: list[Node], tmp_path: Path) -> None:
