@@ -228,7 +228,7 @@ def train_request(bench: Bench, role: str) -> Message:
     part = phase.part(heading(found, "hop"), "target")
     assert part is not None
     layouts = phase.layouts(bench.task.options, bench.strategy.setup.model)
-    bench.strategy.post.open[target.name] = (part, layouts)
+    bench.strategy.post.open[target.name] = (part, layouts, None)
     return found
 
 
@@ -948,7 +948,7 @@ def test_a_number_about_an_unknown_site_is_refused(domains: list[Node]) -> None:
     request, *_ = bench.begin()
     reply = changed(request, bench.grid.call(request), numbers={"focus/sample-42": 1.0})
     listed = frozenset({"loss", "steps", "seconds", "focus/*"})
-    bench.strategy.post.open["anna"] = (wire.Part(leaves=wire.Rule(MODEL, listed)), {})
+    bench.strategy.post.open["anna"] = (wire.Part(leaves=wire.Rule(MODEL, listed)), {}, None)
     assert not bench.accept(reply)
     assert "about no site here" in bench.notices[0][2]
 
