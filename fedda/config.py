@@ -344,7 +344,7 @@ class LazyConfig(Section):
         description="allow exchange.min-examples below 256, where features can be computed",
     )
     clip: float = Field(
-        default=10.0, gt=0, le=1e6, description="largest norm of a site's mean gradient"
+        default=10.0, gt=0, le=1e9, description="largest norm of a site's mean gradient"
     )
     noise: float = Field(
         default=0.0,

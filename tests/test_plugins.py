@@ -411,7 +411,7 @@ def test_a_method_cannot_have_a_name_that_is_taken(install: Install, name: str, 
 
 
 def test_the_taken_names_are_those_of_sections_of_settings() -> None:
-    sections = {n.replace("_", "-") for n, field in RunConfig.model_fields.items() if n != "hidden"}
+    sections = {name.replace("_", "-") for name in RunConfig.model_fields}
     assert sections | {"none"} == plugins.TAKEN
 
 
