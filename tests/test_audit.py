@@ -247,7 +247,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 
 def test_settings_come_from_the_run_or_are_the_defaults() -> None:
     old = Settings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
-    assert (old.p, old.min_examples, old.clip, old.noise) == (6, 256, 10.0, 0.0)
+    assert (old.p, old.min_examples, old.clip, old.noise) == (4, 256, 10.0, 0.0)
     assert old == replace(Settings(), network=dils.Config().discriminator)
     own = Settings.of(
         {

@@ -345,6 +345,6 @@ def test_a_client_says_where_it_connects_before_it_does(
     for name in flwr_home.OFFLINE:  # the command sets these; monkeypatch restores them
         monkeypatch.setenv(name, flwr_home.OFFLINE[name])
     words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
-    words += ["--insecure", "--state-dir", str(tmp_path)]
+    words += ["--insecure", "--state-dir", str(tmp_path), "--min-images", "16"]
     done = CliRunner().invoke(client_command, words)
     assert (done.exit_code, said) == (0, ["connecting to hub:1"]), done.output

@@ -239,7 +239,7 @@ def test_flowers_own_node_gets_the_sites_limit_and_the_server(
     for name in ("FLWR_HOME", "PATH", *OFFLINE):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     words = ["--role", "target", "--data", str(pair[1]["data"]), "--state-dir", str(tmp_path)]
-    words += ["--superlink", "[::1]:8443", "--insecure", "--stock"]
+    words += ["--superlink", "[::1]:8443", "--insecure", "--stock", "--min-images", "16"]
     for more, least in (([], 256), (["--min-examples", "300"], 300)):
         assert CliRunner().invoke(client_app, [*words, *more]).exit_code == 7
         settings = tomllib.loads((tmp_path / "node.toml").read_text())

@@ -247,12 +247,13 @@ def test_sites_measure_what_one_loop_with_all_data_does(
             p_y = start(data[name].x.float() / 255).softmax(dim=1)
         W1, error = ocs.wasserstein(*halves)
         found = row(training, name)
-        assert found["w1"] == pytest.approx(W1, abs=2e-5)
-        assert found["w1"] == pytest.approx(max(0.0, whole), abs=2e-5)  # halves of equal size
-        assert found["w1-error"] == pytest.approx(error, abs=2e-5)
+        # What a site tells is rounded to steps of .01.
+        assert found["w1"] == pytest.approx(W1, abs=0.011)
+        assert found["w1"] == pytest.approx(max(0.0, whole), abs=0.011)  # halves of equal size
+        assert found["w1-error"] == pytest.approx(error, abs=0.011)
         eps = twin.l1_error(p_y.tolist(), data[name].y.tolist())  # type: ignore[union-attr]
-        assert found["eps"] == pytest.approx(eps, abs=1e-5)
-        assert found["theta"] == pytest.approx(ocs.theta_of(start.head.weight.detach()))
+        assert found["eps"] == pytest.approx(eps, abs=0.0051)
+        assert found["theta"] == pytest.approx(ocs.theta_of(start.head.weight.detach()), rel=5e-3)
     assert max(row(training, name)["w1"] for name in ("anna", "bert", "carl")) > 0.01
 
 

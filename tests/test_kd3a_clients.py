@@ -82,13 +82,18 @@ def test_unheard_images_are_mixed_only_with_all(
     assert any(calls)
 
 
+LONELY = SimpleNamespace(
+    name="town", device=torch.device("cpu"), chance=lambda task: (task.seed, "town"), least_batch=2
+)
+
+
 def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5, "model.name": "mlp"}
     task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
     x = torch.arange(21.0)[:, None]
-    target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
+    target = Target(cast(Any, LONELY))
     target.data = Unlabelled(x)
     target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
     batches: list[list[float]] = []
@@ -110,7 +115,7 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
 def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5}
     task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
-    target = Target(cast(Any, SimpleNamespace(name="town", device=torch.device("cpu"))))
+    target = Target(cast(Any, LONELY))
     target.data = Unlabelled(torch.arange(6.0)[:, None])
     monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
     model = cast(Any, torch.nn.Linear(1, 3))

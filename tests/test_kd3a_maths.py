@@ -555,7 +555,7 @@ def test_tighter_clusters_weigh_more():
 
 
 # Benchmarks set the gate, and who averages changes nothing in the result.
-GATE = {"gate.low": 0.9, "gate.high": 0.95, "relay": "open"}
+GATE = {"gate.low": 0.9, "gate.high": 0.95, "relay": "auto"}
 
 
 def test_paper_preset_is_the_defaults_but_for_the_least_share_of_the_focus():

@@ -403,7 +403,7 @@ def test_the_client_can_switch_notes_off(
     module = import_module("fedda.cli.client")  # fedda.cli calls the command by the same name
     monkeypatch.setattr(module, "_logging", lambda file: None)
     words = ["--role", "source", "--data", domains[0]["data"], "--superlink", "h:1", "--insecure"]
-    words += ["--state-dir", str(tmp_path)]
+    words += ["--state-dir", str(tmp_path), "--min-images", "16"]
     for more in ([], ["--no-notes"]):
         done = CliRunner().invoke(module.app, [*words, *more])
         assert done.exit_code == 0, done.output

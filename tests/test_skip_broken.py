@@ -102,7 +102,9 @@ def test_the_commands_take_it(root: Path, tmp_path: Path, signal_handlers: None)
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 20
     assert call("data", "check", root / "a", "--role", "source")[0] == 1
-    code, said = call("data", "check", root / "a", "--role", "source", "--skip-broken")
+    code, said = call(
+        *("data", "check", root / "a", "--role", "source", "--skip-broken", "--min-images", 24)
+    )
     assert code == 0 and "2 images that cannot be read are passed over" in said
 
 
@@ -139,7 +141,9 @@ def test_check_refuses_what_a_site_would_and_names_all_broken_files(tmp_path: Pa
         Image.fromarray(np.full((8, 8), i, np.uint8)).save(folder / f"{i}.png")
 
     def check(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["data", "check", str(tmp_path), *words])
+        done = CliRunner().invoke(
+            app, ["data", "check", str(tmp_path), "--min-images", "16", *words]
+        )
         return done.exit_code, done.output
 
     assert check()[0] == 0

@@ -76,7 +76,7 @@ class Settings:
     """A run's discriminator, and what the run does to its gradient before it leaves a site."""
 
     method: str = "dils"
-    p: int = 6  # in a run's settings 0 means: as few steps as min_examples needs
+    p: int = 4  # in a run's settings 0 means: as few steps as min_examples needs
     min_examples: int = 256
     clip: float = 10.0
     noise: float = 0.0
