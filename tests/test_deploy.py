@@ -371,7 +371,7 @@ class Composed:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.reserved = [Reserved() for _ in range(3)]
+        self.reserved = [Reserved("") for _ in range(3)]  # its server listens at all addresses
         self.port, self.admin, self.exchange = (str(each.port) for each in self.reserved)
         self.env = ENV | {"HOST": "localhost", "PORT": self.port, "EXCHANGE_PORT": self.exchange}
         self.processes: list[Process] = []

@@ -39,7 +39,7 @@ class Terminals:
 
     def port(self) -> int:
         """A port for a server that is to share it (`--reserved`)."""
-        self.reserved.append(Reserved())
+        self.reserved.append(Reserved(""))
         return self.reserved[-1].port
 
     def run(self, command: str, folder: Path, seconds: float = PATIENCE) -> str:

@@ -27,16 +27,20 @@ REGISTERED = "FEDDA_REGISTERED"  # the file of the registered sites, by node
 
 
 class Reserved:
-    """A port of 127.0.0.1 that the system gives to nobody else until `close`.
+    """A port that the system gives to nobody else until `close`.
 
     It is bound and not listened on, so a program of this user that shares it, as `fedda superlink
     --reserved` does, can listen there, and again after a restart; until then calls are refused.
+
+    Args:
+        host: the address at which the program will listen; empty: all of this machine's. A port
+            that is free at one address may be another's connection at the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._socket.bind((LOOPBACK, 0))
+        self._socket.bind((host, 0))
         self.port: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
