@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.site.memory import resident
 from fedda import records, wire
-from fedda.errors import ConfigError, QuorumError
+from fedda.errors import Code, ConfigError, QuorumError
 from fedda.maths import robust
 from fedda.maths.bounds import too_long
 from fedda.maths.robust import RobustMean, least_for, liars_of
@@ -288,9 +288,12 @@ def test_a_long_update_costs_no_more_than_its_sites_absence(
 
         return [*reshaped(lie)(request, reply)]
 
+    def fails(request: Message, reply: Message) -> list[Message]:
+        return [Message(Error(int(Code.RESTARTED), "gone"), reply_to=request)]
+
     images = IMAGES if method in ("adabn", "autodial") else {}
     models = []
-    for script in ({"anna": scaled}, {"anna": never}):
+    for script in ({"anna": scaled}, {"anna": fails}):
         resident.cache_clear()
         made = Bench(five(domains), method, script, run__expect=6, guard__max_change=0.0, **images)
         models.append(made.round()[0])
