@@ -26,6 +26,7 @@ TIMM = "timm:"  # prefix of a network of the package timm
 # The learning rate of new layers, in units of that of pretrained ones, as in FADA.
 NEW_LAYERS = 10
 MOST_SHRINKING = 0.1  # share of a weight that one step may take away for no gradient's sake
+LEAST_NOISE = 0.01  # of a step; with less, epsilon is in the thousands and cannot be computed
 LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
@@ -226,7 +227,7 @@ class PrivacyConfig(Section):
     @field_validator("noise")
     @classmethod
     def _is_computable(cls, noise: float) -> float:
-        if 0 < noise < 0.01:
+        if 0 < noise < LEAST_NOISE:
             raise ValueError(
                 f"{noise:g} is so little that its epsilon, beyond all use, cannot be computed; "
                 "set it to 0, or to .01 or more"

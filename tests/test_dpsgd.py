@@ -246,16 +246,21 @@ def test_noise_of_a_real_site_has_a_seed_that_nobody_knows(domains: list[Node]) 
     assert all(np.array_equal(a[n], b[n]) for n in a)
 
 
+def annas_tests_taken(domains: list[Node], folder: Path) -> list[Node]:
+    """The same sites, of which anna has no test images."""
+    with np.load(domains[0]["data"]) as file:
+        arrays = {n: file[n] for n in file if not n.endswith("test")}
+    np.savez(folder / "anna.npz", **arrays)
+    return [
+        n | ({"data": str(folder / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
+    ]
+
+
 def test_without_new_labelled_images_a_source_does_not_test(
     domains: list[Node], tmp_path: Path
 ) -> None:
     """A test on training images would say something about them without noise."""
-    with np.load(domains[0]["data"]) as file:
-        arrays = {n: file[n] for n in file if not n.endswith("test")}
-    np.savez(tmp_path / "anna.npz", **arrays)
-    nodes = [
-        n | ({"data": str(tmp_path / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
-    ]
+    nodes = annas_tests_taken(domains, tmp_path)
     made = Bench(nodes, "fedavg", rounds=1, **PRIVATE)
     made.round()
     request = made.strategy.request(made.strategy.roster.sources[0], {"model": made.strategy.model})
@@ -359,12 +364,7 @@ def test_by_the_policy_of_a_site_it_does_not_test_on_training_images(
     domains: list[Node], tmp_path: Path
 ) -> None:
     """Whatever noise the request names: the server writes that."""
-    with np.load(domains[0]["data"]) as file:
-        arrays = {n: file[n] for n in file if not n.endswith("test")}
-    np.savez(tmp_path / "anna.npz", **arrays)
-    nodes = [
-        n | ({"data": str(tmp_path / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
-    ]
+    nodes = annas_tests_taken(domains, tmp_path)
     made = Bench(ruled(nodes, "[privacy]\nnoise = 1.0", tmp_path), "fedavg", rounds=1)
     made.begin()
     request = made.strategy.request(made.strategy.roster.sources[0], {"model": made.strategy.model})

@@ -7,12 +7,11 @@ release      whether a reply may leave; take its bytes from the budget
 """
 
 import datetime as dt
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fedda.config import LEAST_NOISE
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
 from fedda.maths.accountant import Steps
@@ -28,7 +27,6 @@ WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
 WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
 
 NOTHING = Part()
-LEAST_NOISE = 0.01  # of a step; with less, epsilon is in the thousands and cannot be computed
 
 
 class Gate:
@@ -131,13 +129,11 @@ class Gate:
             BudgetError: a budget is spent.
         """
         if self._spent is not None:
-            task = json.dumps(request.task.flat(), sort_keys=True)
-            training = hashlib.sha256(task.encode()).hexdigest()
             groups = request.exchange.invitation.groups if request.exchange else ()
             size = sum(4 * group.size * group.syncs for group in groups)
             rounds = int(not request.is_test)
             tests = max(len(request.arrays), 1) if request.contract.judges else 1 - rounds
-            self._spent.request(training, rounds, tests, size)
+            self._spent.request(request.task.digest, rounds, tests, size)
 
     @property
     def books(self) -> bool:

@@ -1,6 +1,5 @@
 """What stays in memory at a site: its data, its models and their optimizers, on its device."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -134,7 +133,7 @@ class Site:
             return task.seed, self.name
         assert self.state_dir is not None
         self._secret = self._secret or secret(self.state_dir / self.name)
-        return self._secret, json.dumps(task.flat(), sort_keys=True)
+        return self._secret, task.digest
 
     @property
     def least_batch(self) -> int:

@@ -12,7 +12,6 @@ from fedda.exchange.groups import KEYS
 from fedda.exchange.masked import tell
 from fedda.maths.masks import FixedPoint, hide, layouts
 from fedda.ops.agree import Occasion, Own, verify
-from fedda.settings import Task
 from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure
@@ -80,7 +79,7 @@ class Summed:
         self._check_size("models", group)
         self._remembered.add("models", [[*group]], occasion)
         logger.info("secure sum of round %d over %s", occasion.round, ", ".join(sorted(group)))
-        agreed = [vars(occasion), _digest(request.task), _most(request)]
+        agreed = [vars(occasion), request.task.digest, _most(request)]
         agreed += [hashlib.sha256(request.arrays["model"].buffer).hexdigest()]
         return own.seeds(self._identity.name, group, json.dumps(agreed).encode())
 
@@ -135,7 +134,7 @@ class Summed:
         lazy, seeds = request.exchange.lazy, {}
         for group in groups:
             about = [vars(own.occasion), group.name, group.size, group.syncs, lazy.flat()]
-            agreed = json.dumps([*about, _digest(request.task)], sort_keys=True).encode()
+            agreed = json.dumps([*about, request.task.digest], sort_keys=True).encode()
             members = {name: keys[name][0] for name in group.members}
             seeds[group.name] = own.seeds(self._identity.name, members, agreed)
         return seeds
@@ -167,7 +166,3 @@ def _most(request: Request) -> int:
     if type(most) is not int or not 1 <= most <= MOST:
         raise SecureError(f"The request has no largest weight; it needs 1 to {MOST}.")
     return most
-
-
-def _digest(task: Task) -> str:
-    return hashlib.sha256(json.dumps(task.flat(), sort_keys=True).encode()).hexdigest()

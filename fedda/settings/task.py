@@ -1,5 +1,7 @@
 """The description of a training that sites receive: what their parts need, and no more."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -73,6 +75,11 @@ class Task(Section):
     def label(self) -> str:
         """The training's name within its run."""
         return f"{self.method}-{self.seed}" + (f"-{self.target}" if self.target else "")
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of all settings, which tells this training from every other."""
+        return hashlib.sha256(json.dumps(self.flat(), sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def about(self) -> Method:
