@@ -37,7 +37,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import appraisal, notes, tested
+from .site import appraisal, last_step, notes, tested
 from .site.memory import Network, Site, Staying
 from .site.request import MANIFESTS, Numbers, Request
 
@@ -81,6 +81,10 @@ class Client(NumPyClient):
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities of the predictor under test, here the model -> (N, C), on the CPU."""
         return models.predict(self.model, x)
+
+    def adapted(self) -> models.Model:
+        """The predictor under test as a model that can be kept, here the model."""
+        return self.model
 
     def others(self, x: Tensor) -> dict[str, Tensor]:
         """Further predictors to test, by name -> (N, C) each."""
@@ -289,9 +293,13 @@ class Client(NumPyClient):
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := tested.predicted(p, least)) is not None:
             numbers["predicted"] = self.released("predicted", classes, len(p))
+        refined = None
         if request.is_last:
             numbers |= appraisal.appraised(self, p)
+            refined = last_step.take(self)
         held, p = self.site.tested_on(self.task), None
+        if refined is not None:
+            numbers |= last_step.told(self, refined, held)
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))

@@ -204,16 +204,21 @@ class Target(Member, fdann.Target):
     def test(self, request: Request) -> Numbers:
         """Test, and in model III write the whole model to this site's own disk."""
         numbers = super().test(request)
-        path = state.model_path(self.site, self.task)
+        path, task = state.model_path(self.site, self.task), self.task
         if self.options.keeps and path is not None:
-            task, settings = self.task, self.options.layers.model_dump()
-            whole = models.blank(
-                task.model, task.dims, task.classes, Extension("fada", settings | {"whole": True})
-            )
-            whole.load_state_dict(dict(self._whole_state()))
-            whole.attach(self.model.backbone)
-            models.save(path, whole, classes=task.names, **task.about_model)
+            models.save(path, self.adapted(), classes=task.names, **task.about_model)
         return numbers
+
+    def adapted(self) -> models.Model:
+        """The model, in model III with the disentangler that this site keeps."""
+        if not self.options.keeps:
+            return self.model
+        task, settings = self.task, self.options.layers.model_dump()
+        whole = models.blank(
+            task.model, task.dims, task.classes, Extension("fada", settings | {"whole": True})
+        )
+        whole.load_state_dict(dict(self._whole_state()))
+        return whole.attach(self.model.backbone).eval()
 
     def _whole_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.model.state_dict().items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import wire
+from fedda import models, wire
 from fedda.algorithms import feddadil
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
@@ -108,6 +108,12 @@ class Target(Learner):
         if "atoms" not in self.request.arrays:
             return super().predict(x)
         return self.others(x)[self.options.predict]
+
+    def adapted(self) -> models.Model:
+        """The encoder with the head that `feddadil.predict` names."""
+        if "atoms" not in self.request.arrays or self.options.predict == "encoder":
+            return self.model
+        return self.dictionary.with_heads(self.fitted(), self.options.predict)
 
     def others(self, x: Tensor) -> dict[str, Tensor]:
         """Predict with both fitted heads, and with FedAvg's."""

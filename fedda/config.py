@@ -241,6 +241,21 @@ Secure = Literal["none", "sum"]  # whether the server sees single models, or sum
 Asked = Literal["auto", "none", "sum"]  # auto: sum where the method and all sites allow it
 
 
+Refine = Literal["careful", "strong", "none"]  # how far the local last step may go
+Shares = Literal["auto", "even", "estimated"]  # whether it counts how frequent classes seem to be
+
+
+class RefineConfig(Section):
+    """The local last step of a target (`fedda.refining`); `run.refine` says how far it goes."""
+
+    shares: Shares = Field(
+        default="auto",
+        description="how frequent each class seems at the target: auto: counts by the evidence "
+        "that they differ; even: never counts; estimated: always, which loses points where a model "
+        "merely overlooks a class",
+    )
+
+
 class WireConfig(Section):
     """How models are sent."""
 
@@ -424,6 +439,11 @@ class RunSection(Section):
     )
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
+    )
+    refine: Refine = Field(
+        default="careful",
+        description="how far a target's last step goes, which refines the mean of the run's models "
+        "by its own images and stays there; none: it takes no such step",
     )
     keep: Literal["last", "better"] = Field(
         default="last",

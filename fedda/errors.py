@@ -4,7 +4,8 @@
     ├── ConfigError     a setting is unknown, has the wrong type or contradicts another
     ├── DataError       a file or folder of a site cannot be used
     ├── ModelError      a model or its weights cannot be built or read
-    │   └── WeightsError  a site has not the frozen weights that the run is made with
+    │   ├── WeightsError  a site has not the frozen weights that the run is made with
+    │   └── RefineError   a target's images or models leave the last step nothing to learn from
     ├── WireError       an array or number may not leave or enter a process
     ├── NotFiniteError  training diverged
     ├── RosterError     the sites that joined cannot form a run
@@ -118,6 +119,10 @@ class ModelError(FeddaError):
 
 class WeightsError(ModelError):
     code = Code.WEIGHTS
+
+
+class RefineError(ModelError):
+    pass
 
 
 class WireError(FeddaError):

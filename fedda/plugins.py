@@ -56,6 +56,7 @@ KINDS: dict[Group, str] = {
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.
 SECTIONS = frozenset(
     {"run", "input", "model", "privacy", "train", "wire", "wait", "guard", "exchange", "track"}
+    | {"refine"}
 )
 TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "hidden", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"

@@ -407,6 +407,9 @@ VALIDATORS = frozenset({"bnm", "snd", "ami", "largest", "confidence"})
 THRESHOLDS = frozenset({"threshold-confidence/*", "threshold-entropy/*"})  # by source
 ABOVE = frozenset({"above-confidence/*", "above-entropy/*"})
 
+# What it says of its own last step (`fedda.refining`), which sends nothing else.
+REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
+
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
     enters=Rule(MODEL, THRESHOLDS),
@@ -414,6 +417,7 @@ TEST = Part(
         numbers=frozenset({"accuracy", "loss", "tested", "infomax", "predicted", "seconds", "ece"})
         | VALIDATORS
         | ABOVE
+        | REFINED
     ),
 )
 

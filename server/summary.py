@@ -9,6 +9,7 @@ import flwr
 import torch
 
 from fedda import __version__, plugins
+from fedda.results.read import REFINED
 from fedda.settings import RunConfig
 
 from . import checkpoint
@@ -75,8 +76,11 @@ def accuracies(
     def values(of: str, key: str) -> list[float]:
         by_seed: dict[int, list[float]] = {}
         for training in trainings.get(of, ()):
-            if training[key] is not None:
-                by_seed.setdefault(training["seed"], []).append(training[key])
+            value = training[key]
+            if key == REFINED:
+                value = (value or {}).get("accuracy")
+            if value is not None:
+                by_seed.setdefault(training["seed"], []).append(value)
         return [statistics.fmean(of_targets) for of_targets in by_seed.values()]
 
     def mean(known: list[float]) -> float | None:
@@ -91,6 +95,7 @@ def accuracies(
         "final_accuracy_std": spread(final),
         "final_accuracy_seeds": len(final),  # fewer than the run's if a last test is missing
         "selected_accuracy": mean(values(method, "selected_accuracy")),
+        "refined_accuracy": mean(values(method, REFINED)),
         "fedavg_accuracy": mean(fedavg),
         "fedavg_accuracy_std": spread(fedavg),
     }

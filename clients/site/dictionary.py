@@ -240,18 +240,21 @@ class Dictionary:
             return
         task = self.task
         folder = self.site.state_dir / self.site.name / "models" / task.training
-        for kind, W, b, alpha in (
-            ("reconstruction", heads.W, heads.b, heads.alpha.new_ones(1)),
-            ("ensemble", heads.W_k, heads.b_k, heads.alpha),
-        ):
-            mixture = Extension(feddadil.METHOD.name, {"heads": len(W)})
-            made = models.blank(task.model, task.dims, task.classes, mixture)
-            made.encoder.load_state_dict(self.model.encoder.state_dict())
-            made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
-            made.attach(self.site.frozen.part(task))  # a file stands alone
-            path = folder / f"{kind}.safetensors"
+        for kind in ("reconstruction", "ensemble"):
+            path, made = folder / f"{kind}.safetensors", self.with_heads(heads, kind)
             models.save(path, made, classes=task.names, **task.about_model)
         _make_room(folder)
+
+    def with_heads(self, heads: Heads, kind: str) -> models.Model:
+        """The encoder with the one fitted head, or with the `ensemble`, as a model."""
+        task, W, b, alpha = self.task, heads.W, heads.b, heads.alpha.new_ones(1)
+        if kind == "ensemble":
+            W, b, alpha = heads.W_k, heads.b_k, heads.alpha
+        mixture = Extension(feddadil.METHOD.name, {"heads": len(W)})
+        made = models.blank(task.model, task.dims, task.classes, mixture)
+        made.encoder.load_state_dict(self.model.encoder.state_dict())
+        made.head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
+        return made.attach(self.site.frozen.part(task)).eval()  # a file stands alone
 
 
 def _in_turn(N: int, n: int, draws: torch.Generator) -> Tensor:

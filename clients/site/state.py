@@ -24,10 +24,11 @@ from fedda.settings import Task
 logger = logging.getLogger("fedda.site")
 
 FILES = 32  # per kind: the last two rounds of 16 trainings, as a server may begin any number
-MODELS = 16  # adapted models that stay here, one per training
+MODELS = 32  # adapted and refined models that stay here
 ROOM = 16_000.0  # megabytes of all that trainings leave here
 NETWORKS = 4  # files of networks that come once; each has the size of a model
 ADAPTED = ".model.safetensors"  # how the names of adapted models end
+REFINED = ".refined.safetensors"  # and those of refined ones
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
@@ -156,6 +157,13 @@ def model_path(site: Place, task: Task) -> Path | None:
     return site.state_dir / site.name / f"{task.training}{ADAPTED}"
 
 
+def refined_path(site: Place, task: Task) -> Path | None:
+    """Return the file of a training's refined model; None without state directory."""
+    if site.state_dir is None:
+        return None
+    return site.state_dir / site.name / f"{task.training}{REFINED}"
+
+
 def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     """Delete the oldest files of other trainings beyond the bounds, and never one of this training.
 
@@ -199,8 +207,9 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     models = 1
     for _, size, path in sorted(left):  # the newest first
         room -= size
-        models += path.name.endswith(ADAPTED)
-        if room < 0 or (path.name.endswith(ADAPTED) and models > MODELS):
+        adapted = path.name.endswith((ADAPTED, REFINED))
+        models += adapted
+        if room < 0 or (adapted and models > MODELS):
             path.unlink(missing_ok=True)
 
 

@@ -16,12 +16,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
 from fedda.maths.masks import layouts
 from fedda.methods import Hop, Method, Phase
+from fedda.models import Model, batch_statistics, batchnorms, inputs_of
 from fedda.wire import MODEL, Part, Rule
 
 
@@ -61,6 +62,33 @@ def merge(a: Moments, b: Moments) -> Moments:
     apart = b.mean - a.mean
     mean = a.mean + apart * (b.n / n)
     return Moments(n, mean, a.spread + b.spread + apart**2 * (a.n * b.n / n))
+
+
+@torch.no_grad()
+def estimate(model: Model, batches: Iterable[Tensor]) -> int:
+    """Algorithm 1: estimate BatchNorm's statistics anew, from forward passes -> how many.
+
+    A layer's inputs depend on the statistics of the layers before it. So each batch is normalised
+    by its own statistics, as in training. Dropout stays off, as in the test that follows.
+
+    Args:
+        model: its running statistics are replaced, and no parameter changes.
+        batches: inputs of the model, in random order.
+    """
+    seen: dict[nn.Module, Moments] = {}
+    layers, steps = list(batchnorms(model).values()), 0
+    with batch_statistics(model), inputs_of(layers) as entering:
+        for x in batches:
+            model(x)
+            for layer in layers:
+                batch = moments(entering[layer])
+                seen[layer] = merge(seen[layer], batch) if layer in seen else batch
+            steps += 1
+    for layer in layers:
+        if layer.running_mean is not None and layer.running_var is not None:
+            layer.running_mean.copy_(seen[layer].mean)
+            layer.running_var.copy_(seen[layer].variance)
+    return steps
 
 
 def check_batchnorm(entries: Iterable[str], model: str) -> None:

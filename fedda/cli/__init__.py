@@ -13,6 +13,7 @@ from fedda.cli import (
     keys,
     policy,
     predict,
+    refine,
     report,
     run,
     select,
@@ -46,6 +47,7 @@ app.command()(settings.settings)
 app.add_typer(data.app, name="data")
 app.command()(weights.weights)
 app.command()(predict.predict)
+app.command()(refine.refine)
 app.command()(export.export)
 app.command()(report.report)
 app.add_typer(audit.app, name="audit")

@@ -84,7 +84,7 @@ def export(
         kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]
         if not kinds and hf is None:
             raise ConfigError("Say what to write: --onnx, --torch or --hf DIR, or several.")
-        source = _chosen(run, method, seed, target)
+        source = chosen(run, method, seed, target)
         places = _places(source, kinds, out) if kinds else []
         if hf is not None:
             from fedda.results import hugging_face  # torch takes seconds to import
@@ -111,8 +111,13 @@ def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:
     return [out]
 
 
-def _chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
-    """Find the model file that the options choose."""
+def chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
+    """The model file that a run, or its options --method, --seed and --target, choose.
+
+    Raises:
+        ConfigError: these options come with a file.
+        ModelError: there is no such file.
+    """
     chooses = bool(method) or seed is not None or bool(target)
     if not run.is_dir():
         if chooses:
@@ -123,9 +128,9 @@ def _chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
         return run
     model = run / MODEL
     if chooses:
-        about = _settings(run) if not method or seed is None else {}
-        method = method or str(about.get("method", ""))
-        first = str(about.get("run.seeds", "0")).partition(",")[0]
+        about = settings_of(run) if not method or seed is None else {}
+        method = method or about["method"]
+        first = about.get("run.seeds", "0").partition(",")[0]
         model = run / label(method, first if seed is None else seed, target) / MODEL
     if model.is_file():
         return model
@@ -142,10 +147,16 @@ def _chosen(run: Path, method: str, seed: int | None, target: str) -> Path:
     raise ModelError(f"{what}, which is written when a training has finished; {instead}")
 
 
-def _settings(run: Path) -> dict[str, object]:
+def settings_of(run: Path) -> dict[str, str]:
+    """The settings of a run's folder, as texts.
+
+    Raises:
+        ModelError: they cannot be read.
+    """
     try:
-        return dict(json.loads((run / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        held = dict(json.loads((run / "config.json").read_text()))
+        return {"method": str(held["method"]), "run.seeds": str(held["run.seeds"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
             f"{run} does not say which trainings it holds ({error}); give both --method and --seed."
         ) from None

@@ -14,7 +14,7 @@ from fedda.data import Reading, describe
 from fedda.data.form import AS_IT_IS
 from fedda.errors import DataError, RunError
 from fedda.halves import load
-from fedda.results.read import RESULTS, begun
+from fedda.results.read import REFINED, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
 from . import workers
@@ -45,6 +45,7 @@ class Score:
         validators: scores without labels, by name (`fedda.maths.validators`).
         calibration_error: on the target's labelled tests; None if it has none.
         oracle: whether it was trained on the target's labels; there is no estimate then.
+        refined: the accuracy of the model that the target's last step has made.
     """
 
     variant: str
@@ -65,6 +66,7 @@ class Score:
     validators: Mapping[str, float] = field(default_factory=dict)
     calibration_error: float | None = None
     oracle: bool = False
+    refined: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ class Plan:
                     validators=training.get("validators", {}),
                     calibration_error=training.get("calibration_error"),
                     oracle=oracle,
+                    refined=(training.get(REFINED) or {}).get("accuracy"),
                 )
             )
         return scores

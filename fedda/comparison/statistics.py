@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from .plan import Score
 
 MEAN = "mean"  # the column over all targets
-Which = Literal["last", "selected", "estimate", "low", "high", "calibration_error"]
+Which = Literal["last", "refined", "selected", "estimate", "low", "high", "calibration_error"]
 Values = dict[int, float]  # accuracy by seed
 
 

@@ -29,6 +29,7 @@ COLUMNS = (
     "target",
     "seed",
     "accuracy_last",
+    "accuracy_refined",
     "accuracy_selected",
     "selected_round",
     "seconds",
@@ -77,6 +78,10 @@ BOUND = (
     "Oracle: trained on the labels of the target's own training images alone, which no federation "
     "has: a bound to compare with, and no method."
 )
+REFINED = (
+    "After the last round the target averages what the models that it has predict, and refines it "
+    "by its own images, without labels."
+)
 UNTESTED = "no labelled tests there, hence no accuracy"
 
 
@@ -87,7 +92,8 @@ def as_csv(scores: Sequence[Score]) -> str:
     writer.writerow(COLUMNS)
     for s in scores:
         weights = " ".join(f"{site}={weight:.6g}" for site, weight in s.weights.items())
-        row = (s.variant, s.target, s.seed, s.last, s.selected, s.selected_round, s.seconds)
+        row = (s.variant, s.target, s.seed, s.last, s.refined, s.selected)
+        row += (s.selected_round, s.seconds)
         row += (s.bytes, weights, "yes" if s.transductive else "no")
         row += (s.estimate, s.low, s.high, s.calibration_error)
         row += tuple(s.validators.get(name) for name in (*VALIDATORS, "largest"))
@@ -126,6 +132,9 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
     if baseline in last and len(last) > 1:
         parts += ["", f"### Minus {_cell(baseline)}, paired by seed", "", INTERVAL, ""]
         parts += _rows(differences(last, baseline), minus, targets)
+    if refined := by_target(scores, "refined", targets):
+        parts += ["", "### Refined at the target", "", REFINED, ""]
+        parts += _rows(refined, text, targets)
     if selected:
         parts += ["", "### Round chosen without labels (highest infomax)", "", CHOSEN, ""]
         parts += _rows(selected, text, targets)

@@ -48,7 +48,8 @@ class Training:
         seed: of every random draw.
         target: the site that it adapted to.
         accuracy: of the target's tests after the last round, 0 to 1; None without tests.
-        accuracies: the same after each round.
+        refined: likewise, of the model that the target's last step has made there.
+        accuracies: the accuracy after each round.
         losses: the mean training loss of each round; None where no source trained.
         weights: what each site counted in the last round; empty if none were used.
         estimate: of the accuracy, without the target's labels; None if no source calibrated.
@@ -62,6 +63,7 @@ class Training:
     seed: int
     target: str
     accuracy: float | None
+    refined: float | None
     accuracies: tuple[float | None, ...]
     losses: tuple[float | None, ...]
     weights: Mapping[str, float]
@@ -81,6 +83,7 @@ class Training:
             seed=noted["seed"],
             target=noted.get("target", ""),
             accuracy=noted["final_accuracy"],
+            refined=(noted.get("refined") or {}).get("accuracy"),
             accuracies=tuple(each.get("accuracy") for each in rounds),
             losses=tuple(each.get("loss") for each in rounds),
             weights=rounds[-1].get("weights", {}) if rounds else {},

@@ -10,9 +10,11 @@ to_arrays, load_arrays      a model's state as numpy arrays and back, for the wi
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
 batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNorm layers
+refined                     several models, and Gaussians of a target's images, as one model
 weight_normed(model)        a head that trains with weight normalisation
 """
 
+from . import refined  # its layers are known by name, as those of methods are
 from .arithmetic import Arithmetic
 from .arrays import load_arrays, to_arrays
 from .backbone import Backbone, backbone, digest, frozen
@@ -49,6 +51,7 @@ __all__ = [
     "load_arrays",
     "parameter_count",
     "predict",
+    "refined",
     "save",
     "to_arrays",
     "to_device",

@@ -4,7 +4,7 @@ A model file names both, so that any machine with the method installed can build
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,13 +14,16 @@ from fedda import plugins
 from fedda.errors import FeddaError, ModelError
 from fedda.methods import Method
 
+# What adds the layers of an extension that belongs to no method, by the extension's name.
+EXTENDERS: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {}
+
 
 @dataclass(frozen=True)
 class Extension:
     """A method's own layers in a model.
 
     Attributes:
-        method: name of the method; its `extend` adds the layers.
+        method: name of the method, whose `extend` adds the layers; or a name in EXTENDERS.
         settings: what `extend` is given: any values that JSON can hold. They pass through JSON
             once, so that they equal those read from a file.
     """
@@ -51,7 +54,7 @@ class Extension:
             ConfigError: the method is not installed on this machine.
             ModelError: the method adds no layers, or cannot add them with these settings.
         """
-        extend = plugins.method(self.method).extend
+        extend = EXTENDERS.get(self.method) or plugins.method(self.method).extend
         if extend is None:
             raise ModelError(
                 f"The model needs layers of {self.method}, but the version installed here adds "
@@ -68,6 +71,16 @@ class Extension:
                 f"{self.settings} ({type(error).__name__}: {why}); check the settings, and the "
                 f"installed version of {self.method}."
             ) from error
+
+    @property
+    def known(self) -> bool:
+        """Whether this machine has what adds the layers."""
+        return self.method in EXTENDERS or self.method in plugins.methods()
+
+    @property
+    def own(self) -> bool:
+        """Whether it is fedda that adds the layers, and no other package."""
+        return self.method in EXTENDERS or self.method in plugins.own_methods()
 
     def __str__(self) -> str:
         return f"{self.method} {json.dumps(self.settings)}"

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 import fedda
-from fedda import plugins
 from fedda.config import NETWORKS, ModelConfig, window_of
 from fedda.errors import ModelError
 from fedda.files import replacing
@@ -98,7 +97,7 @@ def load(path: str | Path) -> tuple[Model, Meta]:
         ModelError: the file cannot be read, or needs a package that is not installed here.
     """
     meta, tensors = _read(path, weights=True)
-    if meta.extension is not None and meta.extension.method not in plugins.methods():
+    if meta.extension is not None and not meta.extension.known:
         raise ModelError(
             f"'{path}' holds a model with layers of the method {meta.extension.method}, which is "
             "not installed here; install the package that adds this method."
@@ -155,8 +154,7 @@ def _check_size(meta: Meta, tensors: dict[str, Tensor]) -> None:
     """Refuse a description of a larger model than the file holds, before any of it is built."""
     if meta.config.name not in NETWORKS and not has_weights(meta.config.name):
         return  # another package's network, which may build nothing without values
-    own = meta.extension is not None and meta.extension.method in plugins.own_methods()
-    extension = meta.extension if own else None
+    extension = meta.extension if meta.extension and meta.extension.own else None
     outline = blank(meta.config, meta.shape, len(meta.classes), extension, "meta").state_dict()
     if sum(t.numel() for t in outline.values()) > sum(t.numel() for t in tensors.values()):
         raise ValueError("it describes a larger model than it holds")

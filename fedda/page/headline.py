@@ -5,7 +5,7 @@ import statistics
 from typing import Any
 
 from fedda.results import transfer
-from fedda.results.read import adapted_elsewhere, counted, missing_tests, spans
+from fedda.results.read import adapted_elsewhere, counted, missing_tests, refined_at, spans
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -82,6 +82,8 @@ def _cards(run: Run, scale: Scale) -> list[Html]:
     for method in run.methods[1:]:
         cards.append(card(run.title(method), stat(methods[method]["last"]), last))
     cards += [_difference(run, scale, card, other) for other in run.methods[1:2]]
+    if own["refined"]["mean"] is not None:
+        cards.append(card("Refined at the target", stat(own["refined"]), "by its last step"))
     if any(n is not None for n in own["selected_rounds"]):
         rounds = spans(n for n in own["selected_rounds"] if n is not None)
         plural = "s" if len(set(own["selected_rounds"])) > 1 else ""
@@ -135,7 +137,7 @@ def _table(run: Run, scale: Scale) -> Html:
         rows += [[*cells, duration(seconds)] for *cells, seconds in lines]
         styles += ["strong", *["faint"] * (len(lines) - 1)]
     unit = f" ({scale.unit})" if scale.unit else ""
-    head = ["method", f"last round{unit}", f"chosen without labels{unit}", "time"]
+    head = ["method", f"last round{unit}", f"refined{unit}", f"chosen without labels{unit}", "time"]
     return table(head, rows, styles=styles, label=NAMES[run.measure])
 
 
@@ -157,7 +159,7 @@ def _remarks(run: Run) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    said = missing_tests(run.results) + adapted_elsewhere(run.results)
+    said = missing_tests(run.results) + adapted_elsewhere(run.results) + refined_at(run.results)
     said += transfer.notes(run.results)
     remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
     if len(run.seeds) > 1:

@@ -15,6 +15,7 @@ from typing import Any
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
+REFINED = "refined"  # a training's entry of what the target said of its last step
 ABOUT = "about.json"  # titles of the methods and defaults of the settings, for who shows the run
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 
@@ -178,6 +179,25 @@ def adapted_elsewhere(results: Results) -> list[str]:
     return lines
 
 
+def refined_at(results: Results) -> list[str]:
+    """Say what targets' last steps changed, and where the models are; per method and target."""
+    lines = []
+    for method, trainings in results.get("trainings", {}).items():
+        by_site: dict[str, list[Mapping[str, Any]]] = {}
+        for told in filter(None, (t.get(REFINED) for t in trainings)):
+            by_site.setdefault(printable(told["site"]), []).append(told)
+        for site, every in by_site.items():
+            changed, agreed = (
+                percent(statistics.fmean(t[k] for t in every)) for k in ("changed", "agreed")
+            )
+            lines.append(
+                f"refined: {site}'s last step changed {changed} of {title(results, method)}'s "
+                f"answers there; the averaged models agree on {agreed}; the refined model is at "
+                f"{site} alone, below its --state-dir: {printable(every[0]['file'])}"
+            )
+    return lines
+
+
 def _shared_by(results: Results, method: str) -> str:
     """How to have a method's adapted model sent, in brackets; empty if it cannot be."""
     key = f"{method}.share"  # a run holds all settings of the methods that it trains
@@ -327,8 +347,10 @@ def _scores(results: Results, trainings: Sequence[Mapping[str, Any]]) -> dict[st
     chosen = [t.get("selected_round") for t in trainings]
     last = [t["rounds"][-1].get(shown) for t in trainings]
     selected = [_at(t, number, shown) for t, number in zip(trainings, chosen, strict=True)]
+    refined = [(t.get(REFINED) or {}).get(shown) for t in trainings]
     return {
         "last": _over_seeds(_by_seed(trainings, last)),
+        "refined": _over_seeds(_by_seed(trainings, refined)),
         "selected": _over_seeds(_by_seed(trainings, selected)),
         "selected_rounds": chosen,
         "seconds": [t["seconds"] for t in trainings],

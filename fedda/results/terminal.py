@@ -20,6 +20,7 @@ from fedda.results.read import (
     human,
     missing_tests,
     printable,
+    refined_at,
     short_title,
     spans,
     summary,
@@ -54,10 +55,11 @@ def table(results: Results) -> RenderableType:
 
 def scores(
     report: dict[str, Any], method: str, number: Callable[[float], str]
-) -> Iterator[tuple[str, str, str, float]]:
+) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield a row for a method, then one per target, or per seed, if there are several.
 
-    A row is a name, the last round's score, the selected round's score, and seconds.
+    A row is a name, the scores of the last round, of that refined at the target, and of the
+    selected round, and seconds.
     """
 
     def text(value: float | None) -> str:
@@ -70,11 +72,11 @@ def scores(
     def chosen(value: str, at: int | None) -> str:
         return value if at is None else f"{value} (round {at})"
 
-    def row(name: str, of: dict[str, Any]) -> tuple[str, str, str, float]:
+    def row(name: str, of: dict[str, Any]) -> tuple[str, str, str, str, float]:
         selected, rounds = mean(of["selected"]), of["selected_rounds"]
         if len(rounds) == 1:
             selected = chosen(selected, rounds[0])
-        return name, mean(of["last"]), selected, sum(of["seconds"])
+        return name, mean(of["last"]), mean(of["refined"]), selected, sum(of["seconds"])
 
     m, seeds = report["methods"][method], report["seeds"]
     yield row(title(report, method), m)
@@ -83,8 +85,11 @@ def scores(
     if m["targets"]:
         return
     for i, seed in enumerate(seeds if len(seeds) == len(m["seconds"]) > 1 else ()):
-        last, best = (text(m[which]["values"][i]) for which in ("last", "selected"))
-        yield f"seed {seed}", last, chosen(best, m["selected_rounds"][i]), m["seconds"][i]
+        last, refined, best = (
+            text(m[which]["values"][i]) for which in ("last", "refined", "selected")
+        )
+        seconds = m["seconds"][i]
+        yield f"seed {seed}", last, refined, chosen(best, m["selected_rounds"][i]), seconds
 
 
 def tests(results: Results, name: str = "") -> int:
@@ -106,12 +111,13 @@ def _scores(report: dict[str, Any]) -> Table:
     shown = _table(f"{heading} {where}")
     shown.add_column("method")
     shown.add_column("last round", justify="right")
+    shown.add_column("refined", justify="right")
     shown.add_column("selected round", justify="right")
     shown.add_column("time", justify="right")
     for method in report["methods"]:
         style, indent = "bold" if method == report["method"] else "", ""
-        for name, last, selected, seconds in scores(report, method, number):
-            shown.add_row(indent + escape(name), last, selected, f"{seconds:.1f} s", style=style)
+        for name, *texts, seconds in scores(report, method, number):
+            shown.add_row(indent + escape(name), *texts, f"{seconds:.1f} s", style=style)
             style, indent = "dim", "  "
         shown.add_section()
     return shown
@@ -130,7 +136,8 @@ def _notes(report: dict[str, Any], results: Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    return notes + missing_tests(results) + adapted_elsewhere(results) + transfer.notes(results)
+    notes += missing_tests(results) + adapted_elsewhere(results) + refined_at(results)
+    return notes + transfer.notes(results)
 
 
 def _worth(results: Results) -> list[RenderableType]:

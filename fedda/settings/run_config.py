@@ -23,6 +23,7 @@ from fedda.config import (
     InputConfig,
     ModelConfig,
     PrivacyConfig,
+    RefineConfig,
     RunSection,
     Scalar,
     Section,
@@ -64,6 +65,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    refine: RefineConfig = RefineConfig()
     wire: WireConfig = WireConfig()
     wait: WaitConfig = WaitConfig()
     guard: GuardConfig = GuardConfig()
@@ -320,6 +322,8 @@ class RunConfig(Section):
             model=self.model,
             train=self.train,
             privacy=self.privacy,
+            refine=self.run.refine,
+            shares=self.refine.shares,
             wire=self.wire,
             options=self.options[method],
         )

@@ -12,8 +12,10 @@ from fedda import plugins
 from fedda.config import (
     ModelConfig,
     PrivacyConfig,
+    Refine,
     Section,
     Secure,
+    Shares,
     TrainConfig,
     WireConfig,
     is_site_name,
@@ -50,6 +52,8 @@ class Task(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    refine: Refine = Field(default="none", description="the target's last step")
+    shares: Shares = "auto"
     wire: WireConfig = WireConfig()
     options: Any = None
 

@@ -1,0 +1,98 @@
+"""The last step of a training, at the target alone: `fedda.refining`, and what a test says of it.
+
+The source-only model of the same run and seed is found in the file of its own last step.
+"""
+
+import logging
+from typing import Protocol
+
+from torch import Tensor
+
+from fedda import models, refining
+from fedda.data import Labelled, Unlabelled
+from fedda.errors import ModelError
+from fedda.models import Model, refined
+from fedda.refining import Refined
+
+from . import state, tested
+from .memory import Site
+from .request import Numbers, Request
+
+logger = logging.getLogger("fedda.site")
+
+SOURCE_ONLY = "fedavg"
+
+
+class Refining(Protocol):
+    """The members of a method's client that are used here."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def data(self) -> Labelled | Unlabelled: ...
+
+    def adapted(self) -> Model:
+        """The predictor under test as a model that can be kept."""
+        ...
+
+    def checked(self, p: Tensor) -> Tensor:
+        """The answers of a predictor, if they are those of a trained network."""
+        ...
+
+    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
+        """A number of a test over so many images, as it leaves this site."""
+        ...
+
+
+def take(client: Refining) -> Refined | None:
+    """Refine the last round's model and keep the result here; None if the run asks for none.
+
+    Where nothing can be refined, this site's log says why, and the run goes on.
+    """
+    task, site = client.request.task, client.site
+    if task.refine == "none":
+        return None
+    x = client.data.x
+    try:
+        members = refining.members(_source_only(client), client.adapted(), x)
+        made = refining.refined_model(members, x, task.model, task.dims, task.refine, task.shares)
+        client.checked(made.after.float())
+        if (path := state.refined_path(site, task)) is not None:
+            models.save(path, made.model, classes=task.names, **task.about_model)
+            logger.info("the refined model stays here, in %s", path)
+    except ModelError as error:
+        logger.warning("no last step: %s", error)
+        return None
+    return made
+
+
+def told(client: Refining, made: Refined, held: Labelled | None) -> Numbers:
+    """What a test says of a refined model.
+
+    Args:
+        client: the target's client.
+        made: what its last step has made.
+        held: the labelled test images, if there are any.
+    """
+    shares = {"changed": made.changed, "agreed": made.agreed}
+    numbers: Numbers = {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
+    if held is not None:
+        p = models.predict(made.model, held.x)
+        name = "accuracy-refined"
+        numbers[name] = client.released(name, tested.right(p, held.y), len(held))
+    return numbers
+
+
+def _source_only(client: Refining) -> Model | None:
+    """The model of this run's source-only training, from its last step; None if it had none."""
+    task = client.request.task
+    path = state.refined_path(client.site, task.model_copy(update={"method": SOURCE_ONLY}))
+    if task.method == SOURCE_ONLY or path is None or not path.is_file():
+        return None
+    loaded, meta = models.load(path)
+    alike = (meta.config, meta.shape, meta.classes) == (task.model, task.dims, task.names)
+    return refined.members_of(loaded)[-1].to(client.site.device) if alike else None

@@ -1,0 +1,113 @@
+"""`fedda refine`: the local last step, afterwards and anywhere: a finished model and its images."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.cli.export import chosen, settings_of
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.config import Shares
+from fedda.errors import ConfigError
+from fedda.results.plainly import echo
+from fedda.results.read import MODEL, REFINED, label
+
+if TYPE_CHECKING:
+    from fedda import models
+
+SOURCE_ONLY = "fedavg"
+
+
+def refine(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="The target's data; no training label is read.")
+    ],
+    strength: Annotated[
+        Literal["careful", "strong"], typer.Option(help="How far the step may go.")
+    ] = "careful",
+    shares: Annotated[
+        Shares,
+        typer.Option(help="Whether it counts how frequent classes seem: by the evidence, or not."),
+    ] = "auto",
+    linear: Annotated[
+        bool, typer.Option("--linear", help="Write one small model that has learnt the answers.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Default: {REFINED}.safetensors beside the model."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="Refine a training of this method.")] = "",
+    seed: Annotated[
+        int | None, typer.Option(min=0, show_default=False, help="Refine the training of it.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="Refine the training of this target, if the run had several.")
+    ] = "",
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
+) -> None:
+    """Refine a finished model by a target's own images, without labels; nothing leaves the machine.
+
+    A run's target does this by itself after the last round (run.refine). The predictions of the
+    run's models are averaged: of the method's, of the source-only model (FedAvg) where the run has
+    one, and of that with the target's BatchNorm statistics. A Gaussian for each class, tied to
+    them, then corrects single answers. The result is a model as all others, for `fedda predict`
+    and `fedda export`. If DIR has labelled tests, the accuracies are said.
+
+      fedda refine runs/kd3a --data ./clinic-b
+
+      fedda predict runs/kd3a/refined.safetensors ./new-images
+    """
+    with clear_exit():
+        source = chosen(run, method, seed, target)
+        if out is not None and out.suffix != ".safetensors":
+            raise ConfigError(f"--out is {out}, but a model's file ends in .safetensors.")
+        place = out or source.with_name(f"{REFINED}.safetensors")
+        from fedda import models, refining  # torch takes seconds to import
+        from fedda.data import load_evaluation, load_target
+
+        model, meta = models.load(source)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(meta.window)
+        image = len(meta.shape) == 3
+        form = {"channels": meta.shape[0], "size": meta.shape[1]} if image else {}
+        form |= {"resize": meta.resize, "reading": reading}
+        x = refining.inputs(model, load_target(data, **form).x)
+        members = refining.members(_source_only(source, meta), model, x)
+        made = refining.refined_model(members, x, meta.config, meta.shape, strength, shares)
+        kept = refining.distilled(made, x) if linear else made.model
+        about = {"config": meta.config, "shape": meta.shape, "resize": meta.resize}
+        models.save(place, kept, classes=meta.classes, window=meta.window, **about)
+        echo(
+            f"{place}: {len(members)} models agree on {made.agreed:.0%} of {len(x)} images; "
+            f"{made.changed:.0%} of the answers changed"
+        )
+        tests = load_evaluation(data, classes=meta.classes, **form)
+        if tests is not None:
+            before, after = (
+                (models.predict(m, tests.x).argmax(dim=1) == tests.y).double().mean()
+                for m in (model, kept)
+            )
+            echo(f"accuracy on its {len(tests)} labelled tests: {before:.1%}, refined {after:.1%}")
+
+
+def _source_only(source: Path, meta: "models.Meta") -> "models.Model | None":
+    """The source-only model of the same run and seed; None if there is none like it."""
+    from fedda import models
+
+    folder = source.parent
+    if (folder / "config.json").is_file():
+        other = folder / label(SOURCE_ONLY, settings_of(folder)["run.seeds"].partition(",")[0], "")
+    elif found := re.fullmatch(r"[a-z][a-z0-9-]*?-(\d+.*)", folder.name):
+        other = folder.with_name(f"{SOURCE_ONLY}-{found[1]}")
+    else:
+        return None
+    if other == folder or not (other / MODEL).is_file():
+        return None
+    model, about = models.load(other / MODEL)
+    alike = (about.config, about.shape, about.classes) == (meta.config, meta.shape, meta.classes)
+    return model if alike else None

@@ -1,0 +1,178 @@
+"""The local last step of a training, at the target: its models' mean, refined by its own images.
+
+    members      the run's source-only model, the same with the target's BatchNorm statistics, and
+                 the method's model: what the target has anyway
+    consensus    the mean of their predictions
+    refined      `fedda.maths.refine` of that, as one model (`fedda.models.refined`)
+
+It reads no label, and nothing that it computes is sent.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedda import models
+from fedda.algorithms import adabn
+from fedda.config import ModelConfig
+from fedda.errors import RefineError
+from fedda.maths import refine
+from fedda.maths.refine import FEWEST, Shares, Space, Strength
+from fedda.models import Model, refined
+from fedda.train import batches, generator
+
+BATCH = 256
+STATISTICS = 64  # images of which BatchNorm's statistics are taken at once
+RIDGE = 1e-4  # of a distilled head's distance from the one that it begins as, by the features
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What the step has made.
+
+    Attributes:
+        model: the refined model, on the CPU.
+        before: (N, C) what the last member predicts by itself.
+        after: (N, C) what the refined model predicts.
+        agreed: share of the images on which all members agree.
+    """
+
+    model: Model
+    before: Tensor
+    after: Tensor
+    agreed: float
+
+    @property
+    def changed(self) -> float:
+        """Share of the images whose class is another one than the last member's."""
+        return float((self.before.argmax(dim=1) != self.after.argmax(dim=1)).double().mean())
+
+
+def members(source_only: Model | None, adapted: Model, x: Tensor) -> list[Model]:
+    """The models whose predictions are averaged, the adapted one last.
+
+    Args:
+        source_only: the run's, if it has trained one besides.
+        adapted: the method's.
+        x: the target's inputs, of which the first model's BatchNorm statistics are taken anew.
+    """
+    plain = [m for m in (source_only, adapted) if m is not None]
+    own = _with_own_statistics(plain[0], x)
+    return plain if own is None else [own, *plain]
+
+
+def _with_own_statistics(model: Model, x: Tensor) -> Model | None:
+    """A copy of a model with BatchNorm's statistics of these inputs; None without BatchNorm."""
+    if not models.batchnorms(model):
+        return None
+    copied, device = copy.deepcopy(model), next(model.parameters()).device
+    order = torch.randperm(len(x), generator=generator("last step"))
+    parts = batches([order], STATISTICS, STATISTICS)
+    adabn.estimate(copied, (models.as_inputs(x[indices], device) for indices in parts))
+    return copied.attach(model.backbone)
+
+
+@torch.no_grad()
+def inputs(model: Model, x: Tensor) -> Tensor:
+    """What a model takes for images: what its frozen part makes of them, if it has one."""
+    part = model.backbone
+    if part is None or tuple(x.shape[1:]) != part.shape:
+        return x
+    return torch.cat([part(models.as_inputs(few, CPU)) for few in x.split(BATCH)])
+
+
+def refined_model(
+    members: Sequence[Model],
+    x: Tensor,
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    strength: Strength = "careful",
+    shares: Shares = "auto",
+) -> Refined:
+    """Refine the mean prediction of models by a target's inputs.
+
+    Args:
+        members: models of one network, the method's last; from its features the Gaussians are,
+            unless the inputs are features themselves.
+        x: the target's inputs, of the model or of its frozen part.
+        config: the network.
+        shape: of one input, as the run has it.
+        strength: how much the Gaussians may say.
+        shares: whether estimated shares of the classes count.
+
+    Raises:
+        RefineError: with these images or models nothing would be learnt.
+    """
+    if len(x) < FEWEST:
+        raise RefineError(
+            f"The target has {len(x)} images, and the last step needs {FEWEST} or more to tell "
+            "classes apart; the model stays as it is."
+        )
+    of: refined.Of = "inputs" if len(shape) == 1 or config.train == "bottleneck" else "features"
+    p = torch.stack([models.predict(m, x) for m in members])  # (K, N, C)
+    consensus, labels = p.double().mean(dim=0), p.argmax(dim=2)
+    if not consensus.isfinite().all():
+        raise RefineError(
+            "The models give no probabilities, as their training diverged; the model stays as it "
+            "is. Lower train.lr."
+        )
+    if len(consensus.argmax(dim=1).unique()) == 1:
+        raise RefineError(
+            "The models give all images of the target the same class, so there is nothing to "
+            "refine; the model stays as it is."
+        )
+    plain = of == "inputs"
+    features = models.as_inputs(x, CPU).flatten(1) if plain else features_of(members[-1], x)
+    try:
+        space = Space.of(features)
+        q, found = refine.refine(consensus, space(features.double()), strength, shares)
+    except (ValueError, torch.linalg.LinAlgError) as error:
+        raise RefineError(
+            f"The target's features cannot be told apart ({error}); the model stays as it is."
+        ) from error
+    made = refined.join(members, config, shape, of, space, found)
+    agreed = float((labels == labels[0]).all(dim=0).double().mean())
+    return Refined(made, p[-1], q, agreed)
+
+
+@torch.no_grad()
+def features_of(model: Model, x: Tensor) -> Tensor:
+    """A model's features of inputs, in evaluation mode, on the CPU -> (N, d)."""
+    device = next(model.parameters()).device
+    with models.evaluating(model):
+        parts = [model.features(models.as_inputs(part, device)).cpu() for part in x.split(BATCH)]
+    return torch.cat(parts)
+
+
+def distilled(made: Refined, x: Tensor) -> Model:
+    """The last member with a linear head that learns the refined answers, as a smaller model.
+
+    Args:
+        made: the refined model.
+        x: the inputs that it was made with.
+
+    Raises:
+        RefineError: the last member's head is not one linear layer.
+    """
+    student = copy.deepcopy(refined.members_of(made.model)[-1]).attach(made.model.backbone)
+    if not isinstance(student.head, torch.nn.Linear) or student.extension is not None:
+        raise RefineError("The method's head is no linear layer, so none can learn its answers.")
+    z, head = features_of(student, x), student.head
+    rate = RIDGE * float(z.square().sum(dim=1).mean())
+    steps = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        steps.zero_grad()
+        learnt = F.cross_entropy(head(z), made.after.float())
+        total = learnt + rate * (head.weight - begin).square().sum()
+        total.backward()
+        return total
+
+    begin = head.weight.detach().clone()
+    steps.step(loss)
+    return student.eval()
