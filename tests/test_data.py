@@ -640,8 +640,10 @@ def test_check_prints_a_table_or_json(tmp_path: Path) -> None:
     folder(tmp_path, {"train/[a]/1.png": 1, "train/b/1.png": RED, "test/b/1.png": 2})
     shown = CliRunner().invoke(app, ["check", str(tmp_path), "--min-images", "2"])
     assert shown.exit_code == 0 and "[a]: 1, b: 1" in shown.stdout and "warning:" in shown.stdout
-    words = ["check", str(tmp_path), "--role", "target", "--min-images", "2", "--json"]
-    asked = CliRunner().invoke(app, words)
+    words = ["check", str(tmp_path), "--role", "target", "--min-images", "2"]
+    told = "means over these unlabelled images"
+    assert told in CliRunner().invoke(app, words).stdout and told not in shown.stdout
+    asked = CliRunner().invoke(app, [*words, "--json"])
     found = json.loads(asked.stdout)
     assert (found["role"], found["train"], found["test"]) == ("target", 2, 1)
     assert found["shape"] == [3, 4, 4] and found["counts"] == {}

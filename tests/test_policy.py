@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from clients.node.failures import RunOver, Unreachable
 from clients.node.fleet import Fleet
 from clients.policy import words
+from clients.policy.gate import Gate
 from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Policy, Times
 from clients.policy.spent import Spent, Used
 from clients.site import state
@@ -176,6 +177,7 @@ def test_hours_are_local_and_may_pass_midnight(hours: list[str], when: str, hold
         ('[allow]\nmethods = ["kd3a", "dils"]', "fedavg"),
         ("[allow]\nmethods = []", "fedavg"),
         ('[allow]\nnetworks = ["resnet*"]', "fedavg"),
+        ('[allow]\nnorms = ["group"]', "fedavg"),
         ('[allow]\nphases = ["adapt"]', "fedavg"),
         ("[limits]\nclasses = 3", "fedavg"),
         ("[limits]\nimage-side = 7", "fedavg"),
@@ -199,6 +201,20 @@ def test_what_is_not_allowed_is_refused_before_data_are_read(
 def test_what_is_allowed_is_answered(domains: list[Node], tmp_path: Path) -> None:
     text = words.FRESH.replace("min-images = 64", "min-images = 2").replace('"lenet"', '"mlp"')
     assert codes(a_bench(obeying(domains, text, tmp_path), "fedavg")) == {None}
+
+
+def test_a_site_chooses_which_normalisation_it_takes(domains: list[Node], tmp_path: Path) -> None:
+    """With BatchNorm, moments of its images leave, of a target's, too."""
+    rules = policy('[allow]\nnorms = ["group"]', tmp_path)
+    with pytest.raises(PolicyError) as caught:
+        Gate(rules).admit_frozen(a_bench(domains, "fedavg").task)
+    assert str(caught.value) == (
+        "The policy does not allow the norm 'batch': it allows group (allow.norms)."
+    )
+    nodes = obeying(domains, '[allow]\nnorms = ["group"]', tmp_path)
+    assert codes(a_bench(nodes, "fedavg", model__norm="group")) == {None}
+    told = "nearly tell how frequent each class is"
+    assert told in " ".join(words.words(Policy())) and told not in " ".join(words.words(rules))
 
 
 def test_numbers_of_tests_stay_if_the_policy_says_so(domains: list[Node], tmp_path: Path) -> None:

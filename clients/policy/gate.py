@@ -107,6 +107,7 @@ class Gate:
         allow, limits = self.policy.allow, self.policy.limits
         self._check_named("method", task.method, allow.methods)
         self._check_named("network", task.model.name, allow.networks)
+        self._check_named("norm", task.model.norm, allow.norms)
         sizes.check_names(task, limits.classes, limits.image_side)
         sizes.check_views(task, limits.views)
         if task.model.bottleneck > limits.bottleneck:

@@ -35,12 +35,15 @@ Names = tuple[str, ...]
 class Allow(Section):
     """What a request may ask for, by name; `*` stands for any text.
 
+    norms    the model's normalisation (`model.norm`): batch, whose moments are means over the
+             site's images, or group
     plugins  packages whose methods, networks, readers and augmentations may be used, by name and
              version or hash (`fedda.ops.distributions`); none by default
     """
 
     methods: Names = ANY
     networks: Names = ANY
+    norms: Names = ANY
     phases: Names = ANY
     plugins: Names = ()
 

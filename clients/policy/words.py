@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .rules import Names, Policy
+from .rules import Names, Policy, named
 from .spent import Used
 
 FRESH = """\
@@ -19,6 +19,9 @@ methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` l
 # such as mlp or identity, can be made to show single images: add it for vectors alone, and then
 # with secure.demand or privacy.noise below.
 networks = ["digit-cnn", "lenet", "alexnet", "resnet*", "efficientnet*"]
+# "batch" sends moments of this site's images, of a target's, too: means that nearly tell how frequent
+# each class is here. ["group"] sends none; it refuses runs without model.norm=group.
+norms = ["*"]
 phases = ["*"]               # of methods: `fedda methods --wire` names them
 plugins = []                 # code of other packages; `fedda policy plugins` writes this line
 
@@ -84,15 +87,17 @@ def words(policy: Policy) -> Iterator[str]:
     others = f"Code of other packages: {_names(allow.plugins)}."
     yield others if allow.plugins else "Code of other packages is not used."
     yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
+    told = "; BatchNorm's moments nearly tell how frequent each class is here"
+    yield f"Normalisation: {_names(allow.norms)}{told * named('batch', allow.norms)}."
     yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
     yield f"A frozen network computes {limits.views} views of each image at most."
     yield f"A bottleneck has {limits.bottleneck:,} units at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
-    named = {"tests": "numbers of tests"}
-    yield f"May leave: {_listed([named.get(k, k) for k in may])}."
+    called = {"tests": "numbers of tests"}
+    yield f"May leave: {_listed([called.get(k, k) for k in may])}."
     if not_:
-        yield f"Never leave: {_listed([named.get(k, k) for k in not_])}."
+        yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."
     yield f"A model is trained on {protect.min_images} images or more, in a round and in each step."
     clip = "" if protect.clip is None else f", of a norm of {protect.clip:g} at most"
     noise = f", with noise of {protect.noise:g} times that norm" if protect.noise else ""

@@ -45,6 +45,11 @@ RoleOption = Annotated[
     typer.Option(help="Role of the site: a source has labels; a target's labels are never read."),
 ]
 _SHEET_SIZE = 96  # pixels per side, if the images have several sizes
+MOMENTS = (
+    "a model with BatchNorm, as runs have it by default, takes means over these unlabelled images "
+    "along, which nearly tell how frequent each class is; with allow.norms = [\"group\"] in its "
+    "policy this site takes part only in runs with model.norm=group, which send none."
+)
 
 
 @app.command()
@@ -407,6 +412,8 @@ def _print(description: "Description", split: str) -> None:
     console.print(table)
     for warning in description.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+    if description.role == "target":
+        console.print(f"[yellow]note:[/yellow] {escape(MOMENTS)}", soft_wrap=True, highlight=False)
 
 
 def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
