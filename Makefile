@@ -48,10 +48,10 @@ lint: $(VENV)/.installed-dev ## check style, format and types
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
 
 lock: $(VENV)/.installed ## renew the versions and hashes that the container image installs
-	PATH="$(abspath $(BIN)):$$PATH" deploy/lock.sh
+	PATH="$(abspath $(BIN)):$$PATH" TORCH_INDEX="$(TORCH_INDEX)" deploy/lock.sh
 
 audit: ## ask a public service for known holes in what the image installs; any is an error
-	PYTHON="$(PYTHON)" deploy/audit.sh
+	"$(PYTHON)" deploy/holes.py
 
 docs: $(VENV)/.installed-dev ## build the documentation as a site in site/, offline
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

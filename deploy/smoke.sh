@@ -1,27 +1,35 @@
 #!/usr/bin/env bash
-# Builds the image, runs compose.demo.yml for a few rounds, tries from inside the containers what they
-# must not reach, turns a site away, and removes everything again. About ten minutes.
+# Builds the image, runs compose.demo.yml for a few rounds and a site of compose.client.yml with it, tries
+# from inside the containers what they must not reach, turns a site away, and removes everything again.
+# About ten minutes.
 #
 #   deploy/smoke.sh
 #   deploy/smoke.sh --no-build   # with the image that is there
 #
-# Needs Docker with compose, and the right to use it. Containers and volumes are those of a project
-# named fedda-smoke, so a demo that is running is not touched. Exit code 0: all of it holds.
+# Needs Docker with compose, and the right to use it. Containers and volumes are those of the projects
+# fedda-smoke and fedda-smoke-clinic, so a demo that is running is not touched. Exit code 0: all holds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SITES=(handwritten blended street fonts)
 listener=""
+folder=$(mktemp -d) # of the site that is not the demo's
 
 compose() { docker compose -p fedda-smoke -f deploy/compose.demo.yml "$@"; }
+clinic() {
+  HOST=server ROLE=source NAME=clinic DATA=$folder/data CA=$folder/ca.crt KEY=$folder/clinic \
+    RUN_AS=12345:12345 docker compose -p fedda-smoke-clinic -f deploy/compose.client.yml "$@"
+}
 fail() {
   echo "FAILED: $*" >&2
   exit 1
 }
 clean() {
   local code=$?
-  [ $code -eq 0 ] || compose logs --tail 30 >&2 || true
+  [ $code -eq 0 ] || { compose logs --tail 30; clinic logs --tail 30; } >&2 || true
   compose down --volumes --timeout 5 >/dev/null 2>&1 || true
+  clinic down --volumes --timeout 5 >/dev/null 2>&1 || true
+  rm -rf "$folder"
   [ -z "$listener" ] || docker rm --force "$listener" >/dev/null 2>&1 || true
   exit $code
 }
@@ -45,6 +53,7 @@ address() { # of a container, in each of its networks
 
 echo "== build, and wait until every site has joined"
 compose down --volumes --timeout 5 2>/dev/null || true
+clinic down --volumes --timeout 5 2>/dev/null || true
 [ "${1:-}" = --no-build ] || compose build --quiet
 size=$(docker image inspect --format '{{.Size}}' fedda)
 echo "image: $((size / 1000000)) MB"
@@ -108,6 +117,44 @@ for site in "${SITES[@]}"; do
       [ "$seen" = nothing ] || fail "$site reaches $other at $ip ($seen)"
     done
   done
+done
+
+echo "== a site of compose.client.yml trains through its gate, and reaches nothing else"
+compose exec -T server fedda keys add clinic --role source --dir /hub
+compose cp server:/hub/nodes/clinic "$folder/clinic"
+compose cp server:/hub/ca.crt "$folder/ca.crt"
+compose cp handwritten:/site/data "$folder/data"
+chmod -R a+rX "$folder"/*
+clinic create --quiet-pull
+docker network connect --alias server fedda-smoke-clinic_outside "$(compose ps --quiet server)"
+clinic up --detach --wait --wait-timeout 120
+compose exec -T server fedda run fedavg --server /hub --dir /runs --name gated --rounds 1 \
+  -c train.lr=0.01 -c secure=none -c wait.min-sources=4 -c input.size=16 -c input.channels=1
+compose exec -T server fedda run dils --server /hub --dir /runs --name gated-sums --baseline none \
+  --rounds 3 -c collaborator=clinic -c pretrain=2 -c train.lr=0.01 -c input.size=16 -c input.channels=1
+probe() { clinic exec -T client python -c "$DIAL" "$1" "$2"; }
+[ "$(probe server 8443)" = open ] || fail "the clinic does not reach the server"
+[ "$(probe server 8000)" = closed ] || fail "the clinic's gate has another port"
+for ip in $(address "$(compose ps --quiet server)"); do
+  seen=$(probe "$ip" 8443)
+  [ "$seen" = nothing ] || fail "the clinic reaches the server beside its gate at $ip ($seen)"
+done
+bridge=$(docker network inspect --format '{{range .IPAM.Config}}{{.Subnet}}{{end}}' fedda-smoke-clinic_inside)
+for host in "${hosts[@]}" "${bridge%.*}.1"; do
+  seen=$(probe "$host" 18099)
+  [ "$seen" = nothing ] || fail "the clinic reaches the host machine at $host ($seen)"
+done
+for host in 1.1.1.1 example.org; do # also no name outside is looked up
+  seen=$(probe "$host" 443)
+  [ "$seen" = nothing ] || fail "the clinic reaches $host ($seen)"
+done
+
+echo "== a state folder is its user's alone"
+seen=$(clinic exec -T client stat --format '%a %u:%g' /state)
+[ "$seen" = "700 12345:12345" ] || fail "the clinic's state folder is $seen"
+for user in 10001 65534; do
+  docker run --rm --user "$user" --volume fedda-smoke-clinic_state:/state fedda \
+    sh -c 'ls /state || touch /state/other' 2>/dev/null && fail "user $user gets into the state folder"
 done
 
 echo "== a site that is turned away says so"

@@ -1,5 +1,7 @@
 """deploy/: the programs accept its commands, and only two ports are open."""
 
+import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -8,7 +10,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import click
@@ -41,21 +45,32 @@ ENV = {
 
 
 def substitute(text: str, env: Mapping[str, str] = ENV) -> str:
-    """Replace ${NAME}, ${NAME:-default} and ${NAME:?message} as compose does."""
+    """Replace ${NAME}, ${NAME:-default}, ${NAME:-${OTHER}} and ${NAME:?message} as compose does."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
-        return env[name] if default is None else env.get(name, default)
+        return env[name] if default is None else env.get(name, substitute(default, env))
 
-    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
+    default = r"(?:\$\{\w+\}|[^}])*"
+    return re.sub(rf"\$\{{(?P<name>\w+)(?::-(?P<default>{default})|:\?[^}}]*)?\}}", value, text)
 
 
 def services(file: str, env: Mapping[str, str] = ENV) -> dict[str, dict[str, Any]]:
     return yaml.safe_load(substitute((DEPLOY / file).read_text(), env))["services"]
 
 
-# The file for GPUs extends a service of another file. The script of init has a test below.
-COMMANDS = [(f, n) for f in FILES[:3] for n in services(f) if n != "init"]
+def script(name: str) -> ModuleType:
+    """Load a program of deploy/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"deploy_{name}", DEPLOY / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The file for GPUs extends a service of another file. Those that run no fedda have tests below.
+OTHERS = ("init", "state", "gate")
+COMMANDS = [(f, n) for f in FILES[:3] for n in services(f) if n not in OTHERS]
 LASTING = [(f, n) for f, n in COMMANDS if n != "keys"]
 
 
@@ -106,7 +121,7 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
         ("compose.demo.yml", 3),
         ("compose.server.yml", 1),
         ("demo-init.sh", 4),
-        ("smoke.sh", 4),
+        ("smoke.sh", 7),
     ],
 )
 def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
@@ -218,53 +233,163 @@ def test_image_contains_what_the_compose_files_use() -> None:
     for names in copied:
         for source in names[:-1]:
             if not source.startswith("--from") and not source.startswith("/opt"):
+                source = source.replace("$TORCH_LOCK", "torch.lock")
                 assert (DEPLOY.parent / source).exists(), source
-    assert ["deploy/health.py", "/opt/fedda/health.py"] in copied
+    assert ["deploy/health.py", "deploy/gate.py", "/opt/fedda/"] in copied
     assert "USER 10001:10001" in lines
-    made = next(line for line in lines if "install -d" in line)
-    assert "-m 0700 -o 10001 -g 10001 /hub /runs" in made and made.endswith("-m 1777 /state")
+    # No folder is writable for another user than the image's own.
+    assert "RUN install -d -m 0700 -o 10001 -g 10001 /hub /runs /state" in lines
+    assert "1777" not in "".join(lines)
     froms = [line for line in lines if line.startswith("FROM ")]
     assert froms == ["FROM $BASE AS build", "FROM $BASE"]  # a build may give a digest
 
 
+@pytest.mark.parametrize("user", ["10001:10001", "1000:1000"])
+def test_a_sites_state_is_its_users_alone(user: str) -> None:
+    env = ENV if user == "10001:10001" else ENV | {"RUN_AS": user}
+    made = services("compose.client.yml", env)
+    assert made["client"]["user"] == user
+    assert made["state"]["command"][-1] == f"chmod 0700 /state && chown -R {user} /state"
+    assert (
+        made["state"]["volumes"] == ["state:/state"] and "state:/state" in made["client"]["volumes"]
+    )
+    # Root may do this and no more, and the client waits for it.
+    assert (made["state"]["user"], made["state"]["network_mode"]) == ("0:0", "none")
+    assert made["state"]["cap_drop"] == ["ALL"]
+    waits = made["client"]["depends_on"]["state"]
+    assert waits == {"condition": "service_completed_successfully"}
+
+
+def test_a_site_has_no_way_out_but_its_gate() -> None:
+    file = yaml.safe_load(substitute((DEPLOY / "compose.client.yml").read_text()))
+    made = file["services"]
+    assert made["client"]["networks"] == ["inside"]
+    assert made["gate"]["networks"] == ["inside", "outside"]
+    assert file["networks"]["inside"] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    # The client dials the server by its name, which its certificate has, and meets the gate.
+    assert made["client"]["links"] == ["gate:hub.example.org"]
+    ports = [str(PUBLIC_PORT), str(EXCHANGE_PORT)]
+    forward = ["python", "/opt/fedda/gate.py"]
+    assert made["gate"]["command"] == [*forward, "hub.example.org", *ports]
+    assert made["gate"]["cap_drop"] == ["ALL"] and made["gate"]["read_only"] is True
+    env = ENV | {"ADDRESS": "192.0.2.7", "PORT": "443", "EXCHANGE_PORT": "444"}
+    other = services("compose.client.yml", env)
+    assert other["gate"]["command"] == [*forward, "192.0.2.7", "443", "444"]
+
+
+def test_the_gate_passes_on_what_comes_and_its_end() -> None:
+    gate = script("gate")
+
+    async def upper(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        writer.close()
+
+    async def say(port: int, words: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
+        writer.write(words)
+        writer.write_eof()
+        heard = await reader.read()
+        writer.close()
+        return heard
+
+    async def through(nobody: int) -> tuple[bytes, bytes]:
+        async with await asyncio.start_server(upper, LOOPBACK, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            heard = await pass_through(port, b"words" * 100_000)
+        return heard, await pass_through(nobody, b"")
+
+    async def pass_through(port: int, words: bytes) -> bytes:
+        meet = partial(gate.meet, LOOPBACK, port)
+        async with await asyncio.start_server(meet, LOOPBACK, 0) as door:
+            return await say(door.sockets[0].getsockname()[1], words)
+
+    with Reserved() as nobody:
+        heard, none = asyncio.run(through(nobody.port))
+    assert heard == b"WORDS" * 100_000
+    assert none == b""  # the connection ends
+
+
 def test_a_release_asks_for_holes_in_all_that_the_image_installs() -> None:
     """Of what Flower decides at the public port, too, and every night."""
-    root = DEPLOY.parent
-    script, lock = (DEPLOY / "audit.sh").read_text(), (DEPLOY / "requirements.lock").read_text()
-    for name in ("fastapi", "starlette", "uvicorn", "flwr"):
-        assert re.search(rf"^{name}==", lock, re.MULTILINE) and name in script
-    for file in ("requirements.lock", "torch.txt"):
-        assert f"-r deploy/{file}" in script
-    assert "deploy/audit.sh" in (root / "Makefile").read_text()
+    root, holes = DEPLOY.parent, script("holes")
+    lock = (DEPLOY / "requirements.lock").read_text()
+    assert set(holes.PUBLIC) == {"fastapi", "starlette", "uvicorn", "flwr"}
+    assert all(re.search(rf"^{name}==", lock, re.MULTILINE) for name in holes.PUBLIC)
+    assert set(holes.LOCKS) == {path.name for path in DEPLOY.glob("*.lock")}
+    assert "deploy/holes.py" in (root / "Makefile").read_text()
     for workflow in ("release", "nightly"):
         text = (root / ".github" / "workflows" / f"{workflow}.yml").read_text()
         assert "- run: make audit" in text and "continue-on-error" not in text
 
 
-def test_the_lock_has_a_hashed_version_of_everything_that_is_installed() -> None:
-    """Renew it with `make lock`."""
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
-    text = (DEPLOY / "requirements.lock").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    pins: dict[str, set[str]] = {}
-    for line in lines:
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([{"name": "a", "version": "1", "vulns": []}], 0, "No known hole in 1 packages."),
+        (
+            [
+                {"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]},
+                {"name": "b", "skip_reason": "not found"},
+            ],
+            1,
+            "Known holes, 1 in all: CVE-1 in a 1 (mended in 2).",
+        ),
+        ([{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "not found"}],
+         2, "did not answer for 1 of 2 packages"),
+        ([], 2, "did not answer"),
+    ],
+)  # fmt: skip
+def test_a_service_that_does_not_answer_is_no_sign_that_there_are_no_holes(
+    packages: list[dict[str, Any]], code: int, said: str
+) -> None:
+    ends, sentence = script("holes").judged(packages)
+    assert ends == code and said in sentence and "\n" not in sentence
+
+
+def pins(lock: str) -> dict[str, set[str]]:
+    """The versions of a lock; each has to have a hash."""
+    text = (DEPLOY / lock).read_text().replace("\\\n", " ")
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
         assert "--hash=sha256:" in line, line
         pinned = Requirement(line.partition(" --hash")[0])
         (one,) = pinned.specifier
         assert one.operator == "==", line
-        pins.setdefault(canonicalize_name(pinned.name), set()).add(one.version)
-    for line in (DEPLOY / "torch.txt").read_text().split():
-        name, _, version = line.partition("==")
-        pins[name] = {version}
+        found.setdefault(canonicalize_name(pinned.name), set()).add(one.version)
+    return found
+
+
+def test_the_locks_have_a_hashed_version_of_everything_that_is_installed() -> None:
+    """Renew them with `make lock`."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    rest, torch, tools = map(pins, ("requirements.lock", "torch.lock", "tools.lock"))
+    assert {"torch", "torchvision"} <= torch.keys() and not rest.keys() & torch.keys()
+    assert {"build", "cyclonedx-bom", "pip-audit"} <= tools.keys()
     for line in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
         wanted = Requirement(line)
-        versions = pins[canonicalize_name(wanted.name)]
+        versions = (rest | torch)[canonicalize_name(wanted.name)]
         assert all(wanted.specifier.contains(v, prereleases=True) for v in versions), line
-    of_cuda = [name for name in pins if name.startswith(("nvidia", "cuda", "triton"))]
-    assert of_cuda == []  # they come with the build of torch that TORCH_INDEX chooses
+    # They are of the index that torch is of, and come with it.
+    assert [n for n in rest if n.startswith(("nvidia", "cuda", "triton"))] == []
+
+
+def test_nothing_is_installed_without_hashes_in_the_image_or_a_release() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
-    assert "--require-hashes --no-deps -r deploy/requirements.lock" in dockerfile
-    assert "-r deploy/torch.txt" in dockerfile
+    (setting,) = re.findall(r"^ENV (PIP_.*)$", dockerfile, re.MULTILINE)
+    assert {"PIP_REQUIRE_HASHES=1", "PIP_NO_DEPS=1"} <= set(setting.split())
+    installs = re.findall(r"^RUN (.*pip install .*)$", dockerfile, re.MULTILINE)
+    (own,) = [line for line in installs if "PIP_REQUIRE_HASHES=0" in line]
+    assert "--no-build-isolation . &&" in own
+    files = [line.split()[-1].strip('"') for line in installs if line != own]
+    assert files == ["deploy/requirements.lock", "deploy/$TORCH_LOCK", "deploy/tools.lock"]
+    release = (DEPLOY.parent / ".github" / "workflows" / "release.yml").read_text()
+    for line in re.findall(r"pip install .*", release):
+        assert line == "pip install --require-hashes --no-deps -r deploy/tools.lock"
 
 
 @pytest.mark.parametrize("file", FILES[:3])

@@ -19,8 +19,8 @@ methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` l
 # such as mlp or identity, can be made to show single images: add it for vectors alone, and then
 # with secure.demand or privacy.noise below.
 networks = ["digit-cnn", "lenet", "alexnet", "resnet*", "efficientnet*"]
-# "batch" sends moments of this site's images, of a target's, too: means that nearly tell how frequent
-# each class is here. ["group"] sends none; it refuses runs without model.norm=group.
+# "batch" sends moments of this site's images, of a target's, too: means that nearly tell how
+# frequent each class is here. ["group"] sends none, and refuses runs without model.norm=group.
 norms = ["*"]
 phases = ["*"]               # of methods: `fedda methods --wire` names them
 plugins = []                 # code of other packages; `fedda policy plugins` writes this line

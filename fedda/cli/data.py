@@ -47,7 +47,7 @@ RoleOption = Annotated[
 _SHEET_SIZE = 96  # pixels per side, if the images have several sizes
 MOMENTS = (
     "a model with BatchNorm, as runs have it by default, takes means over these unlabelled images "
-    "along, which nearly tell how frequent each class is; with allow.norms = [\"group\"] in its "
+    'along, which nearly tell how frequent each class is; with allow.norms = ["group"] in its '
     "policy this site takes part only in runs with model.norm=group, which send none."
 )
 
