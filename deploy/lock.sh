@@ -39,6 +39,6 @@ awk -v torch="$scratch/torch.lock" -v rest="$scratch/requirements.lock" -v made=
   { print > to }' "$scratch/all.txt"
 {
   echo "$made tools."
-  printf '%s\n' build cyclonedx-bom pip-audit | compile - --universal
+  printf '%s\n' build cyclonedx-bom pip-audit | cat - "$scratch/build.txt" | compile - --universal
 } > "$scratch/tools.lock"
 mv "$scratch"/*.lock deploy/
