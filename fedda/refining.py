@@ -131,7 +131,7 @@ def refined_model(
     try:
         space = Space.of(features)
         q, found = refine.refine(consensus, space(features.double()), strength, shares)
-    except (ValueError, torch.linalg.LinAlgError) as error:
+    except (ValueError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         raise RefineError(
             f"The target's features cannot be told apart ({error}); the model stays as it is."
         ) from error

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -73,9 +73,9 @@ def refine(
 
         model, meta = models.load(source)
         reading = reading_of(split, gray_bits, skip_broken, follow_links).within(meta.window)
-        image = len(meta.shape) == 3
-        form = {"channels": meta.shape[0], "size": meta.shape[1]} if image else {}
-        form |= {"resize": meta.resize, "reading": reading}
+        channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
+        form: dict[str, Any] = {"channels": channels, "size": size, "resize": meta.resize}
+        form["reading"] = reading
         x = refining.inputs(model, load_target(data, **form).x)
         members = refining.members(_source_only(source, meta), model, x)
         made = refining.refined_model(members, x, meta.config, meta.shape, strength, shares)

@@ -40,18 +40,26 @@ class Members(nn.Module):
         self.of = of
 
     def forward(self, x: Tensor) -> Tensor:
-        features, said = x.flatten(start_dim=1), []
-        for model in self.models:
+        said, features = [], x.flatten(start_dim=1)
+        for model in members_in(self):
             z = model.encoder(x)
             said.append(model.head(z).float().log_softmax(dim=1))
-        if self.of == "features":
-            features = z.float()
+            if self.of == "features":
+                features = z.float()  # the last member's, in the end
         log_p = torch.stack(said).logsumexp(dim=0) - math.log(len(said))
         return torch.cat([log_p, features], dim=1)
 
 
 class GaussianHead(nn.Module):
     """What `fedda.maths.refine` has found, as a layer: (log p, features) -> logits (N, C)."""
+
+    mean: Tensor
+    scale: Tensor
+    centre: Tensor
+    axes: Tensor
+    means: Tensor
+    root: Tensor
+    offset: Tensor
 
     def __init__(self, classes: int, features: int, components: int, w: float) -> None:
         super().__init__()
@@ -71,9 +79,9 @@ class GaussianHead(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         log_p, x = rows.split([self.out_features, self.in_features - self.out_features], dim=1)
-        space = Space(*(getattr(self, n) for n in ("mean", "scale", "centre", "axes")))
-        found = (getattr(self, n) for n in ("means", "root", "offset"))
-        return logits(space(x), log_p.clamp_min(math.log(LEAST_P)), *found, self.w)
+        space = Space(self.mean, self.scale, self.centre, self.axes)
+        log_p = log_p.clamp_min(math.log(LEAST_P))
+        return logits(space(x), log_p, self.means, self.root, self.offset, self.w)
 
 
 def extend(model: Model, settings: Mapping[str, Any]) -> None:
@@ -93,7 +101,8 @@ def extend(model: Model, settings: Mapping[str, Any]) -> None:
             extension.add_to(member)
     width, of = int(settings["width"]), settings["of"]
     C, d, w = model.head.out_features, int(settings["components"]), float(settings["w"])
-    model.encoder, model.head = Members(members, of), GaussianHead(C, width, d, w)
+    model.encoder = Members(members, of)
+    model.head = GaussianHead(C, width, d, w)  # type: ignore[assignment]
 
 
 EXTENDERS[REFINE] = extend
@@ -126,16 +135,19 @@ def join(
         "w": found.w,
     }
     made = blank(config, shape, len(found.offset), Extension(REFINE, settings))
-    encoder, head = made.encoder, made.head
-    assert isinstance(encoder, Members) and isinstance(head, GaussianHead)
-    for copied, member in zip(encoder.models, members, strict=True):
+    for copied, member in zip(members_of(made), members, strict=True):
         copied.load_state_dict(member.state_dict())
     held = {**asdict(space), **asdict(found)}
-    head.load_state_dict({name: held[name] for name, _ in head.named_buffers()})
+    made.head.load_state_dict({name: held[name] for name, _ in made.head.named_buffers()})
     return made.attach(members[-1].backbone).eval()
 
 
 def members_of(model: Model) -> list[Model]:
     """The members of a refined model."""
     assert isinstance(model.encoder, Members)
-    return [m for m in model.encoder.models if isinstance(m, Model)]
+    return members_in(model.encoder)
+
+
+def members_in(encoder: Members) -> list[Model]:
+    """The models of an encoder of several."""
+    return [m for m in encoder.models if isinstance(m, Model)]
