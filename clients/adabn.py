@@ -5,6 +5,7 @@ Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779, algorithm 1.
 
 import torch
 
+from fedda import models
 from fedda.algorithms import adabn
 from fedda.data import Unlabelled
 
@@ -30,4 +31,4 @@ class Target(Client):
         order = torch.randperm(len(self.data), generator=self.generator("statistics"))
         with torch.no_grad():
             parts = map(self.inputs, self.split([order]))
-            return {"steps": adabn.estimate(self.model, parts)}
+            return {"steps": models.own_statistics(self.model, parts)}

@@ -296,15 +296,16 @@ class Client(NumPyClient):
         refined = None
         if request.is_last:
             numbers |= appraisal.appraised(self, p)
-            refined = last_step.take(self)
+            if (refined := last_step.take(self)) is not None:
+                numbers |= last_step.told(self, refined)
         held, p = self.site.tested_on(self.task), None
-        if refined is not None:
-            numbers |= last_step.told(self, refined, held)
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
             numbers |= {"loss": self.released("loss", loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
+            if refined is not None:
+                others["accuracy-refined"] = models.predict(refined.model, held.x)
             for name, q in {"accuracy": p, **others}.items():
                 right = tested.right(self.checked(q), held.y)
                 numbers[name] = self.released(name, right, len(held))

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda import models
-from fedda.algorithms import adabn
 from fedda.config import ModelConfig
 from fedda.errors import RefineError
 from fedda.maths import refine
@@ -73,7 +72,7 @@ def _with_own_statistics(model: Model, x: Tensor) -> Model | None:
     copied, device = copy.deepcopy(model), next(model.parameters()).device
     order = torch.randperm(len(x), generator=generator("last step"))
     parts = batches([order], STATISTICS, STATISTICS)
-    adabn.estimate(copied, (models.as_inputs(x[indices], device) for indices in parts))
+    models.own_statistics(copied, (models.as_inputs(x[indices], device) for indices in parts))
     return copied.attach(model.backbone)
 
 

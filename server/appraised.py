@@ -12,6 +12,10 @@ The entries of a training in results.json:
         same_model      whether the sources tested the model that the target predicts with; where
                         that one stays at the target, they test the one that the server has
         sources         what each source said, by name
+    refined             what the target said of its last step (`fedda.refining`), None without one:
+        accuracy        of the refined model, if there are labelled tests
+        changed         share of the images whose class is another one than the method's model's
+        agreed          share of the images on which all averaged models agree
     calibration_bytes   what crossed for the sources' tests; in the total, and in no round
     calibration_error   mean gap between confidence and accuracy on the target's labelled tests;
                         None if there are none
@@ -22,11 +26,12 @@ from dataclasses import asdict
 from typing import Any
 
 from fedda.maths import estimates
+from fedda.results.read import REFINED
 from fedda.wire import ABOVE, THRESHOLDS, VALIDATORS
 
 Numbers = dict[str, float]
 WORTH = "worth"  # in the entry of a training's last round, in its checkpoint
-NOTHING = {"validators": {}, "estimate": None, "calibration_error": None}
+NOTHING = {"validators": {}, "estimate": None, "calibration_error": None, REFINED: None}
 SCORES = ("confidence", "entropy")
 
 
@@ -67,6 +72,8 @@ def read(
     kinds = {pattern.removesuffix("/*") for pattern in ABOVE}
     said = {n: tested.pop(n) for n in [*tested] if n in VALIDATORS or n.split("/")[0] in kinds}
     error = tested.pop("ece", None)
+    told = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
+    refined = {name: tested.pop(key) for name, key in told.items() if key in tested}
     values = {n: v for n, v in said.items() if n in VALIDATORS}
     if "infomax" in tested:
         values = {"infomax": tested["infomax"], **values}
@@ -90,4 +97,5 @@ def read(
                 s: {k: v for k, v in calibrations[s].items() if k != "seconds"} for s in sites
             },
         }
-    return {"validators": values, "estimate": found, "calibration_error": error}
+    worth = {"validators": values, "estimate": found, "calibration_error": error}
+    return worth | {REFINED: refined or None}

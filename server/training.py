@@ -19,7 +19,7 @@ from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
 from fedda.results.doubts import Doubt, doubts
-from fedda.results.read import MODEL, REFINED
+from fedda.results.read import MODEL
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
@@ -36,7 +36,6 @@ from .summing import host
 from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
-SUFFIX = ".refined.safetensors"  # of a refined model's file, below its site's --state-dir
 FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
 
@@ -317,9 +316,6 @@ class Training:
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
-        refined = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
-        if "changed" in tested:
-            tested[REFINED] = {k: tested.pop(n) for k, n in refined.items() if n in tested}
         if self.round == self.task.rounds:
             tested[appraised.WORTH] = appraised.read(
                 tested,
@@ -372,8 +368,7 @@ class Training:
         models.save(path, model, classes=classes, **task.about_model)
         adapted = {"adapted": self._adapted()} if self._stays else {}
         worth_it = state.history[-1].get(appraised.WORTH, appraised.NOTHING)
-        ends = {appraised.WORTH, REFINED}
-        rounds = [{k: v for k, v in e.items() if k not in ends} for e in state.history]
+        rounds = [{k: v for k, v in e.items() if k != appraised.WORTH} for e in state.history]
         return {
             "seed": self.seed,
             "target": self.roster.target.name,
@@ -386,7 +381,6 @@ class Training:
             "model": str(path),
             "hidden": self.task.hidden,
             **adapted,
-            REFINED: self._refined(state.history[-1]),
             **(self.strategy.findings() if self.strategy else {}),
             **worth_it,
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
@@ -397,13 +391,6 @@ class Training:
         """The target that keeps its adapted model, and the model's file below its --state-dir."""
         name = self.roster.target.name
         return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
-
-    def _refined(self, entry: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the target said of its last step, and where it keeps the model; None without one."""
-        if REFINED not in entry:
-            return None
-        name = self.roster.target.name
-        return entry[REFINED] | {"site": name, "file": f"{name}/{self.task.training}{SUFFIX}"}
 
     def _initial(self) -> Arrays:
         """Make the model that all sites start from; only here are pretrained weights read."""

@@ -9,8 +9,8 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from fedda import data, models
-from fedda.algorithms import adabn
 from fedda.errors import ConfigError, QuorumError
+from fedda.maths.moments import merge, moments
 from fedda.results.read import title
 from fedda.train import batches, generator
 from fedda.wire import Arrays
@@ -33,10 +33,10 @@ def parameters(model: Arrays) -> dict[str, bytes]:
 
 def test_merged_moments_by_hand() -> None:
     """Batches 0, 2 and 4, 6, 8 have variances 2 and 4, but all five values together have 10."""
-    first = adabn.moments(torch.tensor([[0.0], [2.0]]))
-    second = adabn.moments(torch.tensor([[4.0], [6.0], [8.0]]))
+    first = moments(torch.tensor([[0.0], [2.0]]))
+    second = moments(torch.tensor([[4.0], [6.0], [8.0]]))
     assert (first.n, first.mean.item(), first.variance.item()) == (2, 1.0, 2.0)
-    both = adabn.merge(first, second)
+    both = merge(first, second)
     assert both.n == 5
     assert (both.mean.item(), both.variance.item()) == pytest.approx((4.0, 10.0))
     assert both.mean.dtype == both.spread.dtype == torch.float64
@@ -46,9 +46,9 @@ def test_merged_moments_by_hand() -> None:
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_merged_moments_are_those_of_all_values(shape: tuple[int, ...], size: int) -> None:
     x = torch.randn(shape, generator=generator("moments")) * 3 + 100
-    found, *others = [adabn.moments(part) for part in x.split(size)]
+    found, *others = [moments(part) for part in x.split(size)]
     for other in others:
-        found = adabn.merge(found, other)
+        found = merge(found, other)
     for channel in range(3):
         mean, variance = twin.moments(x[:, channel].flatten().tolist())
         assert found.mean[channel].item() == pytest.approx(mean, rel=1e-6)
@@ -58,7 +58,7 @@ def test_merged_moments_are_those_of_all_values(shape: tuple[int, ...], size: in
 def test_one_batch_gives_the_same_as_pytorchs_cumulative_average() -> None:
     layer, x = nn.BatchNorm1d(4, momentum=None), torch.randn(9, 4, generator=generator("one"))
     layer(x)
-    found = adabn.moments(x)
+    found = moments(x)
     assert layer.running_mean is not None and layer.running_var is not None
     torch.testing.assert_close(found.mean.float(), layer.running_mean)
     torch.testing.assert_close(found.variance.float(), layer.running_var)

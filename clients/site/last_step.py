@@ -14,7 +14,7 @@ from fedda.errors import ModelError
 from fedda.models import Model, refined
 from fedda.refining import Refined
 
-from . import state, tested
+from . import state
 from .memory import Site
 from .request import Numbers, Request
 
@@ -70,21 +70,10 @@ def take(client: Refining) -> Refined | None:
     return made
 
 
-def told(client: Refining, made: Refined, held: Labelled | None) -> Numbers:
-    """What a test says of a refined model.
-
-    Args:
-        client: the target's client.
-        made: what its last step has made.
-        held: the labelled test images, if there are any.
-    """
+def told(client: Refining, made: Refined) -> Numbers:
+    """What a test says of a refined model without labels."""
     shares = {"changed": made.changed, "agreed": made.agreed}
-    numbers: Numbers = {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
-    if held is not None:
-        p = models.predict(made.model, held.x)
-        name = "accuracy-refined"
-        numbers[name] = client.released(name, tested.right(p, held.y), len(held))
-    return numbers
+    return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
 
 
 def _source_only(client: Refining) -> Model | None:

@@ -29,9 +29,8 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedda.config import Shares
-
 Strength = Literal["careful", "strong"]
+Shares = Literal["auto", "even", "estimated"]
 
 # Chosen on the sets of examples/benchmarks/refine.py, before any other was looked at.
 COMPONENTS, IMAGES_EACH = 64, 4  # at most so many components, of so many images each

@@ -9,7 +9,7 @@ Arithmetic                  in which precision and layout a model trains, and wh
 to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
-batchnorms, batch_statistics, inputs_of   tools for methods that work on BatchNorm layers
+batchnorms, batch_statistics, inputs_of, own_statistics   tools for work on BatchNorm layers
 refined                     several models, and Gaussians of a target's images, as one model
 weight_normed(model)        a head that trains with weight normalisation
 """
@@ -19,7 +19,14 @@ from .arithmetic import Arithmetic
 from .arrays import load_arrays, to_arrays
 from .backbone import Backbone, backbone, digest, frozen
 from .extension import Extension
-from .modes import BatchNorm, batch_statistics, batchnorms, evaluating, inputs_of
+from .modes import (
+    BatchNorm,
+    batch_statistics,
+    batchnorms,
+    evaluating,
+    inputs_of,
+    own_statistics,
+)
 from .networks import Model, as_inputs, blank, build, parameter_count, predict, to_device
 from .ready import has_weights, inputs
 from .saved import Meta, describe, load, save
@@ -49,6 +56,7 @@ __all__ = [
     "is_file",
     "load",
     "load_arrays",
+    "own_statistics",
     "parameter_count",
     "predict",
     "refined",

@@ -1,10 +1,13 @@
 """Modes of a model: evaluation, and BatchNorm with the statistics of the current batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from fedda.maths.moments import Moments, merge, moments
 
 
 def batchnorms(model: nn.Module) -> dict[str, BatchNorm]:
@@ -59,3 +62,31 @@ def inputs_of(layers: list[BatchNorm]) -> Iterator[dict[nn.Module, Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@torch.no_grad()
+def own_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
+    """Estimate BatchNorm's statistics anew, from forward passes -> how many.
+
+    Li et al., ICLR workshop 2017, algorithm 1. A layer's inputs depend on the statistics of the
+    layers before it. So each batch is normalised by its own statistics, as in training. Dropout
+    stays off, as in the test that follows.
+
+    Args:
+        model: its running statistics are replaced, and no parameter changes.
+        batches: inputs of the model, in random order.
+    """
+    seen: dict[nn.Module, Moments] = {}
+    layers, steps = list(batchnorms(model).values()), 0
+    with batch_statistics(model), inputs_of(layers) as entering:
+        for x in batches:
+            model(x)
+            for layer in layers:
+                batch = moments(entering[layer])
+                seen[layer] = merge(seen[layer], batch) if layer in seen else batch
+            steps += 1
+    for layer in layers:
+        if layer.running_mean is not None and layer.running_var is not None:
+            layer.running_mean.copy_(seen[layer].mean)
+            layer.running_var.copy_(seen[layer].variance)
+    return steps

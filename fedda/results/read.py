@@ -184,18 +184,26 @@ def refined_at(results: Results) -> list[str]:
     lines = []
     for method, trainings in results.get("trainings", {}).items():
         by_site: dict[str, list[Mapping[str, Any]]] = {}
-        for told in filter(None, (t.get(REFINED) for t in trainings)):
-            by_site.setdefault(printable(told["site"]), []).append(told)
+        for training in trainings:
+            if training.get(REFINED):
+                by_site.setdefault(printable(training["target"]), []).append(training)
         for site, every in by_site.items():
             changed, agreed = (
-                percent(statistics.fmean(t[k] for t in every)) for k in ("changed", "agreed")
+                percent(statistics.fmean(t[REFINED][k] for t in every))
+                for k in ("changed", "agreed")
             )
             lines.append(
                 f"refined: {site}'s last step changed {changed} of {title(results, method)}'s "
                 f"answers there; the averaged models agree on {agreed}; the refined model is at "
-                f"{site} alone, below its --state-dir: {printable(every[0]['file'])}"
+                f"{site} alone, below its --state-dir: {refined_file(results, every[0])}"
             )
     return lines
+
+
+def refined_file(results: Results, training: Mapping[str, Any]) -> str:
+    """Where a training's target keeps its refined model, below its --state-dir."""
+    name = f"{results['name']}.{Path(training['model']).parent.name}.{REFINED}.safetensors"
+    return printable(f"{training['target']}/{name}")
 
 
 def _shared_by(results: Results, method: str) -> str:
