@@ -22,7 +22,7 @@ from clients.site.request import Request
 from fedda import plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.wire import MODEL, Arrays, Kind, Packed, Role
+from fedda.wire import MODEL, REFINED, Arrays, Kind, Packed, Role
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed
@@ -154,7 +154,7 @@ def last_test(crosses: Mapping[tuple[str, str, str], Any]) -> dict[Any, Any]:
         ("to", "target", "evaluate"): (to[0], to[1] | {f"threshold-{score}" for score in scores}),
         ("from", "target", "evaluate"): (
             back[0],
-            back[1] | worth | {f"above-{score}" for score in scores},
+            back[1] | worth | REFINED | {f"above-{score}" for score in scores},
         ),
     }
 

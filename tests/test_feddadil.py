@@ -428,7 +428,7 @@ def test_features_are_extracted_once(
         return features(self, x)
 
     monkeypatch.setattr(models.Model, "features", counted)
-    run(domains, runs | {"method": "feddadil", "rounds": 3})
+    run(domains, runs | {"method": "feddadil", "rounds": 3, "run.refine": "none"})
     # Each training set once, and the target's test set; after the last round the sources' test sets
     # and, to cluster the features, the target's training set once more.
     assert sorted(seen) == sorted([40, 48, 50, 60, 24] + [24] * 3 + [48])

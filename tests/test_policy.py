@@ -573,9 +573,11 @@ def test_adapted_models_are_pruned_the_newest_stay(domains: list[Node], tmp_path
     folder = tmp_path / "anna"
     own = a_file(folder / f"{task.training}.model.safetensors", 10, 9999)
     made = [a_file(folder / f"r{i}.dils-0.model.safetensors", 10, i) for i in range(20)]
+    kept = [a_file(folder / f"r{i}.dils-0.refined.safetensors", 10, i) for i in range(20)]
     state.make_room(site, task)
     assert own.exists()
-    assert [path.exists() for path in made] == [True] * 15 + [False] * 5
+    last = [path.exists() for pair in zip(made, kept, strict=True) for path in pair]
+    assert last.count(True) == 31 and [made[i].exists() for i in (0, 14, 16)] == [1, 1, 0]
 
 
 # ---- the client ----------------------------------------------------------------------------------

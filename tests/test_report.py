@@ -99,11 +99,12 @@ def cells(text: str, start: str) -> list[str]:
 def test_scores_are_means_and_deviations_of_the_last_and_the_selected_round() -> None:
     text = printed(results())
     # KD3A: last 80 and 70, selected 90 and 70; a deviation of two numbers is their gap / sqrt(2).
-    assert cells(text, "KD3A") == ["KD3A", "75.0 ± 7.1", "80.0 ± 14.1", "3.0 s"]
-    assert cells(text, "FedAvg (s") == ["FedAvg (source-only)", "50.0 ± 0.0", "50.0 ± 0.0", "3.0 s"]
+    assert cells(text, "KD3A") == ["KD3A", "75.0 ± 7.1", "–", "80.0 ± 14.1", "3.0 s"]
+    row = ["FedAvg (source-only)", "50.0 ± 0.0", "–", "50.0 ± 0.0", "3.0 s"]
+    assert cells(text, "FedAvg (s") == row
     after = text[text.index("KD3A") :]
-    assert cells(after, "seed 0") == ["seed 0", "80.0", "90.0 (round 1)", "1.5 s"]
-    assert cells(after, "seed 1") == ["seed 1", "70.0", "70.0 (round 2)", "1.5 s"]
+    assert cells(after, "seed 0") == ["seed 0", "80.0", "–", "90.0 (round 1)", "1.5 s"]
+    assert cells(after, "seed 1") == ["seed 1", "70.0", "–", "70.0 (round 2)", "1.5 s"]
     assert "90 labelled tests at tgt, whose labels no training sees" in text
     assert "no troubles" in text
 
@@ -150,7 +151,7 @@ def test_bytes_are_shown_in_a_readable_unit(count: float, text: str) -> None:
 
 def test_one_seed_has_no_deviation_and_needs_no_line_of_its_own() -> None:
     text = printed(first(results(), seeds=1, rounds=1))
-    assert cells(text, "KD3A") == ["KD3A", "90.0", "90.0 (round 1)", "1.5 s"]
+    assert cells(text, "KD3A") == ["KD3A", "90.0", "–", "90.0 (round 1)", "1.5 s"]
     assert "seed" not in text
     assert "1 round\n" in text
 

@@ -615,7 +615,7 @@ def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path:
             ]
             spread = abs(values[0] - values[1]) / 2**0.5
             assert row[1] == f"{number(float(np.mean(values)))} ± {number(spread)}"
-        assert rows[0][3] == pytest.approx(rows[1][3] + rows[2][3])
+        assert rows[0][4] == pytest.approx(rows[1][4] + rows[2][4])
     assert rows[0][1].startswith(number(of_two_targets["fedavg_accuracy"]))
 
     # The weight of a target is the mean over the trainings in which it took part.

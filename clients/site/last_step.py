@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedda import models, refining
 from fedda.data import Labelled, Unlabelled
-from fedda.errors import ModelError
+from fedda.errors import FeddaError
 from fedda.models import Model, refined
 from fedda.refining import Refined
 
@@ -64,8 +64,11 @@ def take(client: Refining) -> Refined | None:
         if (path := state.refined_path(site, task)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
             logger.info("the refined model stays here, in %s", path)
-    except ModelError as error:
+    except FeddaError as error:
         logger.warning("no last step: %s", error)
+        return None
+    except Exception:  # a full disk, a layer of another package: the run is worth more
+        logger.warning("no last step", exc_info=True)
         return None
     return made
 

@@ -186,7 +186,8 @@ def refined_at(results: Results) -> list[str]:
         by_site: dict[str, list[Mapping[str, Any]]] = {}
         for training in trainings:
             if training.get(REFINED):
-                by_site.setdefault(printable(training["target"]), []).append(training)
+                name = printable(training.get("target") or target(results))
+                by_site.setdefault(name, []).append(training)
         for site, every in by_site.items():
             changed, agreed = (
                 percent(statistics.fmean(t[REFINED][k] for t in every))
@@ -203,7 +204,7 @@ def refined_at(results: Results) -> list[str]:
 def refined_file(results: Results, training: Mapping[str, Any]) -> str:
     """Where a training's target keeps its refined model, below its --state-dir."""
     name = f"{results['name']}.{Path(training['model']).parent.name}.{REFINED}.safetensors"
-    return printable(f"{training['target']}/{name}")
+    return printable(f"{training.get('target') or target(results)}/{name}")
 
 
 def _shared_by(results: Results, method: str) -> str:
