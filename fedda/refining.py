@@ -5,11 +5,13 @@
     consensus    the mean of their predictions
     refined      `fedda.maths.refine` of that, as one model (`fedda.models.refined`)
 
+Statistics of a target whose classes are uneven mislead: they make rare classes look as frequent as
+the sources'. So that member counts 1 - beta, by the evidence that the source-only model gives.
+
 It reads no label, and nothing that it computes is sent.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,30 +54,6 @@ class Refined:
         return float((self.before.argmax(dim=1) != self.after.argmax(dim=1)).double().mean())
 
 
-def members(source_only: Model | None, adapted: Model, x: Tensor) -> list[Model]:
-    """The models whose predictions are averaged, the adapted one last.
-
-    Args:
-        source_only: the run's, if it has trained one besides.
-        adapted: the method's.
-        x: the target's inputs, of which the first model's BatchNorm statistics are taken anew.
-    """
-    plain = [m for m in (source_only, adapted) if m is not None]
-    own = _with_own_statistics(plain[0], x)
-    return plain if own is None else [own, *plain]
-
-
-def _with_own_statistics(model: Model, x: Tensor) -> Model | None:
-    """A copy of a model with BatchNorm's statistics of these inputs; None without BatchNorm."""
-    if not models.batchnorms(model):
-        return None
-    copied, device = copy.deepcopy(model), next(model.parameters()).device
-    order = torch.randperm(len(x), generator=generator("last step"))
-    parts = batches([order], STATISTICS, STATISTICS)
-    models.own_statistics(copied, (models.as_inputs(x[indices], device) for indices in parts))
-    return copied.attach(model.backbone)
-
-
 @torch.no_grad()
 def inputs(model: Model, x: Tensor) -> Tensor:
     """What a model takes for images: what its frozen part makes of them, if it has one."""
@@ -86,7 +64,8 @@ def inputs(model: Model, x: Tensor) -> Tensor:
 
 
 def refined_model(
-    members: Sequence[Model],
+    source_only: Model | None,
+    adapted: Model,
     x: Tensor,
     config: ModelConfig,
     shape: tuple[int, ...],
@@ -96,8 +75,8 @@ def refined_model(
     """Refine the mean prediction of models by a target's inputs.
 
     Args:
-        members: models of one network, the method's last; from its features the Gaussians are,
-            unless the inputs are features themselves.
+        source_only: the run's, if it has trained one besides.
+        adapted: the method's; the Gaussians are of its features, unless inputs are features.
         x: the target's inputs, of the model or of its frozen part.
         config: the network.
         shape: of one input, as the run has it.
@@ -112,9 +91,16 @@ def refined_model(
             f"The target has {len(x)} images, and the last step needs {FEWEST} or more to tell "
             "classes apart; the model stays as it is."
         )
-    of: refined.Of = "inputs" if len(shape) == 1 or config.train == "bottleneck" else "features"
-    p = torch.stack([models.predict(m, x) for m in members])  # (K, N, C)
-    consensus, labels = p.double().mean(dim=0), p.argmax(dim=2)
+    members = [m for m in (source_only, adapted) if m is not None]
+    p = [models.predict(m, x).double() for m in members]
+    weights = [1.0] * len(p)
+    even = 1 - refine.evidence(p[0])
+    if even > 0 and models.batchnorms(members[0]):
+        members.insert(0, with_own_statistics(members[0], x))
+        p.insert(0, models.predict(members[0], x).double())
+        weights.insert(0, even)
+    w = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    consensus = torch.einsum("k,knc->nc", w, torch.stack(p))
     if not consensus.isfinite().all():
         raise RefineError(
             "The models give no probabilities, as their training diverged; the model stays as it "
@@ -125,8 +111,8 @@ def refined_model(
             "The models give all images of the target the same class, so there is nothing to "
             "refine; the model stays as it is."
         )
-    plain = of == "inputs"
-    features = models.as_inputs(x, CPU).flatten(1) if plain else features_of(members[-1], x)
+    of: refined.Of = "inputs" if len(shape) == 1 or config.train == "bottleneck" else "features"
+    features = models.as_inputs(x, CPU).flatten(1) if of == "inputs" else features_of(adapted, x)
     try:
         space = Space.of(features)
         q, found = refine.refine(consensus, space(features.double()), strength, shares)
@@ -134,9 +120,19 @@ def refined_model(
         raise RefineError(
             f"The target's features cannot be told apart ({error}); the model stays as it is."
         ) from error
-    made = refined.join(members, config, shape, of, space, found)
+    made = refined.join(members, w, config, shape, of, space, found)
+    labels = torch.stack(p).argmax(dim=2)
     agreed = float((labels == labels[0]).all(dim=0).double().mean())
     return Refined(made, p[-1], q, agreed)
+
+
+def with_own_statistics(model: Model, x: Tensor) -> Model:
+    """A copy of a model with BatchNorm's statistics of these inputs."""
+    copied, device = copy.deepcopy(model), next(model.parameters()).device
+    order = torch.randperm(len(x), generator=generator("last step"))
+    parts = batches([order], STATISTICS, STATISTICS)
+    models.own_statistics(copied, (models.as_inputs(x[indices], device) for indices in parts))
+    return copied.attach(model.backbone)
 
 
 @torch.no_grad()

@@ -132,7 +132,7 @@ def network(seed: int, shape: tuple[int, ...] = (12,), **config: Any) -> tuple[M
 def test_it_is_kept_and_read_as_other_models_are(tmp_path: Path) -> None:
     x = torch.tensor(clouds()[0])
     (first, config), (second, _) = network(3), network(1)
-    made = refining.refined_model([first, second], x, config, (12,))
+    made = refining.refined_model(first, second, x, config, (12,))
     models.save(
         tmp_path / "m.safetensors", made.model, config=config, shape=(12,), classes=("a", "b", "c")
     )
@@ -142,14 +142,14 @@ def test_it_is_kept_and_read_as_other_models_are(tmp_path: Path) -> None:
     torch.testing.assert_close(models.predict(loaded, x).double(), made.after, atol=1e-5, rtol=0)
     alone = torch.cat([models.predict(loaded, one[None]) for one in x[:5]])
     torch.testing.assert_close(alone, models.predict(loaded, x)[:5])
-    assert len(refined.members_of(loaded)) == 2
+    assert len(refined.members_of(loaded)) == 3
 
 
 def test_images_are_told_apart_by_the_last_members_features(tmp_path: Path) -> None:
     x = torch.randint(0, 255, (60, 1, 8, 8), dtype=torch.uint8, generator=generator("images"))
     made, config = network(0, (1, 8, 8), name="digit-cnn", sizes="")
     other, _ = network(1, (1, 8, 8), name="digit-cnn", sizes="")
-    kept = refining.refined_model(refining.members(other, made, x), x, config, (1, 8, 8))
+    kept = refining.refined_model(other, made, x, config, (1, 8, 8))
     assert len(refined.members_of(kept.model)) == 3  # with the target's statistics, too
     answers = models.predict(kept.model, x)
     torch.testing.assert_close(answers.double(), kept.after, atol=1e-4, rtol=0)
@@ -161,8 +161,7 @@ def test_the_targets_statistics_are_those_of_its_images() -> None:
     x = torch.tensor(clouds()[0])
     model, _ = network(0)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    own, same = refining.members(None, model, x)
-    assert same is model
+    own = refining.with_own_statistics(model, x)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     changed = [n for n, t in own.state_dict().items() if not torch.equal(t, before[n])]
     assert changed and all("running_" in n for n in changed)
@@ -171,7 +170,7 @@ def test_the_targets_statistics_are_those_of_its_images() -> None:
 def test_a_small_model_learns_the_answers() -> None:
     x = torch.tensor(clouds(300)[0])
     model, config = network(3)
-    made = refining.refined_model(refining.members(None, model, x), x, config, (12,))
+    made = refining.refined_model(None, model, x, config, (12,))
     small = refining.distilled(made, x)
     assert set(small.state_dict()) == set(model.state_dict())
     told = made.after.argmax(dim=1)
@@ -187,18 +186,18 @@ def test_where_nothing_can_be_learnt_it_says_why() -> None:
     model, config = network(3)
     x = torch.tensor(clouds()[0])
 
-    def refused(members: list[Model], x: Tensor) -> str:
+    def refused(x: Tensor) -> str:
         with pytest.raises(RefineError) as caught:
-            refining.refined_model(members, x, config, (12,))
+            refining.refined_model(None, model, x, config, (12,))
         return str(caught.value)
 
-    assert "has 39 images" in refused([model], x[:39])
+    assert "has 39 images" in refused(x[:39])
     with torch.no_grad():
         model.head.bias[1] = 1e4
-    assert "the same class" in refused([model], x)
+    assert "the same class" in refused(x)
     with torch.no_grad():
         model.head.bias.fill_(float("nan"))
-    assert "no probabilities" in refused([model], x)
+    assert "no probabilities" in refused(x)
     with pytest.raises(ValueError, match="the same features"):
         Space.of(torch.ones(60, 5))
 

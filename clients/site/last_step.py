@@ -58,8 +58,9 @@ def take(client: Refining) -> Refined | None:
         return None
     x = client.data.x
     try:
-        members = refining.members(_source_only(client), client.adapted(), x)
-        made = refining.refined_model(members, x, task.model, task.dims, task.refine, task.shares)
+        members = _source_only(client), client.adapted()
+        about = task.model, task.dims, task.refine, task.shares
+        made = refining.refined_model(*members, x, *about)
         client.checked(made.after.float())
         if (path := state.refined_path(site, task)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)

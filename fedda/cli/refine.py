@@ -77,13 +77,14 @@ def refine(
         form: dict[str, Any] = {"channels": channels, "size": size, "resize": meta.resize}
         form["reading"] = reading
         x = refining.inputs(model, load_target(data, **form).x)
-        members = refining.members(_source_only(source, meta), model, x)
-        made = refining.refined_model(members, x, meta.config, meta.shape, strength, shares)
+        about = meta.config, meta.shape, strength, shares
+        made = refining.refined_model(_source_only(source, meta), model, x, *about)
         kept = refining.distilled(made, x) if linear else made.model
         about = {"config": meta.config, "shape": meta.shape, "resize": meta.resize}
         models.save(place, kept, classes=meta.classes, window=meta.window, **about)
+        count = len(models.refined.members_of(made.model))
         echo(
-            f"{place}: {len(members)} models agree on {made.agreed:.0%} of {len(x)} images; "
+            f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} images; "
             f"{made.changed:.0%} of the answers changed"
         )
         tests = load_evaluation(data, classes=meta.classes, **form)

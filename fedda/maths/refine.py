@@ -17,7 +17,7 @@ model EEE), with bounds that make it safe: one covariance, so that no class can 
 and p in each step, so that answers cannot drift from what was learnt with labels.
 
 Shares cost points where the models merely overlook a class, and save many where a class is rare or
-missing. So they count by the evidence for them: beta is the divergence of the mean of p from even
+missing. So they count by the evidence for them, beta: the divergence of the mean of p from even
 shares, less what chance makes of N images, over FULL_EVIDENCE, and at most 1. Unlike q the shares
 stay as they are, as shares that follow q feed on themselves.
 """
@@ -124,15 +124,18 @@ def logits(
     return w * log_p + offset - 0.5 * (apart + centres.square().sum(dim=1))
 
 
+def evidence(p: Tensor) -> float:
+    """How surely the classes of predictions (N, C) are not even: beta, from 0 to 1."""
+    N, C = p.shape
+    mean = p.double().mean(dim=0)
+    divergence = float(torch.special.xlogy(mean, mean * C).sum()) - (C - 1) / (2 * N)
+    return min(max(divergence / FULL_EVIDENCE, 0.0), 1.0)
+
+
 def offset(p: Tensor, shares: Shares = "auto") -> Tensor:
     """The offset beta log pi of predictions (N, C) -> (C,)."""
-    N, C = p.shape
-    count = torch.bincount(p.argmax(dim=1), minlength=C).to(p.dtype) + PRIOR
-    beta = {"even": 0.0, "estimated": 1.0}.get(shares)
-    if beta is None:
-        mean = p.mean(dim=0)
-        divergence = float(torch.special.xlogy(mean, mean * C).sum()) - (C - 1) / (2 * N)
-        beta = min(max(divergence / FULL_EVIDENCE, 0.0), 1.0)
+    count = torch.bincount(p.argmax(dim=1), minlength=p.shape[1]).to(p.dtype) + PRIOR
+    beta = evidence(p) if shares == "auto" else float(shares == "estimated")
     return beta * (count / count.sum()).log()
 
 

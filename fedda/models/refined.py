@@ -1,7 +1,7 @@
 """A refined model: several members, and on their mean prediction a Gaussian for each class.
 
     x             (N, ...)  inputs of the members, all of one network
-    log p         (N, C)    log of the mean of the members' class probabilities
+    log p         (N, C)    log of the mean of the members' class probabilities, by weights
     features      (N, D)    the inputs themselves, or the last member's features
     logits        (N, C)    of `fedda.maths.refine`
 
@@ -34,10 +34,13 @@ Of = Literal["inputs", "features"]
 class Members(nn.Module):
     """Several models of one network -> (log p, features) as one row, (N, C + D)."""
 
+    weights: Tensor
+
     def __init__(self, models: Sequence[Model], of: Of) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)
         self.of = of
+        self.register_buffer("weights", torch.full((len(models),), 1 / len(models)))
 
     def forward(self, x: Tensor) -> Tensor:
         said, features = [], x.flatten(start_dim=1)
@@ -46,7 +49,7 @@ class Members(nn.Module):
             said.append(model.head(z).float().log_softmax(dim=1))
             if self.of == "features":
                 features = z.float()  # the last member's, in the end
-        log_p = torch.stack(said).logsumexp(dim=0) - math.log(len(said))
+        log_p = (torch.stack(said) + self.weights.log()[:, None, None]).logsumexp(dim=0)
         return torch.cat([log_p, features], dim=1)
 
 
@@ -110,6 +113,7 @@ EXTENDERS[REFINE] = extend
 
 def join(
     members: Sequence[Model],
+    weights: Tensor,
     config: ModelConfig,
     shape: tuple[int, ...],
     of: Of,
@@ -120,6 +124,7 @@ def join(
 
     Args:
         members: models of one network; they may have layers of their methods.
+        weights: how much the prediction of each counts; they sum to 1.
         config: the network.
         shape: of one input.
         of: what the Gaussians are of.
@@ -137,6 +142,7 @@ def join(
     made = blank(config, shape, len(found.offset), Extension(REFINE, settings))
     for copied, member in zip(members_of(made), members, strict=True):
         copied.load_state_dict(member.state_dict())
+    made.encoder.get_buffer("weights").copy_(weights)
     held = {**asdict(space), **asdict(found)}
     made.head.load_state_dict({name: held[name] for name, _ in made.head.named_buffers()})
     return made.attach(members[-1].backbone).eval()
