@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fedda.comparison import Cell, Plan, Variant
 from fedda.data import domains
 from fedda.errors import RunError
+from fedda.results.read import REFINED, counted
 
 from . import agreement
 from .candidates import REFERENCE
@@ -208,6 +209,16 @@ class Search:
                     )
         return total, {method: statistics.fmean(each) for method, each in paces.items()}
 
+    def everything(self) -> dict[str, float]:
+        """Accuracies on labelled tests of all that was trained, for the report alone, by words."""
+        found: dict[str, float] = {}
+        for rung in self.rungs:
+            plan = self.at(rung, self.plan.variants)
+            for words, refined in (("", False), (", refined", True)):
+                for v, accuracy in truths(plan, plan.variants, plan.seeds, refined).items():
+                    found[f"{v.name}{words}, {counted(rung.rounds, 'round')}"] = accuracy
+        return found
+
     def evidence(self, plan: Plan) -> list[Candidate]:
         """What the trainings of a rung say without labels.
 
@@ -249,16 +260,28 @@ def unlabelled(plan: Plan, cell: Cell) -> dict[str, Any] | None:
     }
 
 
-def truths(plan: Plan, variants: Sequence[Variant], seeds: Sequence[int]) -> dict[Variant, float]:
-    """Mean accuracies on the target's labelled tests, for the report alone; empty without any."""
+def truths(
+    plan: Plan, variants: Sequence[Variant], seeds: Sequence[int], refined: bool = False
+) -> dict[Variant, float]:
+    """Mean accuracies on the target's labelled tests, for the report alone; empty without any.
+
+    Args:
+        plan: the trainings.
+        variants: those of them that are wanted; one that has not finished is left out.
+        seeds: over which the mean is.
+        refined: of the models that the target's last step has made, where it has made one.
+    """
     found: dict[Variant, float] = {}
     for variant in variants:
-        values = []
+        values: list[float | None] = []
         for seed in seeds:
-            results = plan.results(Cell(variant, plan.targets[0], seed)) or {}
-            values += [t["final_accuracy"] for t in results["trainings"][variant.method]]
-        if None not in values:
-            found[variant] = statistics.fmean(values)
+            results = plan.results(Cell(variant, plan.targets[0], seed))
+            for training in results["trainings"][variant.method] if results else [{}]:
+                after = (training.get(REFINED) or {}).get("accuracy") if refined else None
+                values.append(training.get("final_accuracy") if after is None else after)
+        known = [v for v in values if v is not None]
+        if known and len(known) == len(values):
+            found[variant] = statistics.fmean(known)
     return found
 
 
