@@ -71,7 +71,8 @@ class InputConfig(Section):
         default="",
         description="low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that "
         "become black and white, the same at all sites, such as -160,240; empty: all values that "
-        "the file's bits can hold, or a DICOM file's own window",
+        "the file's bits can hold, or a DICOM file's own window; own: of vectors, each site's own "
+        "mean and deviation become 0 and 1",
     )
 
     @field_validator("window")
@@ -470,13 +471,16 @@ class TrackSection(Section):
     )
 
 
+OWN = "own"  # the `input.window` of vectors that each site scales by itself
+
+
 def window_of(text: str) -> tuple[float, float] | None:
-    """The values that become black and white, from `low,high`; None from an empty text.
+    """The values that become black and white, from `low,high`; None from an empty text, or OWN.
 
     Raises:
         ValueError: it is neither, or low is not below high.
     """
-    if not text:
+    if not text or text == OWN:
         return None
     parts = text.split(",") if len(text) <= 64 else []
     try:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedda.config import (
     MOST_SHRINKING,
     NEW_LAYERS,
+    OWN,
     ModelConfig,
     PrivacyConfig,
     Scalar,
@@ -199,7 +200,9 @@ class Method:
             )
         return replace(self, phases=self.summed)
 
-    def check_privacy(self, privacy: PrivacyConfig, model: ModelConfig, train: TrainConfig) -> None:
+    def check_privacy(
+        self, privacy: PrivacyConfig, model: ModelConfig, train: TrainConfig, window: str
+    ) -> None:
         """Refuse settings of a training with which single examples would not be private.
 
         Raises:
@@ -218,6 +221,11 @@ class Method:
             raise ConfigError(
                 f"{asked}, but model.norm is {model.norm}, which mixes the examples of a batch; "
                 "set it to group."
+            )
+        if window == OWN:
+            raise ConfigError(
+                f"{asked}, but input.window is own, so that each example changes the scale of all; "
+                "leave it empty."
             )
         others = {"sampler": "shuffle", "accumulate": 1, "precision": "float32"}
         for key, needed in others.items():

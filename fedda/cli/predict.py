@@ -40,6 +40,13 @@ def predict(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With input.window=own: scale vectors as this site's, not by their own mean.",
+        ),
+    ] = None,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
@@ -52,7 +59,8 @@ def predict(
     class, in the columns p_CLASS. A text that a spreadsheet would compute begins with an
     apostrophe. Images are converted to the size and colours that the model was trained with; give
     --gray-bits as at the sites that trained it. With --skip-broken, images that cannot be read get
-    no row. With --split, only this part of DIR is read.
+    no row. With --split, only this part of DIR is read. Vectors of a model that was trained with
+    input.window=own are scaled by their own mean and deviation; give --like for a few of them.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
@@ -62,7 +70,7 @@ def predict(
         for text in _warnings(model):
             echo(f"warning: {text}", err=True)
         reading = reading_of(split, gray_bits, skip_broken, follow_links)
-        rows = table(model_file(model), data, batch, device, reading)
+        rows = table(model_file(model), data, batch, device, reading, like)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, rows))
             return
@@ -83,7 +91,12 @@ def cells(row: list[str]) -> list[str]:
 
 
 def table(
-    model: Path, data: Path, batch: int, device: str, reading: "Reading | None" = None
+    model: Path,
+    data: Path,
+    batch: int,
+    device: str,
+    reading: "Reading | None" = None,
+    like: Path | None = None,
 ) -> Iterator[list[str]]:
     """Yield the rows of the CSV, the heading first.
 
@@ -99,7 +112,7 @@ def table(
     network.to(load("clients", "site.memory").pick_device(device))
     # The first batch is read before the heading is written: an error leaves an empty output.
     reading = (reading or Reading()).within(about.window)
-    batches = stream(data, about.shape, batch, about.resize, reading)
+    batches = stream(data, about.shape, batch, about.resize, reading, like)
     first = next(batches)
     yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
     for names, examples in chain([first], batches):

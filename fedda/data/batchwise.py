@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
+from fedda.data.own_scale import Scale
 from fedda.data.pixels import EXTENSIONS, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
@@ -28,6 +31,7 @@ def stream(
     batch: int,
     resize: Resize = "stretch",
     reading: Reading = AS_IT_IS,
+    like: str | Path | None = None,
 ) -> Iterator[Named]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
@@ -43,10 +47,19 @@ def stream(
         batch: examples at a time.
         resize: how images come to the model's size, `stretch` or `crop`.
         reading: what is said of the files. With a split, only its examples are read.
+        like: with `input.window=own`, the site whose mean and deviation scale the examples; by
+            default the examples' own.
 
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
     """
+    if reading.own:
+        plain = replace(reading, window="")
+        whose = [x.x for _, x in stream(like or path, shape, batch, resize, plain)]
+        scale = Scale(torch.cat(whose), like or path)
+        for names, examples in stream(path, shape, batch, resize, plain):
+            yield names, scale.of(examples)
+        return
     site = open_site(path, reading)
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS

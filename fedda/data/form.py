@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from fedda.config import window_of
+from fedda.config import OWN, window_of
 from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 
@@ -31,7 +31,7 @@ class Reading:
             white. 0: as many as each file stores (`fedda.data.depth`).
         skip_broken: whether image files of a folder that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
-        window: the run's `input.window`, low,high or empty. It replaces `gray_bits`.
+        window: the run's `input.window`: low,high, own or empty. It replaces `gray_bits`.
     """
 
     split: str = ""
@@ -91,6 +91,11 @@ class Reading:
         except ValueError as error:
             raise ConfigError(f"The window is {window!r}; {error}.") from None
         return replace(self, window=window) if window else self
+
+    @property
+    def own(self) -> bool:
+        """Whether vectors are scaled by the site's own mean and deviation."""
+        return self.window == OWN
 
     @property
     def gray(self) -> Gray:

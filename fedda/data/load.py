@@ -15,6 +15,7 @@ from fedda.data.columns import ENDINGS, parts_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
+from fedda.data.own_scale import Scale
 from fedda.data.reader import Checked, added
 from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
 from fedda.data.table import Table
@@ -54,7 +55,8 @@ def load_source(
         notice: called with a sentence about images that look odd; by default it is logged.
     """
     form = Form(channels, size, resize, cache, reading.gray, notice)
-    return open_site(path, reading).source(form, progress)
+    found = open_site(path, reading).source(form, progress)
+    return Scale(found.x, path).of(found) if reading.own else found
 
 
 def load_target(
@@ -74,7 +76,8 @@ def load_target(
     order. The arguments are those of `load_source`.
     """
     form = Form(channels, size, resize, cache, reading.gray, notice)
-    return open_site(path, reading).target(form, progress)
+    found = open_site(path, reading).target(form, progress)
+    return Scale(found.x, path).of(found) if reading.own else found
 
 
 def load_evaluation(
@@ -103,7 +106,10 @@ def load_evaluation(
         reading: as in `load_source`.
     """
     form = Form(channels, size, resize, cache, reading.gray)
-    test = open_site(path, reading).evaluation(form, progress)
+    site = open_site(path, reading)
+    test = site.evaluation(form, progress)
+    if reading.own and test is not None:
+        test = Scale(site.target(form, None).x, path).of(test)
     return align(test, classes) if test is not None and classes else test
 
 

@@ -230,8 +230,10 @@ class Model:
         """The examples in the model's shape, some at a time."""
         import torch
 
+        from fedda.config import OWN
         from fedda.data import Reading, stream
         from fedda.data.batchwise import fitted
+        from fedda.data.own_scale import Scale
         from fedda.data.sets import Unlabelled
 
         from .own_data import images as as_images
@@ -242,6 +244,8 @@ class Model:
             yield from (examples.x for _, examples in found)
             return
         array = torch.from_numpy(as_images(images, "images"))
+        if self._window == OWN:
+            array = Scale(array, "images")(array)
         if array.ndim == 3:
             array = array[:, None]
         elif array.ndim == 4:

@@ -15,6 +15,7 @@ from fedda.config import (
     FEATURES_HIDE,
     LEAST_HIDDEN,
     NETWORKS,
+    OWN,
     TIMM,
     Asked,
     ExchangeConfig,
@@ -141,7 +142,8 @@ class RunConfig(Section):
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
         for name in self.trainings:
-            plugins.method(name).check_privacy(self.privacy, self.model, self.train)
+            about = self.privacy, self.model, self.train, self.input.window
+            plugins.method(name).check_privacy(*about)
             plugins.method(name).check_encoder(self.options[name], self.model)
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":
@@ -304,6 +306,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
                 f"{shape[0]} numbers, not images; set it to none."
+            )
+        if len(shape) == 3 and self.input.window == OWN:
+            raise ConfigError(
+                "input.window is own, which is for vectors, but the sites' examples are images; "
+                "leave it empty, or give the values that become black and white, low,high."
             )
         stages = self.stages(method, later)
         return Task(

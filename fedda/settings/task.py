@@ -152,7 +152,7 @@ class Task(Section):
         options = plugins.method(str(tree.get("method", ""))).config
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
-        task.about.check_privacy(task.privacy, task.model, task.train)
+        task.about.check_privacy(task.privacy, task.model, task.train, task.window)
         task.about.check_encoder(task.options, task.model)
         task.about.check_steps(task.options, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:

@@ -1,0 +1,107 @@
+"""`input.window=own`: each site scales its own vectors, in training, tests and predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedda
+from fedda import data
+from fedda.cli import app
+from fedda.data import Reading
+from fedda.data.own_scale import Scale
+from fedda.errors import ConfigError, DataError
+from fedda.settings import RunConfig
+
+OWN = Reading(window="own")
+FEW: dict[str, Any] = {
+    "rounds": 3,
+    "preset": "vectors",
+    "model_bottleneck": 16,
+    "quiet": True,
+}
+
+
+def vectors(n: int, seed: int, scale: float = 1.0, shift: float = 0.0) -> tuple[Any, Any]:
+    """Vectors around three points, in a site's own units."""
+    draws, y = np.random.default_rng(seed), np.arange(n) % 3
+    centres = np.random.default_rng(7).normal(0, 2, (3, 8))
+    x = centres[y] + draws.normal(0, 1, (n, 8))
+    return (scale * x + shift).astype(np.float32), y
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A site's file, whose tests differ from its training vectors."""
+    x, y = vectors(90, 1, 50.0, 300.0)
+    test, labels = vectors(45, 2, 50.0, 300.0)
+    np.savez(tmp_path / "site.npz", x_train=x, y_train=y, x_test=test, y_test=labels)
+    return tmp_path / "site.npz"
+
+
+def test_by_hand() -> None:
+    """A column of -1 and 1 has the deviation s = sqrt(40/39), one that is constant none."""
+    x = torch.tensor([[-1.0, 5.0], [1.0, 5.0]]).repeat(20, 1)
+    s = (40 / 39) ** 0.5
+    scaled = Scale(x, "x")(x)
+    assert scaled[:2, 0].tolist() == pytest.approx([-1 / (s + 0.05 * s), 1 / (s + 0.05 * s)])
+    assert scaled[:, 1].abs().max() == 0
+
+
+def test_tests_are_scaled_as_the_training_vectors_are(place: Path) -> None:
+    plain, own = data.load_source(place), data.load_source(place, reading=OWN)
+    assert own.x.mean(dim=0).abs().max() < 1e-4
+    assert torch.equal(own.x, data.load_target(place, reading=OWN).x)
+    tests, before = data.load_evaluation(place, reading=OWN), data.load_evaluation(place)
+    assert tests is not None and before is not None
+    torch.testing.assert_close(tests.x, Scale(plain.x, place)(before.x))
+
+
+def test_sites_with_other_units_train_a_model_together() -> None:
+    def sites() -> dict[str, Any]:
+        target = vectors(120, 3, 0.01, -5.0)[0], None, vectors(60, 4, 0.01, -5.0)
+        return {"a": vectors(120, 1), "b": vectors(120, 2, 100.0, 40.0), "t": target}
+
+    found = fedda.simulate(sites(), "t", "fedavg", run_refine="none", **FEW).results.accuracy
+    plain = fedda.simulate(
+        sites(), "t", "fedavg", run_refine="none", input_window="", **FEW
+    ).results.accuracy
+    assert found is not None and plain is not None
+    assert found > 0.9 > plain
+
+
+def test_predictions_are_scaled_too(tmp_path: Path) -> None:
+    target = vectors(120, 3, 9.0, 2.0)[0], None, vectors(60, 4, 9.0, 2.0)
+    sites = {"a": vectors(120, 1), "b": vectors(120, 2), "t": target}
+    run = fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "r", **FEW)
+    assert run.results.accuracy is not None
+    new, y = vectors(60, 4, 9.0, 2.0)
+    assert (run.model.predict(new) == y.astype(str)).mean() > run.results.accuracy - 0.1
+    np.savez(tmp_path / "all.npz", x=new)
+    np.savez(tmp_path / "few.npz", x=new[:5])
+    model, every = str(tmp_path / "r"), str(tmp_path / "all.npz")
+
+    def predicted(*words: str) -> Any:
+        return CliRunner().invoke(app, ["predict", model, *words])
+
+    few = predicted(str(tmp_path / "few.npz"))
+    assert few.exit_code == 1 and "5 vectors, too few" in few.output
+    alike = predicted(str(tmp_path / "few.npz"), "--like", every)
+    assert alike.output.splitlines()[:6] == predicted(every).output.splitlines()[:6]
+
+
+def test_it_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
+    images = np.zeros((50, 8, 8), np.uint8), np.arange(50) % 2
+    np.savez(tmp_path / "a.npz", x_train=images[0], y_train=images[1])
+    with pytest.raises(DataError, match="is for vectors"):
+        data.load_source(tmp_path / "a.npz", reading=OWN)
+    config = RunConfig.parse({"input.window": "own"})
+    with pytest.raises(ConfigError, match="are images"):
+        config.task("kd3a", 0, (1, 8, 8), ["a", "b"], 3)
+    with pytest.raises(ConfigError, match="changes the scale of all"):
+        RunConfig.parse(
+            {"input.window": "own", "privacy.noise": 1.0, "model.norm": "group", "method": "fedavg"}
+        )
