@@ -118,7 +118,7 @@ STARTS: dict[str, Preset] = {
     "vectors": HEADS
     | {
         "model.name": Given("identity", "ours: the vectors are features already"),
-        "input.window": Given("own", "ours: FedAvg gained 2 points on average, and lost nowhere"),
+        "input.window": Given("own", "ours: FedAvg +3.4 points over 23 trainings, -3.5 at worst"),
     },
 }
 
