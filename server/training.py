@@ -19,7 +19,7 @@ from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
 from fedda.results.doubts import Doubt, doubts
-from fedda.results.read import MODEL
+from fedda.results.read import MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
@@ -289,7 +289,9 @@ class Training:
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
         sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
-        seen = [e | e.get(appraised.WORTH, {}).get("validators", {}) for e in history]
+        worths = [e.get(appraised.WORTH, {}) for e in history]
+        told = [w.get("validators", {}) | (w.get(REFINED) or {}) for w in worths]
+        seen = [{**more, **e} for more, e in zip(told, history, strict=True)]
         entropies = {
             r
             for stage in self.task.stages

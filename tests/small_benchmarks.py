@@ -48,6 +48,8 @@ CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "
 GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
 GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
+REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
+REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
@@ -89,6 +91,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
     "privacy": PRIVACY,
+    "refine": REFINE,
     "robust": ROBUST,
     "rounds": ROUNDS,
     "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),

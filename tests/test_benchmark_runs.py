@@ -379,3 +379,16 @@ def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
     page = tmp_path / "runs" / "feddadil-example" / "feddadil" / "report.html"
     assert last == f"page: {page}"
     assert page.is_file()
+
+
+@of("refine")
+def test_the_last_step_in_small(here: Path) -> None:
+    found = printed("refine", here)
+    assert found["trainings"] == 1 and set(found["sets"]) == {"googlenet"}
+    assert found["estimate"] is None  # one set leaves none to judge it by
+    gains = found["mean_gain"]
+    assert set(gains) >= {"AdaBN", "KD3A", "FedAvg refined", "KD3A refined"}
+    for name, gain in gains.items():  # of one target and seed, so the mean is the worst
+        assert found["subsets"]["all images"][name][0] == gain
+        assert found["worst_gain"][name] == pytest.approx(gain, abs=0.051)
+    assert "all images" in (here / "made" / "refine.md").read_text()
