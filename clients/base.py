@@ -298,6 +298,7 @@ class Client(NumPyClient):
             numbers |= appraisal.appraised(self, p)
             if (refined := last_step.take(self)) is not None:
                 numbers |= last_step.told(self, refined)
+                notes.refined(self, refined)
         held, p = self.site.tested_on(self.task), None
         if held is not None:
             p = self.predict(held.x)

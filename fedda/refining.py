@@ -38,12 +38,14 @@ class Refined:
 
     Attributes:
         model: the refined model, on the CPU.
+        points: (N, d) in which the Gaussians are.
         before: (N, C) what the last member predicts by itself.
         after: (N, C) what the refined model predicts.
         agreed: share of the images on which all members agree.
     """
 
     model: Model
+    points: Tensor
     before: Tensor
     after: Tensor
     agreed: float
@@ -115,7 +117,8 @@ def refined_model(
     features = models.as_inputs(x, CPU).flatten(1) if of == "inputs" else features_of(adapted, x)
     try:
         space = Space.of(features)
-        q, found = refine.refine(consensus, space(features.double()), strength, shares)
+        z = space(features.double())
+        q, found = refine.refine(consensus, z, strength, shares)
     except (ValueError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         raise RefineError(
             f"The target's features cannot be told apart ({error}); the model stays as it is."
@@ -123,7 +126,7 @@ def refined_model(
     made = refined.join(members, w, config, shape, of, space, found)
     labels = torch.stack(p).argmax(dim=2)
     agreed = float((labels == labels[0]).all(dim=0).double().mean())
-    return Refined(made, p[-1], q, agreed)
+    return Refined(made, z, p[-1], q, agreed)
 
 
 def with_own_statistics(model: Model, x: Tensor) -> Model:

@@ -308,6 +308,11 @@ def test_the_command_refines_a_finished_run(tmp_path: Path) -> None:
     small = tmp_path / "small.safetensors"
     invoke("refine", str(tmp_path / "r"), "--data", str(town), "--linear", "--out", str(small))
     assert models.describe(small).extension is None
+    with np.load(next((tmp_path / "r" / "sites" / "t").rglob("*kd3a-0/refined.npz"))) as noted:
+        changed = int((noted["before"] != noted["after"]).sum())
+    invoke("report", str(tmp_path / "r"))
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f"{changed} answers with a ring are others than before" in page
     alone = str(tmp_path / "r" / "fedavg-0" / "model.safetensors")
     assert "2 models agree on" in invoke("refine", alone, "--data", str(town))
     assert made.results.accuracy is not None

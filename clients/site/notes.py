@@ -8,6 +8,7 @@ Neither may leave the site, so they are written to its state directory, for peop
         confusion.json   the target's test in the last round
         features.png     both npz files as a picture
         dictionary.npz   what a dictionary makes of the target's features, in the last round
+        refined.npz      the points of the target's last step, with the answers before and after it
 
 A note takes forward passes of 300 images in the first round and in the last. It changes no bit of
 the training. If it fails, the site's log says so and the round goes on. A server may begin any
@@ -29,6 +30,7 @@ from torch import Tensor
 from fedda.data import Labelled, Unlabelled
 from fedda.files import partial_path, replacing
 from fedda.models import Model, as_inputs, evaluating
+from fedda.refining import Refined
 from fedda.train import generator
 
 from . import before_after
@@ -38,8 +40,8 @@ from .request import Request
 logger = logging.getLogger("fedda.site")
 
 FIRST, LAST, CONFUSION, PICTURE = "first.npz", "last.npz", "confusion.json", "features.png"
-DICTIONARY = "dictionary.npz"
-FILES = (FIRST, LAST, CONFUSION, PICTURE, DICTIONARY)
+DICTIONARY, REFINED = "dictionary.npz", "refined.npz"
+FILES = (FIRST, LAST, CONFUSION, PICTURE, DICTIONARY, REFINED)
 KEPT, ROOM = 50, 2**30  # bounds on all notes: number of trainings, and bytes
 MOST = 300  # images in a note
 VALUES = 2**23  # values of their features; for a very wide model, fewer images are noted
@@ -101,6 +103,12 @@ def tested(client: Noted, test: Labelled | None, p: Tensor | None) -> None:
         _harmlessly(client, take)
 
 
+def refined(client: Noted, made: Refined) -> None:
+    """Note the target's last step."""
+    if client.site.notes:
+        _harmlessly(client, lambda: Notes(client).refined(made))
+
+
 class Notes:
     """The notes of one site about one request."""
 
@@ -124,7 +132,13 @@ class Notes:
         if begins:
             self.client.site.noted = self.folder.name
         if first and self.round == 1:
-            for old in (LAST, CONFUSION, PICTURE, DICTIONARY):  # of an earlier run of the same name
+            for old in (
+                LAST,
+                CONFUSION,
+                PICTURE,
+                DICTIONARY,
+                REFINED,
+            ):  # of an earlier run of the same name
                 (self.folder / old).unlink(missing_ok=True)
         arrays = self._arrays(model, test)
         if begins:
@@ -151,6 +165,13 @@ class Notes:
         }
         with replacing(self.folder / CONFUSION) as part:
             part.write_text(json.dumps(table))
+
+    def refined(self, made: Refined) -> None:
+        """Write the points of some images, with the answers before and after."""
+        chosen = self._choose(len(made.points), "train")
+        z = made.points[chosen].float().numpy()
+        before, after = (p[chosen].argmax(dim=1).numpy() for p in (made.before, made.after))
+        self.write_arrays(REFINED, {"points": z, "before": before, "after": after})
 
     def _arrays(self, model: str, test: Labelled | None) -> dict[str, Any]:
         data = self.client.data

@@ -82,6 +82,34 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
     return join(grid(*figures, pairs=True), note(words))
 
 
+def last_step(run: Run, noted: Noted) -> Html | None:
+    """Draw the points of the target's last step by its answers, with those marked that changed."""
+    seed = next((s for s in run.labels if noted.last_step(run.own, s)), None)
+    step = noted.last_step(run.own, seed) if seed else None
+    if seed is None or step is None:
+        return None
+    points = _square_points(step.points)
+    classes = [str(name) for name in run.results.get("classes", [])]
+    parts, entries = [], []
+    for label in sorted({int(x) for x in step.after if x < len(classes)}):
+        parts.append(_marks(points[step.after == label], label, classes[label]))
+        if len(entries) < KEYS:
+            entries.append((_key(label), classes[label], ""))
+    changed = points[step.before != step.after]
+    ring = "".join(f"M{n(x - 1.6)} {n(100 - y)}a1.6 1.6 0 1 1 0 0.01" for x, y in changed)
+    title = e("title", f"changed: {len(changed)} images")
+    parts.append(e("path", title, d=ring, class_="k0 thin"))
+    heading = "The target's last step: its answers"
+    drawn = _square(heading, parts, entries, f"{heading}, {len(changed)} changed")
+    words = (
+        f"t-SNE of the points in which the last step of {run.labels[seed]} has a Gaussian for each "
+        f"class: {len(points)} of its images without labels, {run.short(run.own)}, seed {seed}. "
+        f"The colour is the class that the refined model gives, {len(changed)} answers with a ring "
+        "are others than before."
+    )
+    return join(grid(drawn, pairs=True), note(words))
+
+
 def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
     for method in run.methods[1:]:
         if before := noted.features(method, seed, LAST):

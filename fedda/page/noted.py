@@ -7,10 +7,10 @@ form, and only points, counts and class names reach the page.
 import glob
 import json
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from fedda.errors import RunError
 from fedda.results.read import Results, label_of, seed_of
 
 FIRST, LAST, CONFUSION = "first.npz", "last.npz", "confusion.json"
-DICTIONARY = "dictionary.npz"
+DICTIONARY, REFINED = "dictionary.npz", "refined.npz"
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ class Dictionary:
     barycenter_labels: NDArray[np.int64]
     distilled: NDArray[np.float32]  # (C spc, d)
     distilled_labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The notes of a target's last step: points, and the classes given before and after."""
+
+    points: NDArray[np.float32]  # (N, d)
+    before: NDArray[np.int64]  # (N,)
+    after: NDArray[np.int64]  # (N,)
 
 
 @dataclass
@@ -74,11 +86,19 @@ class Noted:
 
     def dictionary(self, method: str, seed: str) -> Dictionary | None:
         """Return the target's dictionary in the last round of one training."""
+        return self._one(method, seed, DICTIONARY, _dictionary)
+
+    def last_step(self, method: str, seed: str) -> LastStep | None:
+        """Return the target's last step after one training."""
+        return self._one(method, seed, REFINED, _last_step)
+
+    def _one(self, method: str, seed: str, name: str, read: Callable[[Path], T]) -> T | None:
+        """Read the first file of this name among one training's notes."""
         for (noted_method, noted_seed, _), folder in sorted(self.folders.items()):
-            path = folder / DICTIONARY
+            path = folder / name
             if (noted_method, noted_seed) == (method, seed) and path.is_file():
                 try:
-                    return _dictionary(path)
+                    return read(path)
                 except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
                     self.problems.append(f"{path} cannot be read ({error})")
         return None
@@ -164,6 +184,17 @@ def _dictionary(path: Path) -> Dictionary:
     if not all(np.isfinite(s).all() and len(s) for s in sets):
         raise ValueError("its values are not finite")
     return Dictionary(points, barycenter, labels[0], distilled, labels[1])
+
+
+def _last_step(path: Path) -> LastStep:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        z = file["points"].astype(np.float32)
+        before, after = (file[name].astype(np.int64) for name in ("before", "after"))
+    if z.ndim != 2 or not len(z) or {before.shape, after.shape} != {(len(z),)}:
+        raise ValueError("its arrays do not have the expected shapes")
+    if not np.isfinite(z).all() or min(before.min(), after.min()) < 0:
+        raise ValueError("its values are not finite")
+    return LastStep(z, before, after)
 
 
 def _features(site: str, path: Path) -> Features:

@@ -13,7 +13,7 @@ from .conditions import doubts, events, settings, sites
 from .confusion import confusions
 from .costs import costs
 from .estimated import worth
-from .features import dictionary, features
+from .features import dictionary, features, last_step
 from .headline import headline
 from .html import Html, e
 from .noted import Noted, collect
@@ -148,5 +148,5 @@ def inside(run: Run, noted: Noted) -> Html:
     elif not clouds:
         missing = note("No features: the notes have no features of the last round.")
     problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
-    parts = [matrices, clouds, explained, missing, *problems]
+    parts = [matrices, clouds, last_step(run, noted), explained, missing, *problems]
     return section("inside", "Confusion and features", *parts)
