@@ -111,7 +111,8 @@ def test_no_label_of_a_targets_training_is_noted(noted_run: Path) -> None:
     for path in targets:
         with np.load(path) as file:
             assert "labels" not in file.files
-            assert ("test_labels" in file.files) is (str(file["model"]) == "tested")
+            tested = "model" in file.files and str(file["model"]) == "tested"
+            assert ("test_labels" in file.files) is tested
     for path in sources:
         with np.load(path) as file:
             assert "labels" in file.files and "test_labels" not in file.files
