@@ -6,12 +6,13 @@
     refined      `fedda.maths.refine` of that, as one model (`fedda.models.refined`)
 
 Statistics of a target whose classes are uneven mislead: they make rare classes look as frequent as
-the sources'. So that member counts 1 - beta, by the evidence that the source-only model gives.
+at the sources. So that member counts the less, the more evidence the source-only model gives.
 
 It reads no label, and nothing that it computes is sent.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,7 @@ def refined_model(
     members = [m for m in (source_only, adapted) if m is not None]
     p = [models.predict(m, x).double() for m in members]
     weights = [1.0] * len(p)
-    even = 1 - refine.evidence(p[0])
+    even = 1 - refine.evidence(p[0], refine.FULL_DOUBT * math.log(p[0].shape[1]))
     if even > 0 and models.batchnorms(members[0]):
         members.insert(0, with_own_statistics(members[0], x))
         p.insert(0, models.predict(members[0], x).double())

@@ -36,6 +36,7 @@ Shares = Literal["auto", "even", "estimated"]
 COMPONENTS, IMAGES_EACH = 64, 4  # at most so many components, of so many images each
 STEPS = 8
 FULL_EVIDENCE = 0.1  # nats from which the estimated shares count in full
+FULL_DOUBT = 0.174  # parts of ln C from which statistics that suppose even classes do not count
 PRIOR = 0.3  # images that each class has more in the estimate
 FEWEST = 40  # of fewer images there is nothing to learn: each is 2.5 points or more
 LEAST_P = 1e-6  # a smaller probability counts as this one
@@ -124,12 +125,17 @@ def logits(
     return w * log_p + offset - 0.5 * (apart + centres.square().sum(dim=1))
 
 
-def evidence(p: Tensor) -> float:
-    """How surely the classes of predictions (N, C) are not even: beta, from 0 to 1."""
+def evidence(p: Tensor, full: float = FULL_EVIDENCE) -> float:
+    """How surely the classes of predictions (N, C) are not even, from 0 to 1: beta.
+
+    Args:
+        p: the predictions.
+        full: nats that are full evidence.
+    """
     N, C = p.shape
     mean = p.double().mean(dim=0)
     divergence = float(torch.special.xlogy(mean, mean * C).sum()) - (C - 1) / (2 * N)
-    return min(max(divergence / FULL_EVIDENCE, 0.0), 1.0)
+    return min(max(divergence / full, 0.0), 1.0)
 
 
 def offset(p: Tensor, shares: Shares = "auto") -> Tensor:
