@@ -11,6 +11,7 @@ from fedda.cli import (
     demo,
     export,
     keys,
+    label,
     policy,
     predict,
     refine,
@@ -48,6 +49,7 @@ app.add_typer(data.app, name="data")
 app.command()(weights.weights)
 app.command()(predict.predict)
 app.command()(refine.refine)
+app.command()(label.label)
 app.command()(export.export)
 app.command()(report.report)
 app.add_typer(audit.app, name="audit")

@@ -1,0 +1,144 @@
+"""`fedda label`: a few labels at a target, and what they say of models."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit
+from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.errors import ConfigError
+from fedda.results.plainly import cell, echo
+from fedda.results.read import model_file
+
+if TYPE_CHECKING:
+    from fedda.data import Reading
+    from fedda.labelled import Drawn
+
+SIDE = 224  # pixels of an image that is shown, where a folder's images have several sizes
+COUNTS = (20, 50, 100, 200)
+
+
+def label(
+    target: Annotated[Path, typer.Option(metavar="DIR", help="The target's data.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Of the drawn images and labels.csv.")
+    ] = Path("to-label"),
+    n: Annotated[int, typer.Option("--n", min=1, help="Images to label.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN|FILE", help="Judge this model by the labels; can be given several times."
+        ),
+    ] = None,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+    skip_broken: SkipOption = False,
+    follow_links: FollowOption = False,
+) -> None:
+    """Label a few of a target's images by hand, and judge models by them; no label is sent.
+
+    Nobody without labels can know how good a model is there. First draw images at random:
+
+      fedda label --target ./clinic-b --n 50 --out ./clinic-b-labels
+
+    FOLDER then has the images as numbered PNG files and labels.csv, in random order. Fill in its
+    column `label` from the top, as far as you like, with the names of the classes. Then:
+
+      fedda label --target ./clinic-b --out ./clinic-b-labels --model runs/kd3a --model runs/fedavg
+
+    It says each model's accuracy on these images, with an interval, and whether two models differ.
+    You may look, label more and look again: the intervals hold for all looks together.
+    """
+    with clear_exit():
+        reading = reading_of(split, gray_bits, skip_broken, follow_links)
+        if model:
+            _judge(target, out, [model_file(path) for path in model], reading)
+        else:
+            _draw(target, out, n, seed, reading)
+
+
+def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:
+    from fedda import labelled
+    from fedda.data import describe, load_target
+    from fedda.data.load import identities
+
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(
+            f"--out is {out}, which holds something already; give a new folder, or judge models "
+            "by its labels with --model."
+        )
+    drawn = labelled.Drawn.of(identities(target, "target", reading), n, seed)
+    shape = describe(target, "target", reading).shape
+    form: dict[str, Any] = {"size": SIDE} if len(shape) == 3 and not shape[1] else {}
+    found = load_target(target, **form, reading=reading)
+    out.mkdir(parents=True, exist_ok=True)
+    names = [f"{number:04d}.png" for number in range(1, n + 1)]
+    if found.kind == "image":
+        _pictures(found.x[list(drawn.images)], [out / name for name in names])
+    with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["image", "row", "label"])
+        rows = zip(names, drawn.images, strict=True)
+        writer.writerows([name if found.kind == "image" else "", row, ""] for name, row in rows)
+    drawn.write(out)
+    what = "images" if found.kind == "image" else "rows (vectors have no picture)"
+    echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")
+    sizes = labelled.widths(sorted({*COUNTS, n}))
+    told = ", ".join(f"{count}: {100 * width:.0f}" for count, width in sizes.items())
+    echo(f"width of an accuracy's interval in points, by the number of labels, at 80 %: {told}")
+
+
+def _pictures(x: Any, places: list[Path]) -> None:
+    """Write images (n, channels, H, W) of bytes as PNG files."""
+    from PIL import Image
+
+    for image, place in zip(x.permute(0, 2, 3, 1).numpy(), places, strict=True):
+        Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(place)
+
+
+def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") -> None:
+    from fedda import labelled
+    from fedda.data.load import identities
+
+    drawn = labelled.Drawn.read(folder)
+    drawn.check(identities(target, "target", reading))
+    drawn = replace(drawn, looks=drawn.looks + 1)
+    with (folder / labelled.LABELS).open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    right = [_right(path, target, drawn, rows, reading) for path in files]
+    drawn.write(folder)  # a look counts when there is something to see
+    count = len(right[0])
+    echo(f"{count} of {len(drawn.images)} images labelled, look {drawn.looks}")
+    for path, answers in zip(files, right, strict=True):
+        found = labelled.interval(sum(answers), count, drawn.looks)
+        echo(
+            f"{cell(str(path))}: {100 * found.accuracy:.1f} %, from {100 * found.low:.1f} to "
+            f"{100 * found.high:.1f}"
+        )
+    best = max(range(len(files)), key=lambda i: sum(right[i]))
+    for i in (i for i in range(len(files)) if i != best):
+        p = labelled.differ(right[best], right[i])
+        verdict = (
+            "is better than" if p < labelled.error_of(drawn.looks) else "may be no better than"
+        )
+        echo(f"{cell(str(files[best]))} {verdict} {cell(str(files[i]))} (p {p:.2g})")
+
+
+def _right(
+    path: Path, target: Path, drawn: "Drawn", rows: list[dict[str, str]], reading: "Reading"
+) -> list[bool]:
+    """Which labelled images a model gives the class that somebody gave them."""
+    from fedda import labelled, models
+    from fedda.data import load_target
+
+    network, meta = models.load(path)
+    y = labelled.answered(rows, len(drawn.images), meta.classes)
+    channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
+    within = reading.within(meta.window)
+    x = load_target(target, channels=channels, size=size, resize=meta.resize, reading=within).x
+    answers = models.predict(network, x[list(drawn.images[: len(y)])]).argmax(dim=1).tolist()
+    return [a == b for a, b in zip(answers, y, strict=True)]

@@ -1,0 +1,175 @@
+"""A few labels at a target: which images to label, and what they say of models.
+
+    n       images, drawn at random from the target's training images without replacement
+    right   how many of them a model gives the class that somebody gave them
+    look    a count of the times that the labels were used so far: 1, 2, ..
+
+Fifty random labels say more of an accuracy than any estimate without them. The interval is exact
+for n labels (Clopper and Pearson, Biometrika 1934). Who labels some, looks, and labels more, takes
+the best of several chances: the j-th look has an error of ERROR / (j (j + 1)), so that all looks
+together have ERROR at most.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scipy.stats import beta, binomtest
+
+from fedda.errors import DataError
+from fedda.train import generator
+
+ERROR = 0.05
+ABOUT, LABELS = "about.json", "labels.csv"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An accuracy, with the interval that holds it at a look's error."""
+
+    right: int
+    n: int
+    low: float
+    high: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.n
+
+
+def error_of(look: int) -> float:
+    """The error of one look; those of all looks sum to ERROR."""
+    return ERROR / (look * (look + 1))
+
+
+def interval(right: int, n: int, look: int = 0) -> Interval:
+    """Clopper's and Pearson's interval, with look 0 at ERROR itself, for an n fixed before."""
+    tail = (error_of(look) if look else ERROR) / 2
+    low = float(beta.ppf(tail, right, n - right + 1)) if right else 0.0
+    high = float(beta.ppf(1 - tail, right + 1, n - right)) if right < n else 1.0
+    return Interval(right, n, low, high)
+
+
+def differ(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """McNemar's exact test of two models' answers to the same images -> p of no difference."""
+    won = sum(a and not b for a, b in zip(first, second, strict=True))
+    lost = sum(b and not a for a, b in zip(first, second, strict=True))
+    return float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Which images of a target are labelled.
+
+    Attributes:
+        seed: of the draw.
+        total: how many images the target has.
+        data: a digest of them all, so that labels are not used with others.
+        images: their indices, in random order.
+        looks: how often the labels were used.
+    """
+
+    seed: int
+    total: int
+    data: str
+    images: tuple[int, ...]
+    looks: int = 0
+
+    @classmethod
+    def of(cls, digests: Sequence[bytes], n: int, seed: int) -> "Drawn":
+        """Draw n of a target's images.
+
+        Args:
+            digests: of each image.
+            n: how many.
+            seed: of the draw.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if n > len(digests):
+            raise DataError(
+                f"--n is {n}, but the target has {len(digests)} images; give {len(digests)} or "
+                "less."
+            )
+        import torch
+
+        order = torch.randperm(len(digests), generator=generator("label", seed))[:n].tolist()
+        return cls(seed, len(digests), digest(digests), tuple(order))
+
+    def check(self, digests: Sequence[bytes]) -> None:
+        """Check that these are the images that were drawn from.
+
+        Raises:
+            DataError: they are others.
+        """
+        if digest(digests) != self.data:
+            raise DataError(
+                f"The labels are for {self.total} images that are not these {len(digests)}; give "
+                "the folder of images that they were drawn from, or draw again."
+            )
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder."""
+        (folder / ABOUT).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Drawn":
+        """Read what `write` wrote.
+
+        Raises:
+            DataError: it is not there, or damaged.
+        """
+        try:
+            held = json.loads((folder / ABOUT).read_text())
+            images = tuple(int(i) for i in held.pop("images"))
+            return cls(images=images, **held)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(
+                f"{folder} holds no images that fedda label has drawn ({error}); give its --out."
+            ) from None
+
+
+def digest(digests: Sequence[bytes]) -> str:
+    """One digest of all."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def widths(counts: Sequence[int], accuracy: float = 0.8) -> Mapping[int, float]:
+    """How wide an interval of so many labels is, at an accuracy, by their number."""
+    made = {n: interval(round(accuracy * n), n) for n in counts}
+    return {n: i.high - i.low for n, i in made.items()}
+
+
+def answered(rows: Sequence[Mapping[str, str]], n: int, classes: Sequence[str]) -> list[int]:
+    """The classes that somebody gave to the first images, up to the first without one.
+
+    The images are in random order, so the first ones are a random sample, too.
+
+    Args:
+        rows: of labels.csv.
+        n: how many images were drawn.
+        classes: the model's, by name.
+
+    Raises:
+        DataError: there are no answers, or one is no class.
+    """
+    known = {name.strip().casefold(): i for i, name in enumerate(classes)}
+    found: list[int] = []
+    for number, row in enumerate(rows[:n], start=1):
+        said = (row.get("label") or "").strip().lstrip("'").casefold()
+        if not said:
+            break
+        if said not in known:
+            raise DataError(
+                f"{LABELS} has the label '{said[:40]}' in row {number}, which is no class of the "
+                f"model; its classes are {', '.join(classes[:20])}."
+            )
+        found.append(known[said])
+    if not found:
+        raise DataError(
+            f"{LABELS} has no label in its first row; fill in the column `label`, from the top."
+        )
+    return found
