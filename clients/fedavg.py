@@ -75,7 +75,8 @@ class Source(Client):
         """Say how good and how sure the last round's model is where this site has labels.
 
         It tests on the site's labelled test files. If there are none, or too few to hide an image,
-        it tests on the training images: then all numbers are better than on new images.
+        it tests on the images that it holds out of training. A small site holds none out, and tests
+        on the training images: then all numbers are better than on new images.
 
         Raises:
             PolicyError: these are the training images, of which noise is to hide each.
@@ -84,11 +85,12 @@ class Source(Client):
         self.begin(request)
         tests, least = self.site.tested_on(self.task), self.site.min_images
         few = tests is None or (len(tests) < least and not self.site.reproducible)
-        images = self.data if tests is None or few else tests
+        apart = self.site.held_out(self.task) if tests is None or few else None
+        images = apart or self.data if tests is None or few else tests
         p = self.checked(self.predict(images.x))
-        new = images is tests and not appraisal.same(images.x, self.data.x)
+        new = images is not self.data and not appraisal.same(images.x, self.data.x)
         hides = bool(self.task.privacy.noise) or self.site.gate.policy.privacy.demanded
-        if hides and (not new or appraisal.shared(images.x, self.data.x)):
+        if hides and (images is not tests or not new or appraisal.shared(images.x, self.data.x)):
             raise PolicyError(
                 "The training or the policy hides single examples, so the model is not tested on "
                 "them, and this site has too few other labelled images; add test images."

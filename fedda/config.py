@@ -471,6 +471,8 @@ class TrackSection(Section):
     )
 
 
+HOLD_OUT = 0.1  # share of a source's images to calibrate on, if it has no tests
+
 OWN = "own"  # the `input.window` of vectors that each site scales by itself
 
 

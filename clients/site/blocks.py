@@ -33,6 +33,7 @@ from fedda.train import generator, joined
 
 logger = logging.getLogger("fedda.site")
 
+FEWEST = 5  # blocks, of which one may be kept out of training
 FILE = "blocks.json"
 SECRET = "chance"
 
@@ -54,6 +55,27 @@ class Blocks:
     used: Tensor
     blocks: list[Tensor]
     groups: list[Tensor]
+
+    def divided(self, share: float, together: int) -> tuple["Blocks", Tensor]:
+        """Keep about this share of the blocks out -> the others, and the indices kept out.
+
+        Every so many-th block is kept out, for good: blocks that are added later change nothing of
+        it. Blocks are drawn by chance, so these are, too. None is kept out of fewer than FEWEST, or
+        if the others did not fill a group, so that the site could not sum gradients.
+        """
+        if not share or len(self.blocks) < FEWEST:
+            return self, self.used[:0]
+        every = max(2, round(1 / share))
+        out = torch.cat(self.blocks[::every])
+        stays = torch.ones(len(self.used), dtype=torch.bool)
+        stays[out] = False
+        position = stays.cumsum(0) - 1  # in `used` without them
+        blocks = [position[b] for i, b in enumerate(self.blocks) if i % every]
+        groups = joined([position[g[stays[g]]] for g in self.groups], together)
+        groups = [g for g in groups if len(g) >= together]
+        if not groups:
+            return self, self.used[:0]
+        return Blocks(self.used[stays], blocks, groups), self.used[out]
 
 
 def fixed(name: str, images: Sequence[bytes], least: int, together: int) -> Blocks:

@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from fedda import __version__, data, models, plugins, wire
-from fedda.config import FEATURES_HIDE, IMAGES_HIDE
+from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer, repeatable
@@ -49,8 +49,9 @@ class Site:
             memory or disk: where decoded images are kept), split, gray-bits, skip-broken and
             follow-links (what it says of its files, `data.Reading`), weights (its own file of a
             frozen network's weights), key and peers (files: its node key, and the federation's
-            public ones), features-dir (where its features are kept) and reproducible (true:
-            images are divided into blocks by the site's name, not by chance).
+            public ones), features-dir (where its features are kept), hold-out (the share of its
+            images on which a source without tests calibrates, and does not train) and reproducible
+            (true: images are divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -85,6 +86,9 @@ class Site:
             torch.set_num_threads(int(node["threads"]))
         self._described: data.Description | None = None
         self._blocks: Blocks | None = None
+        self._out = torch.zeros(0, dtype=torch.int64)  # indices of the images that are held out
+        self._hold_out = float(node.get("hold-out", HOLD_OUT))
+        self._apart: dict[tuple[Any, ...], data.Labelled | None] = {}
         self._sets: dict[tuple[Any, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
@@ -194,10 +198,19 @@ class Site:
         if key not in self._sets:
             self._sets = {}  # one shape at a time stays in memory
             images, used = self._load(*key), self.blocks.used
+            if isinstance(images, data.Labelled):
+                self._apart = {key: images.take(self._out) if len(self._out) else None}
             if len(used) < len(images):
                 images = images.take(used)
             self._sets = {key: images}
         return self._sets[key]
+
+    def held_out(self, task: Task) -> "data.Labelled | None":
+        """A source's images that no training sees, as the run's model takes them; None without."""
+        key = (task.dims, task.resize, task.window)
+        self.training(*key)
+        apart = self._apart.get(key)
+        return None if apart is None else self.frozen.outputs("held out", task, apart)
 
     @property
     def blocks(self) -> Blocks:
@@ -222,8 +235,18 @@ class Site:
                     f"This site has {len(images)} images, {len(found.used)} of them in whole "
                     f"blocks, but it trains on {least} or more; add images{lower}."
                 )
+            if self.role == "source" and self._untested:
+                found, self._out = found.divided(self._hold_out, self.min_examples)
             self._blocks = found
         return self._blocks
+
+    @property
+    def _untested(self) -> bool:
+        """Whether this site has too few labelled test images to say how good a model is here."""
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        return self._described.test < (1 if self.reproducible else self.min_images)
 
     def _load(
         self, shape: tuple[int, ...], resize: data.Resize, window: str

@@ -15,7 +15,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
-from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
+from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
@@ -116,6 +116,17 @@ def client(
             "that sum gradients.",
         ),
     ] = FEATURES_HIDE,
+    hold_out: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.5,
+            metavar="SHARE",
+            help="Without labelled tests of its own, a source keeps this share of its images out "
+            "of every training, to say how good a model is; if it has 5 blocks (--min-images) or "
+            "more, and --min-examples without it. 0: none.",
+        ),
+    ] = HOLD_OUT,
     noise: Annotated[
         float,
         typer.Option(
@@ -233,6 +244,7 @@ def client(
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,
+            "hold-out": hold_out,
             "reproducible": reproducible,
             "min-examples": min_examples,
             "noise": noise,
