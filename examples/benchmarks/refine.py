@@ -112,8 +112,9 @@ def measure(plan: Plan, target: str, seed: int) -> tuple[dict[str, Gains], Gains
     image = len(meta.shape) == 3
     form: dict[str, Any] = {"channels": meta.shape[0], "size": meta.shape[1]} if image else {}
     place = data.domains(plan.data)[target]
-    images = data.load_source(place, **form, resize=meta.resize)
-    tests = data.load_evaluation(place, classes=meta.classes, **form, resize=meta.resize)
+    form |= {"resize": meta.resize, "reading": data.Reading().within(meta.window)}
+    images = data.load_source(place, **form)
+    tests = data.load_evaluation(place, classes=meta.classes, **form)
     assert isinstance(images, Labelled)
     name, found, unseen, seconds = f"{plan.out.name} {target} {seed}", {}, {}, 0.0
     inputs = refining.inputs(loaded["FedAvg"], images.x)
