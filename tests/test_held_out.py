@@ -51,6 +51,12 @@ def test_every_so_many_th_block_is_kept_out() -> None:
     assert made.used.tolist() == [2, 4, 5, 6, 9, 11, 12, 13]
     assert [b.tolist() for b in made.blocks] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert [g.tolist() for g in made.groups] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    # Once the site has tests it trains on all, but sums no gradient over what had been out.
+    later, none = Blocks(used, blocks, groups).divided(0.33, 4, trained=True)
+    assert (len(later.used), len(later.blocks), len(none)) == (12, 6, 0)
+    assert [later.used[g].tolist() for g in later.groups] == [
+        made.used[g].tolist() for g in made.groups
+    ]
 
 
 def test_nothing_is_kept_out_where_it_would_cost_too_much() -> None:

@@ -235,8 +235,10 @@ class Site:
                     f"This site has {len(images)} images, {len(found.used)} of them in whole "
                     f"blocks, but it trains on {least} or more; add images{lower}."
                 )
-            if self.role == "source" and self._untested:
-                found, self._out = found.divided(self._hold_out, self.min_examples)
+            trained = not self._untested
+            if self.role == "source" and not (trained and self.reproducible):
+                about = self._hold_out, self.min_examples, trained
+                found, self._out = found.divided(*about)
             self._blocks = found
         return self._blocks
 
