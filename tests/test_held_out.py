@@ -24,8 +24,10 @@ def images(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def place(folder: Path, n: int, tests: int = 0) -> Path:
     x, y = images(n, 1)
-    more = {"x_test": x[:tests], "y_test": y[:tests]} if tests else {}
-    np.savez(folder / "s.npz", x_train=x, y_train=y, **more)
+    arrays: dict[str, Any] = {"x_train": x, "y_train": y}
+    if tests:
+        arrays |= {"x_test": x[:tests], "y_test": y[:tests]}
+    np.savez(folder / "s.npz", **arrays)
     return folder / "s.npz"
 
 
