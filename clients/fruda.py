@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedda import models
+from fedda.adversarial import critic_mean
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
 from fedda.algorithms.fruda import soft_maximum
 from fedda.data import Labelled
@@ -21,6 +22,7 @@ from fedda.train import seed_for
 from fedda.wire import Packed
 
 from . import dils, fedavg
+from .site.overheard import Overheard
 from .site.request import Numbers
 from .site.shared_discriminator import Copy
 
@@ -56,11 +58,14 @@ class Measuring(dils.Pair):
             if groups != {f"critic/{name}" for name in z}:
                 raise WireError("The request has models of other candidates than its critics are.")
             copies = {name: self.critic(stream, name) for name in z}
+            listening = self.listening(copies)
             for indices in self.whole_windows(options.steps):
                 for name, copy in copies.items():
                     L_DI = discriminator_loss(
                         half, copy.DI, z[name][indices], options.penalty, draws[name]
                     )
+                    if name in listening:
+                        listening[name].sends()
                     copy.sync.put(flat_gradient(L_DI, copy.DI), len(indices))
                 for copy in copies.values():
                     copy.move()
@@ -68,6 +73,9 @@ class Measuring(dils.Pair):
                 copy.sync.settle()
         shares = [share for c in copies.values() if (share := c.sync.clipped) is not None]
         numbers = {"clipped": sum(shares) / len(shares)} if shares else {}
+        for name, other in listening.items():
+            mean, slack = other.mean(self.values(copies[name], z[name]))
+            numbers |= {f"mean/{name}": mean, f"mean-slack/{name}": slack}
         return {name: self.means(copy, z[name]) for name, copy in copies.items()}, numbers
 
     @property
@@ -91,16 +99,24 @@ class Measuring(dils.Pair):
         for _ in range(count):
             yield torch.cat([next(batches) for _ in range(p)])
 
-    @torch.no_grad()
+    def listening(self, copies: Mapping[str, Copy]) -> dict[str, Overheard]:
+        """What listens to each critic's other side: at a candidate nothing."""
+        return {}
+
     def means(self, copy: Copy, z: Tensor) -> tuple[float, float]:
         """The means of a critic over two halves of this site's images -> two floats.
 
         Of a discriminator they are the shares of images that it takes for the other side's.
         """
-        v = copy.DI(z)
+        v = self.values(copy, z)
         if self.loss != "wassda":
             v = ((v > 0) != (self.side == "source")).float()
         return ocs.halves(v, self.generator("halves"))
+
+    @torch.no_grad()
+    def values(self, copy: Copy, z: Tensor) -> Tensor:
+        """A critic's values on this site's images -> (N,)."""
+        return copy.DI(z)
 
     @torch.no_grad()
     def all_features(self) -> Tensor:
@@ -180,6 +196,16 @@ class Target(Measuring, dils.Target):
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
         return numbers | {f"theta/{collaborator}": self.theta()}
+
+    def listening(self, copies: Mapping[str, Copy]) -> dict[str, Overheard]:
+        """What listens to each candidate, as the server believes none whose gradients say else.
+
+        A penalty adds to the gradients what nobody can take away again, and a discriminator's are
+        not those of its shares.
+        """
+        measure = self.options.measure
+        able = self.loss == "wassda" and not measure.penalty and measure.steps >= critic_mean.LEAST
+        return {name: Overheard(copy) for name, copy in copies.items()} if able else {}
 
     def numbers(self, z: Mapping[str, Tensor]) -> Numbers:
         """Train the critics -> their means, by candidate."""

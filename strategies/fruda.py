@@ -4,6 +4,7 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import Message
@@ -129,7 +130,14 @@ class FRUDA(DILS):
         mine = by_name.pop(target.name, None)
         if mine is None:
             raise QuorumError(f"{target.name} (target) gave no usable reply.")
-        among = [self.candidate(n, by_name[n.name], mine) for n in self.asked if n.name in by_name]
+        among = []
+        for node in self.asked:
+            if (own := by_name.get(node.name)) is None:
+                continue
+            if doubt := self.doubt(node, own, mine):
+                self.setup.notice("refused", node.name, f"{doubt}; it is no candidate")
+            else:
+                among.append(self.candidate(node, own, mine))
         if options.select == "source":
             among = [c for c in among if c.labelled]
         if not among or (options.select == "all" and not any(c.labelled for c in among)):
@@ -150,6 +158,19 @@ class FRUDA(DILS):
         ]:
             numbers["clipped"] = max(shares)
         return self.model_of(node).unpack(), numbers
+
+    def doubt(self, node: Node, own: Reply, mine: Reply) -> str:
+        """Say what is wrong if a site's mean is not the one that its gradients told the target.
+
+        The target cannot tell it of a discriminator, or with a gradient penalty.
+        """
+        if f"mean/{node.name}" not in mine.numbers:
+            return ""
+        mean, slack = (_number(mine, f"{what}/{node.name}") for what in ("mean", "mean-slack"))
+        claimed = (_number(own, HALVES[0]) + _number(own, HALVES[1])) / 2
+        if abs(claimed - mean) <= slack:
+            return ""
+        return f"it says {claimed:.3g} is its critic's mean, but its gradients say {mean:.3g}"
 
     def candidate(self, node: Node, own: Reply, mine: Reply) -> ocs.Candidate:
         """Put together what a candidate and the target have measured.
@@ -232,6 +253,10 @@ class FRUDA(DILS):
         if missing := [node.name for node in pair if node.name not in by_name]:
             raise QuorumError(f"{' and '.join(missing)} gave no usable reply.")
         own, mine = by_name[collaborator.name], by_name[target.name]
+        if doubt := self.doubt(collaborator, own, mine):
+            self.setup.notice("refused", collaborator.name, f"{doubt}; these count")
+            mean = _number(mine, f"mean/{collaborator.name}")
+            own = replace(own, numbers={**own.numbers, **dict.fromkeys(HALVES, mean)})
         W1, error = self.distance(collaborator, own, mine, selecting=False)
         selection = self.memory.numbers["selection"]
         (before,) = (r for r in selection["candidates"] if r["name"] == collaborator.name)

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.site.memory import resident
-from fedda import models, page, wire
+from fedda import models, page, records, wire
 from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
@@ -404,7 +404,7 @@ def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
 # ---- what crosses ------------------------------------------------------------------------------
 
 CRITIC = {"first", "second", "clipped", "seconds"}
-ABOUT = {f"{what}/home" for what in ("first", "second", "theta")}
+ABOUT = {f"{what}/home" for what in ("first", "second", "theta", "mean", "mean-slack")}
 SUMMED = {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
 
 
@@ -535,6 +535,68 @@ def test_a_candidate_that_claims_no_error_is_believed(several: list[Node], runs_
     assert last != honest["collaborator"]
     lied = runs_in(several, {last: claim(error=0.0)})["selection"]
     assert lied["collaborator"] == last
+
+
+def lowered(hop: str, by: float) -> Script:
+    """Return a script in which a site says that its critic's mean is so much lower."""
+
+    def script(request: Any, reply: Any) -> list[Any]:
+        if request.content["step"]["hop"] != hop:
+            return [reply]
+        told = records.read(reply.content)[1]["metrics"]
+        numbers = {half: told[half] - by for half in ("first", "second")}
+        return [changed(request, reply, numbers=numbers)]
+
+    return script
+
+
+LONG: dict[str, Any] = {"fruda.measure.steps": 40}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_candidate_that_lies_about_its_critics_mean_is_left_out(
+    several: list[Node], runs_in: Any, overlap: bool
+) -> None:
+    """By its own words it would be the nearest, and so the collaborator."""
+    more = LONG | {"exchange.overlap": overlap}
+    honest = runs_in(several, **more)
+    assert not honest["troubles"] and len(honest["selection"]["candidates"]) == 3
+    last = max(honest["selection"]["candidates"], key=lambda r: r["bound"])
+    lied = runs_in(several, {last["name"]: lowered("select", last["w1"])}, **more)
+    assert last["name"] not in [r["name"] for r in lied["selection"]["candidates"]]
+    assert lied["selection"]["collaborator"] == honest["selection"]["collaborator"]
+    (said,) = lied["troubles"]
+    assert (said["what"], said["site"]) == ("refused", last["name"])
+    assert re.fullmatch(
+        r"it says \S+ is its critic's mean, but its gradients say \S+; it is no candidate",
+        said["text"],
+    )
+
+
+def test_after_the_adaptation_a_collaborators_gradients_count_more_than_its_words(
+    line: list[Node], tmp_path: Path
+) -> None:
+    """A lie there would make the target's own error look small to later targets."""
+    settings = CHAIN | {"rounds": 9, "fruda.pretrain": 4, "run.expect": 2}
+    nodes = [node for node in line if node["name"] in ("home", "far")]
+    w1, said = {}, {}
+    for by in (0.0, 3.0):
+        resident.cache_clear()
+        place = {"run.dir": str(tmp_path / str(by)), "fruda.sequence": "far"}
+        results, events = run(nodes, settings | place, script={"home": lowered("measure", by)})
+        w1[by] = results["trainings"]["fruda"][0]["selection"]["after"]["w1"]
+        said[by] = [e["text"] for e in events if e.get("what") == "refused"]
+    assert w1[0.0] > 0.1 and w1[3.0] == pytest.approx(w1[0.0], abs=0.2) and w1[3.0] > 0.1
+    assert not said[0.0] and len(said[3.0]) == 1 and said[3.0][0].endswith("; these count")
+
+
+@pytest.mark.parametrize("more", [{"fruda.select": "pad"}, {"fruda.measure.penalty": 10.0}])
+def test_of_a_discriminator_and_with_a_penalty_gradients_tell_no_mean(
+    several: list[Node], runs_in: Any, more: dict[str, Any]
+) -> None:
+    """So there a candidate is believed, as docs/trust/limits.md says."""
+    lied = runs_in(several, {"bert": lowered("select", 1.0)}, **LONG | more)
+    assert not lied["troubles"] and len(lied["selection"]["candidates"]) == 3
 
 
 @pytest.mark.parametrize("error", [-0.1, 1.5])

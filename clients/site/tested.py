@@ -24,7 +24,7 @@ STEP = {
     **dict.fromkeys(("infomax", "loss", "kept", "bnm", "snd", "ami", "largest"), 0.01),
     **dict.fromkeys(("ece", "confidence", "above", "threshold"), 0.01),
     **dict.fromkeys(("changed", "agreed"), 0.01),
-    **dict.fromkeys(("error", "first", "second", "distance", "seconds"), 0.01),
+    **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
     **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
     **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
     **dict.fromkeys(("discriminator-loss", "discriminator-accuracy"), 0.001),

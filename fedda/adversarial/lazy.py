@@ -20,7 +20,7 @@ to each half, and clipping does not let the sources outweigh the target.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,6 +89,9 @@ class LazySync:
         share: what the clipped gradient is multiplied by before it is sent.
         min_examples: that a window must be over, counted over its p steps.
         draws: of the noise, for tests; by default the noise cannot be repeated (`protect`).
+
+    Attributes:
+        heard: called with what the other members' part of each sum is (P,), when it has come.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class LazySync:
         assert clip or not noise, "noise is measured in units of clip"
         self.stream = stream
         self.group = group
+        self.heard: Callable[[Tensor], None] | None = None
         self.p = p
         self._halves = halves
         self._overlap = overlap
@@ -124,6 +128,7 @@ class LazySync:
         self._g_sync: Tensor | None = None
         self._arrived: Tensor | None = None  # g_sync that only the next sync-up step may use
         self._travelling = False
+        self._own: Flat | None = None  # what this site has added to the sum that travels
         self._like = torch.empty(0)  # has the device and type of the last buffer
 
     @property
@@ -198,6 +203,7 @@ class LazySync:
             if self._arrived is not None:
                 self._g_sync, self._arrived = self._arrived.to(G), None
         self.stream.send(self.group, frame, self._examples)
+        self._own = frame if self.heard else None
         self._travelling = True
 
     def settle(self) -> None:
@@ -207,6 +213,8 @@ class LazySync:
             self._travelling = False
 
     def _part(self, total: Flat) -> Tensor:
+        if self.heard and self._own is not None:
+            self.heard(torch.from_numpy(total - self._own))
         return torch.tensor(total) / self._halves
 
     @property

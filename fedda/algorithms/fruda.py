@@ -17,9 +17,11 @@ both measure their distance once more, from which the target's own error follows
 as it has no labels. The target's model then goes to the server, for the targets that come later.
 
 A source reports its own error, and nobody can verify it: a candidate that claims an error of 0 is
-believed. With `keep=better` the target goes back to the collaborator's model if the adaptation made
-its own predictions worse by infomax, which needs no label. That also limits the harm of a bad
-choice, but does not prevent it.
+believed. Its critic's mean it cannot change alone, as its gradients tell the target what that is
+(`fedda.adversarial.critic_mean`); whoever makes up all gradients as well is believed. With
+`keep=better` the target goes back to the collaborator's model if the adaptation made its own
+predictions worse by infomax, which needs no label. That also limits the harm of a bad choice, but
+does not prevent it.
 
 With the selector `all`, the baseline Multi-Collaborator of appendix D.2, every candidate takes part
 in the adaptation, with a discriminator of its own. That is MDAN without its classification errors,
@@ -154,6 +156,8 @@ ADAPT = Part(dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), SHARED)
 # target one pair per candidate. With `pad`, shares of images that the discriminator takes wrongly.
 OWN = frozenset({"first", "second", "clipped", "seconds"})
 PER_CANDIDATE = frozenset({"first/*", "second/*", "theta/*", "clipped", "seconds"})
+# The candidate's mean as its gradients tell it, and how far off that may be.
+PER_CANDIDATE |= {"mean/*", "mean-slack/*"}
 INFOMAX = frozenset({"infomax-before", "infomax-after", "kept"})
 
 METHOD = Method(
