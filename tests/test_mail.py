@@ -230,7 +230,7 @@ def test_who_still_owes_a_reply_is_known_at_every_look_without_one() -> None:
 def test_replies_are_not_waited_for_long_when_the_round_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mail, "AFTER_FAILURE", 0.1)
+    monkeypatch.setattr(mail, "AFTER_FAILURE", 2.0)
     box = Watching(SlowGrid({1: 12, 2: None}), [False, False, True])
     began = time.monotonic()
     assert [src(r) for r in box.deliver(map(request, (1, 2)), 60)] == [1]  # within the grace
