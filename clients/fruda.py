@@ -3,6 +3,7 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3 and appendix D.1.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -25,6 +26,8 @@ from . import dils, fedavg
 from .site.overheard import Overheard
 from .site.request import Numbers
 from .site.shared_discriminator import Copy
+
+logger = logging.getLogger("fedda.site")
 
 BATCH = 256  # images per forward pass
 
@@ -123,12 +126,16 @@ class Measuring(dils.Pair):
         """The features of all images by the model that is loaded, in evaluation mode -> (N, d).
 
         Raises:
-            WireError: a few images alone have most of the features' variance.
+            WireError: a few images alone have most of the features' variance, or one has a feature
+                that is no number.
         """
         with evaluating(self.model):
             every = torch.arange(len(self.data)).split(BATCH)
             x = (models.as_inputs(self.data.x[part], self.device) for part in every)
-            return self.spread(torch.cat([self.model.features(images) for images in x]))
+            z = self.spread(torch.cat([self.model.features(images) for images in x]))
+        if not z.isfinite().all():
+            raise WireError("A model gives features that are no numbers.")
+        return z
 
 
 class Collaborator(Measuring):
@@ -171,12 +178,21 @@ class Target(Measuring, dils.Target):
         """Train a critic with each candidate -> the means, and the constants of the classifiers."""
         z: dict[str, Tensor] = {}
         thetas: Numbers = {}
+        refused: Numbers = {}
         for name, packed in self.request.arrays.items():
             candidate = name.removeprefix("model/")
             models.load_arrays(self.model, packed.unpack())
-            z[candidate] = self.all_features()
-            thetas[f"theta/{candidate}"] = self.theta()
-        return self.numbers(z) | thetas
+            try:
+                z[candidate] = self.all_features()
+                thetas[f"theta/{candidate}"] = self.theta()
+            except WireError as error:
+                logger.error("the model of %s is not used: %s", candidate, error)
+                # The others' critics wait for this one's sums; they tell nothing of any image.
+                z[candidate] = torch.zeros(len(self.data), self.model.head.in_features)
+                refused[f"refused/{candidate}"] = 1
+        if len(refused) == len(z):
+            raise WireError("None of the candidates' models can be used; see above.")
+        return self.numbers({n: each.to(self.device) for n, each in z.items()}) | thetas | refused
 
     def measure(self) -> Numbers:
         """Decide which model to keep, and train the critic with the collaborator once more.

@@ -3,6 +3,7 @@
 Liang et al., ICML 2020, https://arxiv.org/abs/2002.08546.
 """
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from fedda import models
 from fedda.algorithms import shot
 from fedda.data import Unlabelled
+from fedda.errors import WireError
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
 from fedda.train import learning_rate, make_optimizer, round_images, seed_for
@@ -24,6 +26,8 @@ from .site import state
 from .site.request import Numbers, Request
 from .site.side_by_side import NAMES, Ensemble, fill, groups, parts_of
 from .site.tested import LOSS_MOST
+
+logger = logging.getLogger("fedda.site")
 
 BATCH = 256  # images per forward pass
 
@@ -76,12 +80,34 @@ class Target(Client):
     def begin(self, request: Request) -> None:
         """Prepare for a request: put the models that came, or those kept here, side by side."""
         super().begin(request)
-        arrays = dict(sorted(request.arrays.items()))
+        self.refused: list[str] = []
+        arrays = self.usable(dict(sorted(request.arrays.items())))
         if arrays:
             self.names = [name.partition("/")[2] for name in arrays]
             plain, self.model = self.model, self.side_by_side(len(arrays))
             fill(self.model, plain, list(arrays.values()))
             self.initialise()
+
+    def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:
+        """Leave out models whose numbers would be about few images, or that give no numbers.
+
+        Raises:
+            WireError: none is left.
+        """
+        kept, plain = {}, self.model
+        for name, packed in arrays.items():
+            models.load_arrays(plain, packed.unpack())
+            try:
+                p = self.checked(models.predict(plain, self.data.x))
+                if not p.isfinite().all():
+                    raise WireError("It gives answers that are no numbers.")
+                kept[name] = packed
+            except WireError as error:
+                logger.error("the model %s is not used: %s", name, error)
+                self.refused.append(name.partition("/")[2])
+        if arrays and not kept:
+            raise WireError("None of the models that came can be used; see above.")
+        return kept
 
     def recall(self) -> None:
         """Load what this site has adapted: in this round for a test, else before it.
@@ -111,15 +137,8 @@ class Target(Client):
         heads.a.data.fill_(1.0)
 
     def adapt(self) -> Numbers:
-        """Minimise the objective over the encoders' parameters, for the images of one round.
-
-        Raises:
-            WireError: a model that came answers all images but a few alike.
-        """
+        """Minimise the objective over the encoders' parameters, for the images of one round."""
         options, train = self.options, self.task.train
-        if self.request.arrays and not self.site.reproducible:
-            for _, p in self.answers():  # the loss is about models that the server chose
-                self.checked(p)
         rate = learning_rate(train, self.request.round, self.task.rounds) * options.target_pace
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
@@ -140,7 +159,9 @@ class Target(Client):
         self.settle()  # before the models are saved
         self.save()
         loss = float(total) / max(steps, 1)
-        return {"loss": self.released("loss", loss, len(self.data), -LOSS_MOST), "steps": steps}
+        told = {f"refused/{name}": 1 for name in self.refused}
+        loss = self.released("loss", loss, len(self.data), -LOSS_MOST)
+        return {"loss": loss, "steps": steps} | told
 
     def beside(self, rate: float) -> list[dict[str, Any]]:
         """Parameter groups besides the encoders', at the rate of new layers: none."""

@@ -312,6 +312,14 @@ class FedDA(Strategy):
         """Whether the session of the exchange ended early, so that the round cannot succeed."""
         return self.session is not None and bool(self.session.ended)
 
+    def refused(self, target: Reply) -> set[str]:
+        """The sites whose models the target did not use; each is a notice to the operator."""
+        found = {n.partition("/")[2] for n in target.numbers if n.startswith("refused/")}
+        for name in sorted(found):
+            text = "the target cannot use its model; the target's log says why"
+            self.setup.notice("refused", name, text)
+        return found
+
     def adjourn(self) -> None:
         """Close the session of the exchange, if one is open, and hand it to `setup.account`."""
         session, self.session = self.session, None

@@ -17,13 +17,18 @@ from fedda.wire import Arrays, Packed
 from .base import Numbers
 from .dils import DILS, full
 from .sites.replies import Reply
-from .sites.roster import Node
+from .sites.roster import Node, Roster
+from .sites.setup import Setup
 
 HALVES = ("first", "second")
 
 
 class FRUDA(DILS):
     """A model to each source and back; all models to the target; then DILS between two sites."""
+
+    def __init__(self, setup: Setup, roster: Roster) -> None:
+        super().__init__(setup, roster)
+        self._ended: set[str] = set()  # sites because of which an exchange of the choice ended
 
     def requests(self) -> list[Message]:
         """Send each source its own model to pretrain; measure the candidates; then adapt."""
@@ -83,6 +88,13 @@ class FRUDA(DILS):
         for node in able:
             if node not in online:
                 self.setup.notice("absent", node.name, "not connected; it is no candidate")
+        # A round's tries would all end like the first. If all have ended one, they get another try.
+        if steady := [node for node in online if node.name not in self._ended]:
+            for node in online:
+                if node not in steady:
+                    text = "the exchange of an earlier try ended because of it; it is no candidate"
+                    self.setup.notice("refused", node.name, text)
+            online = steady
         selector = self.options.select
         if not any(n.role == "source" for n in online) and selector in ("source", "all"):
             raise QuorumError(f"fruda.select is {selector}, but no source is connected.")
@@ -129,10 +141,11 @@ class FRUDA(DILS):
         target, options = self.roster.target, self.options
         mine = by_name.pop(target.name, None)
         if mine is None:
+            self._ended |= set(self.session.blamed if self.session else ()) - {target.name}
             raise QuorumError(f"{target.name} (target) gave no usable reply.")
-        among = []
+        among, refused = [], self.refused(mine)
         for node in self.asked:
-            if (own := by_name.get(node.name)) is None:
+            if (own := by_name.get(node.name)) is None or node.name in refused:
                 continue
             if doubt := self.doubt(node, own, mine):
                 self.setup.notice("refused", node.name, f"{doubt}; it is no candidate")

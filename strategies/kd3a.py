@@ -56,7 +56,7 @@ class KD3A(FedDA):
             past = {n: w for n, w in before.items() if n in came}
             weighing = _weighing_inputs({n: counts[n] for n in sorted(came)}, past)
         target = self.ask_target("distil", {"model": self.model} | teachers, needs, **weighing)
-        refused = self._refused(target)
+        refused = self.refused(target)
         sources = [r for r in sources if r.node.name not in refused]
         self.enough(len(sources))
         names = [self.roster.target.name, *(r.node.name for r in sources)]
@@ -101,20 +101,12 @@ class KD3A(FedDA):
         numbers |= {"max-update": guard.max_update, "most": max(counts[n] for n in members)}
         needs = {"loss", "kept", f"alpha/{name}"}
         target = self.ask_target("distil", {"model": self.model} | sealed, needs, **numbers)
-        told = self._refused(target)
+        told = self.refused(target)
         self.enough(len(sealed) - len(told))
         used = sorted(members - told)
         self.weights = {n: float(target.numbers.get(f"alpha/{n}", 0.0)) for n in used}
         model = self._matched(target.model().unpack())
         return model, self._numbers([r for r in answered if r.node.name not in told], target)
-
-    def _refused(self, target: Reply) -> set[str]:
-        """The sources whose models the target did not use; each is a notice to the operator."""
-        found = {n.partition("/")[2] for n in target.numbers if n.startswith("refused/")}
-        for source in sorted(found):
-            text = "the target cannot use its model; the target's log says why"
-            self.setup.notice("refused", source, text)
-        return found
 
     def _matched(self, model: Arrays) -> Arrays:
         """Line 16: with `batchnorm=loss` the target trains the mean."""

@@ -31,6 +31,7 @@ class SHOT(FedDA):
         if not self.adapts:
             return self.collected(replies)
         for reply in self.accept(replies, {"loss"}):
+            self.leave_out(self.refused(reply))
             self.weights = self.shares(reply)
             # The target has the sources' models, so the server's checkpoints no longer need them.
             self.memory.arrays = {}
@@ -48,6 +49,22 @@ class SHOT(FedDA):
         self.weights = self.equal()
         first = self.memory.arrays[f"model/{min(losses)}"]
         return first.unpack(), {"loss": sum(losses.values()) / len(losses)}
+
+    def leave_out(self, names: set[str]) -> None:
+        """Forget the sources whose models the target cannot use.
+
+        Raises:
+            QuorumError: too few are left.
+        """
+        if not names:
+            return
+        left = [name for name in self.memory.numbers["sources"] if name not in names]
+        if len(left) < (least := self.setup.wait.min_sources):
+            raise QuorumError(
+                f"The target can use the models of {len(left)} sources, but wait.min-sources is "
+                f"{least}."
+            )
+        self.memory.numbers["sources"] = left
 
     def models(self) -> dict[str, Packed]:
         """The sources' models by name; without a first phase the run's model."""

@@ -214,6 +214,11 @@ def reshaped(change: Callable[[Arrays], Arrays]) -> Script:
     return script
 
 
+def times(values: np.ndarray, factor: float) -> np.ndarray:
+    """Return values times a factor; counters stay."""
+    return (values * factor).astype(values.dtype) if values.dtype.kind == "f" else values
+
+
 def raw(request: Message, **content: ConfigRecord | MetricRecord) -> Message:
     """Return a reply that does not have the form of fedda's replies."""
     return Message(RecordDict(dict(content)), reply_to=request)

@@ -427,12 +427,14 @@ def test_a_stream_refuses_to_send_what_was_not_agreed_on() -> None:
             stream.send("pair", vector(1, 2, 3), 256)
 
 
-def test_a_sum_that_overflows_is_refused() -> None:
+def test_values_with_which_a_sum_may_overflow_end_the_session_and_their_site_is_blamed() -> None:
+    """Else the others would refuse the sum, and one of them would seem to have ended it."""
     with LocalHost().open([PAIR], join=5, wait=5) as session:
         a, b = (exchange.connect(session.invitations[site]) for site in "ab")
-        a.send("pair", vector(3e38, 0, 0), 256)
-        with pytest.raises(ExchangeError, match="not finite: it is not used"):
-            b.swap("pair", vector(3e38, 0, 0), 256)
+        b.send("pair", vector(1e38, 0, 0), 256)
+        with pytest.raises(ExchangeError, match="a sent group 'pair' values that no sum can hold"):
+            a.swap("pair", vector(0, -3e38, 0), 256)
+        assert session.blamed == ("a",)
 
 
 def test_a_local_session_ends_with_a_clear_error_for_all() -> None:

@@ -19,7 +19,8 @@ from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
 from fedda.data import load_source, load_target
-from fedda.errors import Code, ConfigError, ExchangeError, QuorumError
+from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireError
+from fedda.exchange.in_process import LocalStream
 from fedda.halves import load_half
 from fedda.maths import ocs
 from fedda.results import read
@@ -39,7 +40,9 @@ from tests.local_grid import (
     ScriptedGrid,
     changed,
     make_domains,
+    reshaped,
     run,
+    times,
 )
 from tests.reference import ocs as twin
 from tests.reference import windows
@@ -597,6 +600,69 @@ def test_of_a_discriminator_and_with_a_penalty_gradients_tell_no_mean(
     """So there a candidate is believed, as docs/trust/limits.md says."""
     lied = runs_in(several, {"bert": lowered("select", 1.0)}, **LONG | more)
     assert not lied["troubles"] and len(lied["selection"]["candidates"]) == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, 3e38])
+def test_a_candidate_that_ends_the_exchange_is_left_out_of_the_next_try(
+    several: list[Node], runs_in: Any, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """By values that are no numbers, or that are too large for a sum."""
+    push = LocalStream._push
+
+    def spoilt(self: Any, group: str, index: int, gradient: Any, examples: int) -> None:
+        mine = np.full_like(gradient, value) if self.node == "bert" else gradient
+        push(self, group, index, mine, examples)
+
+    monkeypatch.setattr(LocalStream, "_push", spoilt)
+    training = runs_in(several)
+    assert [r["name"] for r in training["selection"]["candidates"]] == ["anna", "carl"]
+    said = [t["text"] for t in training["troubles"] if (t["what"], t["site"]) == LEFT_OUT]
+    assert said == ["the exchange of an earlier try ended because of it; it is no candidate"]
+
+
+LEFT_OUT = ("refused", "bert")
+
+
+def test_candidates_that_fail_each_time_are_left_out(
+    several: list[Node], runs_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = load_half("clients", "fruda").Collaborator
+    real = client.measured
+
+    def fail(self: Any, z: Any) -> Any:
+        if self.site.name in ("anna", "bert"):
+            raise WireError("no reason")
+        return real(self, z)
+
+    monkeypatch.setattr(client, "measured", fail)
+    training = runs_in(several)
+    assert [r["name"] for r in training["selection"]["candidates"]] == ["carl"]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e30])
+def test_a_candidate_whose_model_the_target_cannot_use_is_left_out(
+    several: list[Node],
+    runs_in: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+) -> None:
+    """By it all features are alike, or no numbers; the candidate takes part with others."""
+    client: Any = load_half("clients", "fruda").Collaborator
+    monkeypatch.setattr(client, "all_features", lambda self: torch.rand(len(self.data), 16))
+    monkeypatch.setattr(client, "checked", lambda self, p: p.nan_to_num())
+    own = {"reproducible": False, "state-dir": str(tmp_path / "state")}
+    more = {"rounds": 3, "fruda.pretrain": 1, "guard.max-change": 0, "guard.max-statistics": 0}
+    training = runs_in([node | own for node in several], {"bert": scaled(factor)}, **more)
+    assert [r["name"] for r in training["selection"]["candidates"]] == ["anna", "carl"]
+    said = [t["text"] for t in training["troubles"] if (t["what"], t["site"]) == LEFT_OUT]
+    assert said == ["the target cannot use its model; the target's log says why"]
+
+
+def scaled(factor: float) -> Script:
+    """Return a script that multiplies all weights of the model that a site trains."""
+    change = reshaped(lambda model: {n: times(a, factor) for n, a in model.items()})
+    return lambda q, a: change(q, a) if q.content["step"]["hop"] == "train" else [a]
 
 
 @pytest.mark.parametrize("error", [-0.1, 1.5])

@@ -27,7 +27,7 @@ from fedda.models.export import export
 from fedda.train import batches, round_images, seed_for
 from fedda.wire import TEST, VALIDATORS
 from tests.federation import Federation
-from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, run
+from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, reshaped, run, times
 from tests.patience import PATIENCE
 from tests.reference import shot as twin
 from tests.test_held import Forgetful
@@ -308,13 +308,40 @@ def test_no_message_goes_to_a_source_after_the_first_phase(
     assert not plugins.method("shot").calibrates and plugins.method("fedavg").calibrates
 
 
+@pytest.mark.parametrize("method", ["shot", "decision"])
+@pytest.mark.parametrize("factor", [0.0, 1e30])
+def test_a_source_whose_model_the_target_cannot_use_is_left_out(
+    domains: list[Node], tmp_path: Path, method: str, factor: float
+) -> None:
+    """It answers all images alike, or what are no numbers; the others' models adapt."""
+    nodes = [node | {"reproducible": False} for node in with_state(domains, tmp_path)]
+    settings = SHOT | {"method": method, f"{method}.epochs": 3, "run.dir": str(tmp_path)}
+    settings |= {"rounds": 3, "guard.max-change": 0.0, "guard.max-statistics": 0.0}
+    lie = {"bert": reshaped(lambda model: {n: times(a, factor) for n, a in model.items()})}
+    results, events = run(nodes, settings, script=lie)
+    (training,) = results["trainings"][method]
+    assert [each["weights"].keys() for each in training["rounds"][1:]] == [{"anna", "carl"}] * 2
+    said = [(e["site"], e["text"]) for e in events if e.get("what") == "refused"]
+    assert said == [("bert", "the target cannot use its model; the target's log says why")]
+    assert all("accuracy" in each for each in training["rounds"])
+
+    few = {"run.name": "few", "wait.min-sources": 3, "wait.tries": 1}
+    with pytest.raises(QuorumError, match=r"models of 2 sources, but wait.min-sources is 3"):
+        run(nodes, settings | few, script=lie)
+
+
 def test_what_may_cross() -> None:
     pretrain, adapt = shot.METHOD.phases
     assert pretrain.hops.keys() == {"train"} and adapt.hops.keys() == {"adapt"}
     assert adapt.parts == {"target"}
     part = adapt.hops["adapt"]["target"]
     assert set(part.enters.optional) == {"model", "model/*"} and not part.enters.numbers
-    assert not part.leaves.arrays and part.leaves.numbers == {"loss", "steps", "seconds"}
+    assert not part.leaves.arrays and part.leaves.numbers == {
+        "loss",
+        "steps",
+        "seconds",
+        "refused/*",
+    }
     assert not adapt.test.enters.arrays and not adapt.test.enters.numbers
     assert not [n for n in adapt.test.leaves.numbers if n.startswith("above")]
     assert adapt.test.leaves.numbers < TEST.leaves.numbers

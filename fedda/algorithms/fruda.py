@@ -181,7 +181,7 @@ METHOD = Method(
                     ),
                     "target": Part(
                         Rule({"model/*": Kind.MODEL}),
-                        Rule(numbers=PER_CANDIDATE),
+                        Rule(numbers=PER_CANDIDATE | {"refused/*"}),
                         CRITICS,
                         judges=True,
                     ),

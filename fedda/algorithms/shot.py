@@ -145,7 +145,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
 TOLD = TEST.leaves.numbers - ABOVE  # no source calibrates
-TRAINED = frozenset({"loss", "steps", "seconds"})
+TRAINED = frozenset({"loss", "steps", "seconds", "refused/*"})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
 TRAINING: dict[str, Scalar] = {

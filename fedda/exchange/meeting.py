@@ -27,6 +27,7 @@ class Meeting:
         sites: the members of all groups.
         sums: by name of the group.
         ended: why the session ended early; empty if it did not.
+        blamed: the sites because of which it ended early.
         fewest: the smallest number of examples that a gradient summed over, by site.
     """
 
@@ -55,6 +56,7 @@ class Meeting:
         self.sites = tuple(dict.fromkeys(m for group in groups for m in group.members))
         self.fewest: dict[str, int] = {}
         self.ended = ""
+        self.blamed: tuple[str, ...] = ()
         self.join, self.wait, self.rejoin = join, wait, rejoin
         self.notice, self._clock = notice, clock
         self._join_by = clock() + join
@@ -135,7 +137,7 @@ class Meeting:
     def refuse(self, site: str, text: str) -> None:
         """End the session because of what a site sent."""
         self.notice("refused", site, text)
-        self.end(f"The exchange ended, because a frame was refused: {text}")
+        self.end(f"The exchange ended, because a frame was refused: {text}", site)
 
     def tick(self) -> None:
         """End the session if a site is late."""
@@ -144,14 +146,16 @@ class Meeting:
         if late:
             self.end(
                 f"The connection of {listed(late)} to the exchange broke and was not made again "
-                f"within {self.rejoin:g} s (exchange.rejoin): see the log of {listed(late)}."
+                f"within {self.rejoin:g} s (exchange.rejoin): see the log of {listed(late)}.",
+                *late,
             )
         missing = [site for site in self.sites if site not in self._arrived]
         if missing and now >= self._join_by:
             self.end(
                 f"Still missing after {self.join:g} s (exchange.join): {listed(missing)}. All "
                 f"{len(self.sites)} sites of the exchange must run at the same time: start them, "
-                "give a simulation one slot for each, or allow more time."
+                "give a simulation one slot for each, or allow more time.",
+                *missing,
             )
         for group, began in self._began.items():
             if self._is_complete() and now >= max(began, self._complete_since) + self.wait:
@@ -159,19 +163,20 @@ class Meeting:
                 self.end(
                     f"Sync {sums.index + 1} of {sums.group.syncs} of group '{group}' waited "
                     f"{self.wait:g} s (exchange.wait) for {listed(sums.missing())}: see the logs "
-                    "of the missing sites, or allow more time."
+                    "of the missing sites, or allow more time.",
+                    *sums.missing(),
                 )
                 break
 
     def give_up(self, site: str) -> None:
         """A site will not come, or not come back, as the server learned outside the exchange."""
         if site in self.sites and not all(sums.over for sums in self.sums_of(site)):
-            self.end(f"{site} stopped before its last sync: see the log of {site}.")
+            self.end(f"{site} stopped before its last sync: see the log of {site}.", site)
 
-    def end(self, reason: str) -> None:
-        """End the session early; the first reason stays."""
+    def end(self, reason: str, *sites: str) -> None:
+        """End the session early, maybe because of some sites; the first reason stays."""
         if not self.ended:
-            self.ended = reason
+            self.ended, self.blamed = reason, sites
             self.notice("ended", "", reason)
 
     def _checked_sums(self, site: str, group: str, examples: int) -> Sums:
@@ -197,7 +202,8 @@ class Meeting:
             if gone:
                 self.end(
                     f"{listed(gone)} left the exchange after {sums.index} of {sums.group.syncs} "
-                    f"syncs of group '{sums.group.name}': see the log of {listed(gone)}."
+                    f"syncs of group '{sums.group.name}': see the log of {listed(gone)}.",
+                    *gone,
                 )
 
 

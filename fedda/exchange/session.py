@@ -34,6 +34,11 @@ class Session(ABC):
         """Why the session ended early; empty if it did not."""
         return self._meeting.ended
 
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """The sites because of which it ended early."""
+        return self._meeting.blamed
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes of frames by site: sent to it, received from it."""
         sites = self._meeting.sites

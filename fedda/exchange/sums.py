@@ -18,6 +18,7 @@ from fedda.errors import ExchangeError
 from fedda.exchange.groups import Group
 
 Vector = NDArray[np.float32]
+LARGEST = float(np.finfo(np.float32).max)
 WHOLE = np.dtype("<u4")  # a masked value, in the bytes of a float
 
 
@@ -106,7 +107,13 @@ class Sums:
                 f"{member} sent group '{name}' {gradient.size} values, "
                 f"but its gradient has {self.group.size}."
             )
-        if not self.group.masked and not np.isfinite(gradient).all():
+        if self.group.masked:
+            return
+        if not np.isfinite(gradient).all():
             raise ExchangeError(
                 f"{member} sent group '{name}' values that are not finite at sync {index + 1}."
+            )
+        if np.abs(gradient).max(initial=0.0) > LARGEST / len(self._place):
+            raise ExchangeError(
+                f"{member} sent group '{name}' values that no sum can hold at sync {index + 1}."
             )
