@@ -26,6 +26,7 @@ from fedda.errors import (
 from fedda.exchange import Group, Host, LocalHost, in_process
 from fedda.exchange.groups import KEYS, Invitation
 from fedda.exchange.masked import FixedPoint, Masked, agreement, tell
+from fedda.halves import load_half
 from fedda.ops import keys
 from fedda.ops.agree import Occasion, Own
 from fedda.settings import RunConfig
@@ -313,3 +314,23 @@ def test_every_method_that_sums_gradients_can_mask_them(
         done = simulate(RunConfig.parse(flat), domains, Journal(), "process")
         accuracy[masked] = done["final_accuracy"]
     assert accuracy[True] == pytest.approx(accuracy[False], abs=0.05)
+
+
+@pytest.mark.slow
+def test_a_false_mean_of_a_critic_is_found_behind_masks_too(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a group of two the target knows the other's gradient."""
+    client: Any = load_half("clients", "fruda").Collaborator
+    real = client.means
+
+    def lie(self: Any, *about: Any) -> tuple[float, float]:
+        first, second = real(self, *about)
+        return (first - 9, second - 9) if self.site.name == "bert" else (first, second)
+
+    monkeypatch.setattr(client, "means", lie)
+    flat = settings_of("fruda") | runs | {"exchange.masked": True, "fruda.measure.steps": 20}
+    done = simulate(RunConfig.parse(flat), domains, Journal(), "process")
+    (training,) = done["trainings"]["fruda"]
+    names = [each["name"] for each in training["selection"]["candidates"]]
+    assert names == ["anna", "carl"]
