@@ -12,7 +12,7 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 import fedda
-from fedda import labelled
+from fedda.choose import labelled
 from fedda.cli import app
 from fedda.errors import DataError
 

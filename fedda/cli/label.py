@@ -14,8 +14,8 @@ from fedda.results.plainly import cell, echo
 from fedda.results.read import model_file
 
 if TYPE_CHECKING:
+    from fedda.choose.labelled import Drawn
     from fedda.data import Reading
-    from fedda.labelled import Drawn
 
 SIDE = 224  # pixels of an image that is shown, where a folder's images have several sizes
 COUNTS = (20, 50, 100, 200)
@@ -62,7 +62,7 @@ def label(
 
 
 def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:
-    from fedda import labelled
+    from fedda.choose import labelled
     from fedda.data import describe, load_target
     from fedda.data.load import identities
 
@@ -101,7 +101,7 @@ def _pictures(x: Any, places: list[Path]) -> None:
 
 
 def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") -> None:
-    from fedda import labelled
+    from fedda.choose import labelled
     from fedda.data.load import identities
 
     drawn = labelled.Drawn.read(folder)
@@ -132,7 +132,8 @@ def _right(
     path: Path, target: Path, drawn: "Drawn", rows: list[dict[str, str]], reading: "Reading"
 ) -> list[bool]:
     """Which labelled images a model gives the class that somebody gave them."""
-    from fedda import labelled, models
+    from fedda import models
+    from fedda.choose import labelled
     from fedda.data import load_target
 
     network, meta = models.load(path)
