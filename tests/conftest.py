@@ -91,6 +91,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def all_packages() -> Iterator[None]:
+    """Let a test use all installed packages, whatever a site's policy in this process was before."""
+    plugins.restrict(ANY)
+    yield
+    plugins.restrict(ANY)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
