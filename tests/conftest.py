@@ -93,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def all_packages() -> Iterator[None]:
-    """Let a test use all installed packages, whatever a site's policy in this process was before."""
+    """Let a test use all installed packages, whatever policy a test before it has set."""
     plugins.restrict(ANY)
     yield
     plugins.restrict(ANY)
