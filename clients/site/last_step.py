@@ -9,31 +9,21 @@ from typing import Protocol
 from torch import Tensor
 
 from fedda import models, refining
-from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
 from fedda.models import Model, refined
 from fedda.refining import Refined
 
 from . import state
-from .memory import Site
-from .request import Numbers, Request
+from .appraisal import Appraised
+from .request import Numbers
 
 logger = logging.getLogger("fedda.site")
 
 SOURCE_ONLY = "fedavg"
 
 
-class Refining(Protocol):
+class Refining(Appraised, Protocol):
     """The members of a method's client that are used here."""
-
-    @property
-    def site(self) -> Site: ...
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def data(self) -> Labelled | Unlabelled: ...
 
     def adapted(self) -> Model:
         """The predictor under test as a model that can be kept."""
@@ -41,10 +31,6 @@ class Refining(Protocol):
 
     def checked(self, p: Tensor) -> Tensor:
         """The answers of a predictor, if they are those of a trained network."""
-        ...
-
-    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
-        """A number of a test over so many images, as it leaves this site."""
         ...
 
 

@@ -32,7 +32,8 @@ from torch import Tensor
 Strength = Literal["careful", "strong"]
 Shares = Literal["auto", "even", "estimated"]
 
-# Chosen on the sets of examples/benchmarks/refine.py, before any other was looked at.
+# Chosen on the sets of examples/benchmarks/refine.py, before others were looked at; but that
+# FULL_DOUBT is a part of ln C was settled with subsets of two others in sight.
 COMPONENTS, IMAGES_EACH = 64, 4  # at most so many components, of so many images each
 STEPS = 8
 FULL_EVIDENCE = 0.1  # nats from which the estimated shares count in full
