@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedda import models
+from fedda import models, refining
 from fedda.adversarial import critic_mean
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
 from fedda.algorithms.fruda import soft_maximum
 from fedda.data import Labelled
-from fedda.errors import WireError
+from fedda.errors import RefineError, WireError
 from fedda.exchange import Stream
 from fedda.maths import ocs
 from fedda.maths.validators import infomax
@@ -208,10 +208,28 @@ class Target(Measuring, dils.Target):
         worse = self.options.keep == "better" and after < before
         if worse:
             self.model.load_state_dict(came)
+        if worse | self.refined():
             self.save()
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
         return numbers | {f"theta/{collaborator}": self.theta()}
+
+    def refined(self) -> bool:
+        """Let the model's classifier learn what the last step makes of its answers -> whether."""
+        task = self.task
+        if not self.options.refine:
+            return False
+        strength = "careful" if task.refine == "none" else task.refine
+        try:
+            found = refining.refined_model(
+                None, self.model, self.data.x, task.model, task.dims, strength, task.shares
+            )
+            head = refining.distilled(found, self.data.x).head
+        except RefineError as error:
+            logger.warning("no last step before others adapt from here: %s", error)
+            return False
+        self.model.head.load_state_dict(head.state_dict())
+        return True
 
     def listening(self, copies: Mapping[str, Copy]) -> dict[str, Overheard]:
         """What listens to each candidate, as the server believes none whose gradients say else.

@@ -7,7 +7,7 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -243,6 +243,8 @@ Asked = Literal["auto", "none", "sum"]  # auto: sum where the method and all sit
 
 
 Refine = Literal["careful", "strong", "none"]  # how far the local last step may go
+# Up to 16 names of trainings, with commas between (`fedda.wire.MOST_BESIDE`).
+Beside = Annotated[str, Field(pattern=r"^([\w.-]+(,[\w.-]+){0,15})?$", max_length=4000)]
 Shares = Literal["auto", "even", "estimated"]  # whether it counts how frequent classes seem to be
 
 
@@ -445,6 +447,12 @@ class RunSection(Section):
         default="careful",
         description="how far a target's last step goes, which refines the mean of the run's models "
         "by its own images and stays there; none: it takes no such step",
+    )
+    beside: Beside = Field(
+        default="",
+        description="earlier trainings, RUN.METHOD-SEED, separated by commas, whose last step left "
+        "models at the target: it says on which share of its images this run's model agrees with "
+        "each; for `fedda choose`",
     )
     keep: Literal["last", "better"] = Field(
         default="last",

@@ -410,6 +410,11 @@ ABOVE = frozenset({"above-confidence/*", "above-entropy/*"})
 # What it says of its own last step (`fedda.refining`), which sends nothing else.
 REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
 
+# On which share of its images the tested model agrees with that of an earlier training, where the
+# run names some (`run.beside`), in their order.
+MOST_BESIDE = 16
+BESIDE = frozenset(f"agreed-{i}" for i in range(MOST_BESIDE))
+
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
     enters=Rule(MODEL, THRESHOLDS),
@@ -418,6 +423,7 @@ TEST = Part(
         | VALIDATORS
         | ABOVE
         | REFINED
+        | BESIDE
     ),
 )
 

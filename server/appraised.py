@@ -16,18 +16,21 @@ The entries of a training in results.json:
         accuracy        of the refined model, if there are labelled tests
         changed         share of the images whose class is another one than the method's model's
         agreed          share of the images on which all averaged models agree
+    beside              on which share of the target's images the model agrees with each earlier
+                        training's that the run named and the target still has, by training;
+                        left out if there are none
     calibration_bytes   what crossed for the sources' tests; in the total, and in no round
     calibration_error   mean gap between confidence and accuracy on the target's labelled tests;
                         None if there are none
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from fedda.maths import estimates
 from fedda.results.read import REFINED
-from fedda.wire import ABOVE, THRESHOLDS, VALIDATORS
+from fedda.wire import ABOVE, BESIDE, THRESHOLDS, VALIDATORS
 
 Numbers = dict[str, float]
 WORTH = "worth"  # in the entry of a training's last round, in its checkpoint
@@ -59,6 +62,7 @@ def read(
     examples: Mapping[str, int],
     target: str,
     same: bool,
+    beside: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Take the numbers about the model's worth out of a test's -> a training's entries.
 
@@ -68,12 +72,14 @@ def read(
         examples: number of examples by site, which weigh the sources.
         target: the target's name.
         same: whether the sources tested the model that the target predicts with.
+        beside: the earlier trainings that the run named.
     """
     kinds = {pattern.removesuffix("/*") for pattern in ABOVE}
     said = {n: tested.pop(n) for n in [*tested] if n in VALIDATORS or n.split("/")[0] in kinds}
     error = tested.pop("ece", None)
     told = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
     refined = {name: tested.pop(key) for name, key in told.items() if key in tested}
+    agreed = {n: tested.pop(n) for n in BESIDE if n in tested}
     values = {n: v for n, v in said.items() if n in VALIDATORS}
     if "infomax" in tested:
         values = {"infomax": tested["infomax"], **values}
@@ -98,4 +104,5 @@ def read(
             },
         }
     worth = {"validators": values, "estimate": found, "calibration_error": error}
-    return worth | {REFINED: refined or None}
+    named = {t: agreed[f"agreed-{i}"] for i, t in enumerate(beside) if f"agreed-{i}" in agreed}
+    return worth | {REFINED: refined or None} | ({"beside": named} if named else {})

@@ -325,6 +325,7 @@ class Training:
                 self.roster.counts,
                 self.roster.target.name,
                 same=set(strategy.tested()) <= {"model"} and not self._stays,
+                beside=self.task.others,
             )
         return tested
 

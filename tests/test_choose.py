@@ -360,15 +360,44 @@ def test_predictions_are_of_unlabelled_images_alone(root: Path, tmp_path: Path) 
     assert made.run(1, lambda *event: None) == {}
     folder = made.folder(made.cells()[0])
     images = agreement.Images(root / "town.npz", AS_IT_IS)
-    label = agreement.predicted(folder, images)
+    label = agreement.predicted(folder, False, images)
     network, _ = models.load(folder / MODEL)
     with np.load(root / "town.npz") as town:
         x = torch.tensor(town["x_train"])
+    assert label is not None
     assert torch.equal(label, models.predict(network, x.unsqueeze(1)).argmax(dim=1))
     # The last folder holds no model, so it takes no part.
-    folders = {"a": folder, "b": folder, "c": tmp_path}
-    share, apart = agreement.compared(folders, ["x", "y", "z"], images)
-    assert share == {"a": 1, "b": 1, "c": None} and not any(apart.values())
+    A = agreement.here([(folder, False), (folder, False), (tmp_path, False)], images)
+    assert A[:2, :2].eq(1).all() and A[2].isnan().all() and A[:, 2].isnan().all()
+    assert choice.support(A, ["x", "y", "z"]) == [1, 1, None]
+    assert not any(choice.apart(A, ["x", "y", "z"]))
+
+
+def test_a_model_that_stays_at_the_target_is_compared_where_it_lies(
+    root: Path, tmp_path: Path
+) -> None:
+    made = plan(root, tmp_path, "shot")
+    assert made.run(1, lambda *event: None) == {}
+    cell = next(c for c in made.cells() if c.variant.method == "shot")
+    images = agreement.Images(root / "town.npz", AS_IT_IS)
+    (made.folder(cell) / MODEL).unlink()  # it has not adapted
+    adapted = agreement.predicted(made.folder(cell), True, images)
+    (kept,) = (made.folder(cell) / "sites").rglob("*.model.safetensors")
+    network, _ = models.load(kept)
+    with np.load(root / "town.npz") as town:
+        x = torch.tensor(town["x_train"]).unsqueeze(1)
+    assert adapted is not None
+    assert torch.equal(adapted, models.predict(network, x).argmax(dim=1))
+    (candidate,) = [c for c in Search(made).evidence(made) if c.variant.method == "shot"]
+    assert candidate.trained[made.seeds[0]].agreement is not None
+
+
+def test_what_the_target_has_told_is_the_same_table() -> None:
+    said = [{}, {"a": 0.5}, {"a": 0.25, "other": 1.0}]
+    A = agreement.told(["a", "b", "c"], said)
+    assert A[0, 1] == A[1, 0] == 0.5 and A[0, 2] == A[2, 0] == 0.25
+    assert A[1, 2].isnan() and A[2, 1].isnan()
+    assert choice.support(A, ["x", "y", "z"]) == [0.375, 0.5, 0.25]
 
 
 def test_a_frozen_part_computes_once_and_predicts_the_same(
@@ -381,11 +410,13 @@ def test_a_frozen_part_computes_once_and_predicts_the_same(
     x = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "town.npz", x_train=x)
     images = agreement.Images(tmp_path / "town.npz", AS_IT_IS)
-    label = agreement.predicted(tmp_path, images)
+    label = agreement.predicted(tmp_path, False, images)
+    assert label is not None
     whole = models.predict(model, torch.tensor(x).permute(0, 3, 1, 2)).argmax(dim=1)
     assert torch.equal(label, whole)
     monkeypatch.setattr(agreement, "_outputs", None)
-    assert torch.equal(agreement.predicted(tmp_path, images), label)
+    again = agreement.predicted(tmp_path, False, images)
+    assert again is not None and torch.equal(again, label)
 
 
 # ---- the command -------------------------------------------------------------------------------

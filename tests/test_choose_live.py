@@ -28,11 +28,12 @@ WORDS = ["choose", "--server", "hub", "--target", "town", "--seeds", "2", "--set
 
 @pytest.fixture
 def hub(
-    domains: list[Node], monkeypatch: pytest.MonkeyPatch
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[[str], list[tuple[str, bool]]]:
     """Let the sites of these folders stand for a server's -> a function that makes one fail."""
     begun: list[tuple[str, bool]] = []
     broken: set[str] = set()
+    state = {"state-dir": str(tmp_path / "state")}  # a site has the same one in every run
 
     def submit(
         config: RunConfig, launch: Launch, folder: Path, listen: Callable[[dict[str, Any]], None]
@@ -44,7 +45,10 @@ def hub(
         run = config.run.model_copy(update={"expect": len(domains)})
         journal = Journal(folder / "journal.jsonl", listen)
         simulate(
-            config.model_copy(update={"run": run}), [dict(n) for n in domains], journal, "process"
+            config.model_copy(update={"run": run}),
+            [dict(n) | state for n in domains],
+            journal,
+            "process",
         )
 
     monkeypatch.setattr("fedda.cli.choose.on_server", submit)
@@ -70,12 +74,13 @@ def test_it_chooses_among_what_fits_the_sites_that_joined(
     assert "sites: anna (source, " in result.output and "town (target, 48)" in result.output
     made = json.loads((tmp_path / "out" / "choice.json").read_text())["decision"]
     assert {c["method"] for c in made["candidates"]} <= {"fedavg", "adabn", "kd3a", "fdann", "mdan"}
-    assert all(c["agreement"] is None for c in made["candidates"])
-    assert "agreement" not in made["alone"] and "infomax" in made["alone"]
+    # The target has compared each model with those before it, and its rounded shares are a table.
+    assert all(0 < c["agreement"] <= 1 for c in made["candidates"])
+    assert "agreement" in made["alone"]
     words = shlex.split(made["command"])
     assert words[:4] == ["fedda", "run", made["method"], "--server"]
     assert words[5:7] == ["--target", "town"]
-    assert "The target's images are at its site" in (tmp_path / "out" / "choice.md").read_text()
+    assert "has not compared" not in (tmp_path / "out" / "choice.md").read_text()
     # One look, then four candidates beside FedAvg, two of them again with all rounds and two seeds.
     assert begun[0] == ("fedavg", False) and len(begun) == 1 + 5 + 2 * 3
     assert call(tmp_path / "out").exit_code == 0

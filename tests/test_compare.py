@@ -270,8 +270,10 @@ def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
     assert made.run(1, note(again)) == {} and again == []
     left = {path.name for path in made.folder(cells[0]).iterdir()} - {".lock"}
     kept = {"cell.json", "config.json", "journal.jsonl", "roster.json"}
-    made_last = {"about.json", "model.safetensors", "results.json", CARD}
+    made_last = {"about.json", "model.safetensors", "results.json", CARD, "sites"}
     assert left == kept | made_last  # but no checkpoint
+    ours = [p for p in (made.folder(cells[0]) / "sites").rglob("*") if not p.is_dir()]
+    assert all(p.name.endswith(".fedavg-0.refined.safetensors") for p in ours) and len(ours) == 1
 
 
 def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fedda
 from clients.site.crafted import check_rows
 from clients.site.memory import Site
 from fedda import models
@@ -12,6 +13,8 @@ from fedda.errors import WireError
 from fedda.settings import Task
 from tests.asking import blank, closest, make_source, task_of, trained
 from tests.test_last_steps import images_of
+from tests.test_refine import SETTINGS
+from tests.test_refine import sites as clouds_of_sites
 
 BINS, IMAGES, LEAST = 500, 300, 128
 ONE_STEP = {
@@ -68,6 +71,16 @@ def read_bins(site: Site, task: Task, made: models.Model) -> float:
     place = -(before["encoder.2.bias"][:-1][own].double()) / spread[:-1][own]
     ratio = (D[own] / step[own, None]) * height.std(unbiased=False) / spread[:-1][own, None]
     return closest(ratio + x.mean(dim=0) + place[:, None] * slope, x)
+
+
+def test_an_honest_critic_whose_units_came_to_measure_one_direction_is_no_made_model(
+    tmp_path: Path,
+) -> None:
+    critic = {"fwdgrl_discriminator_lr": 0.3, "guard_max_change": 0.0, "rounds": 6}
+    near = {"exchange_p": 1, "exchange_min_examples": 1, "exchange_expose_features": True}
+    every = SETTINGS | critic | near
+    run = fedda.simulate(clouds_of_sites(), "t", "fwdgrl", dir=tmp_path / "r", **every)
+    assert run.results.accuracy is not None
 
 
 @pytest.fixture

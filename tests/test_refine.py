@@ -14,7 +14,7 @@ import fedda
 from fedda import models, refining
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.errors import ModelError, RefineError
+from fedda.errors import ConfigError, ModelError, RefineError
 from fedda.maths import refine
 from fedda.maths.refine import WEIGHTS, Gaussians, Shares, Space, Strength
 from fedda.models import Model, refined
@@ -237,6 +237,21 @@ def test_a_run_refines_at_the_target_and_sends_nothing_more(tmp_path: Path) -> N
         right = models.predict(model, torch.tensor(x)).argmax(dim=1).numpy() == y
         assert told["refined"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     assert not list((tmp_path / "none").rglob("*refined*"))
+
+
+def test_a_target_compares_its_trainings_models_and_tells_one_share_each(tmp_path: Path) -> None:
+    beside = "r.fedavg-0,../../r.fedavg-0,r.shot-7,r.kd3a-0".replace("/", "-")
+    run = fedda.simulate(
+        sites(), "t", "kd3a", dir=tmp_path / "r", baseline="fedavg", run_beside=beside, **SETTINGS
+    )
+    (first,), (second,) = (run.results.raw["trainings"][m] for m in ("fedavg", "kd3a"))
+    assert "beside" not in first  # nothing is there yet, and nothing is compared with itself
+    x = torch.tensor(clouds(120, 3, 0.1)[0])
+    answers = [models.predict(models.load(t["model"])[0], x).argmax(dim=1) for t in (first, second)]
+    share = float((answers[0] == answers[1]).double().mean())
+    assert second["beside"] == {"r.fedavg-0": pytest.approx(share, abs=0.005)}
+    with pytest.raises(ConfigError, match="beside"):
+        fedda.simulate(sites(), "t", dir=tmp_path / "q", run_beside=",".join(["a"] * 17))
 
 
 def test_a_target_without_tests_says_no_accuracy(tmp_path: Path) -> None:

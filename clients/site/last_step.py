@@ -48,7 +48,7 @@ def take(client: Refining) -> Refined | None:
         about = task.model, task.dims, task.refine, task.shares
         made = refining.refined_model(*members, x, *about)
         client.checked(made.after.float())
-        if (path := state.refined_path(site, task)) is not None:
+        if (path := state.refined_path(site, task.training)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
             logger.info("the refined model stays here, in %s", path)
     except FeddaError as error:
@@ -66,12 +66,40 @@ def told(client: Refining, made: Refined) -> Numbers:
     return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
 
 
+def beside(client: Refining, p: Tensor) -> Numbers:
+    """On which shares of the images predictions (N, C) agree with models of earlier trainings.
+
+    Those are the last members of the models that the trainings' last steps have left here. One
+    that is not here, or is of another network, has no number.
+    """
+    numbers, labels, task = Numbers(), p.argmax(dim=1), client.request.task
+    for i, training in enumerate(task.others):
+        try:
+            model = _kept(client, training) if training != task.training else None
+        except FeddaError as error:  # a damaged file of another training
+            logger.warning("no agreement with %s: %s", training, error)
+            continue
+        if model is not None:
+            same = models.predict(model, client.data.x).argmax(dim=1) == labels
+            share = float(same.double().mean())
+            numbers[f"agreed-{i}"] = client.released(f"agreed-{i}", share, len(p))
+    return numbers
+
+
 def _source_only(client: Refining) -> Model | None:
     """The model of this run's source-only training, from its last step; None if it had none."""
     task = client.request.task
-    path = state.refined_path(client.site, task.model_copy(update={"method": SOURCE_ONLY}))
-    if task.method == SOURCE_ONLY or path is None or not path.is_file():
+    if task.method == SOURCE_ONLY:
+        return None
+    return _kept(client, task.model_copy(update={"method": SOURCE_ONLY}).training)
+
+
+def _kept(client: Refining, training: str) -> Model | None:
+    """The model that a training's last step refined; None if it is not here, or of other inputs."""
+    task, path = client.request.task, state.refined_path(client.site, training)
+    if path is None or not path.is_file():
         return None
     loaded, meta = models.load(path)
-    alike = (meta.config, meta.shape, meta.classes) == (task.model, task.dims, task.names)
+    ours = (task.model, task.dims, task.names, task.resize, task.window)
+    alike = (meta.config, meta.shape, meta.classes, meta.resize, meta.window) == ours
     return refined.members_of(loaded)[-1].to(client.site.device) if alike else None

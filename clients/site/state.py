@@ -157,11 +157,11 @@ def model_path(site: Place, task: Task) -> Path | None:
     return site.state_dir / site.name / f"{task.training}{ADAPTED}"
 
 
-def refined_path(site: Place, task: Task) -> Path | None:
+def refined_path(site: Place, training: str) -> Path | None:
     """Return the file of a training's refined model; None without state directory."""
     if site.state_dir is None:
         return None
-    return site.state_dir / site.name / f"{task.training}{REFINED}"
+    return site.state_dir / site.name / f"{training}{REFINED}"
 
 
 def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:

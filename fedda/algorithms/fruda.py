@@ -111,6 +111,11 @@ class Config(dils.Adaptation):
         description="better: the target keeps the collaborator's model if infomax is lower after "
         "the adaptation than before; adapted: never",
     )
+    refine: bool = Field(
+        default=False,
+        description="after it has adapted, the target takes its last step (`fedda.refining`) and "
+        "its classifier learns the refined answers, before later targets adapt from its model",
+    )
     measure: Measure = Measure()
 
     @model_validator(mode="after")

@@ -1,11 +1,13 @@
-"""On how many of the target's images two saved models predict the same class.
+"""On how many of the target's images two models predict the same class.
 
-No prediction crosses the wire for this: the command reads the models that its trainings saved, and
-the target's images, where both lie. So it is for the machine that holds the target's data. A method
-whose adapted model stays at the target saves none there, and has no agreement.
+No prediction crosses the wire for this. Where the sites are simulated, the command reads the models
+that its trainings saved, and the target's images. On a server the target does that: with each
+training's last numbers it says on which share of its images that one's model agrees with those of
+the trainings before (`run.beside`), which its last steps have left there.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fedda.data.load import load_target
 from fedda.errors import ModelError
 from fedda.maths import choice
 from fedda.maths.validators import subset
+from fedda.models import refined
 from fedda.results.read import model_file
 from fedda.train import generator
 
@@ -58,42 +61,66 @@ class Images:
         return self._known[form]
 
 
-def predicted(model: Path, images: Images) -> Tensor:
-    """Classes that a saved model predicts for the target's images -> (N,).
+def predicted(folder: Path, stays: bool, images: Images) -> Tensor | None:
+    """Classes that a finished training's model gives the target's images -> (N,); None without one.
 
     Args:
-        model: a run's folder, or the model's file.
+        folder: of its run.
+        stays: whether the adapted model is not the run's: it is at the target then, as what its
+            last step has refined.
         images: the target's.
+
+    Raises:
+        ModelError: a file is damaged.
     """
-    network, about = models.load(model_file(model))
-    return models.predict(network, images.inputs(network, about)).argmax(dim=1)
+    if stays:
+        (path,) = [*(folder / "sites").glob("*/*.refined.safetensors")] or [None]
+        if path is None:
+            return None
+        network, about = models.load(path)
+        x = images.inputs(network, about)
+        network = refined.members_of(network)[-1]
+    else:
+        network, about = models.load(model_file(folder))
+        x = images.inputs(network, about)
+    return models.predict(network, x).argmax(dim=1)
 
 
-def compared(
-    folders: Mapping[str, Path], groups: Sequence[str], images: Images
-) -> tuple[dict[str, float | None], dict[str, bool]]:
-    """Each model's agreement with those of other methods, and whether it stands apart.
+def here(folders: Sequence[tuple[Path, bool]], images: Images) -> Tensor:
+    """Shares of the images on which models predict alike, where both lie here -> (M, M).
 
     Args:
-        folders: of finished trainings, by any name; one without a model has neither.
-        groups: each one's method.
+        folders: of finished trainings, each with whether its model stays at the target. One without
+            a model has NaN.
         images: the target's.
     """
-    labels, known = [], []
-    for name, group in zip(folders, groups, strict=True):
+    found: list[Tensor | None] = []
+    for folder, stays in folders:
         try:
-            labels.append(predicted(folders[name], images))
+            found.append(predicted(folder, stays, images))
         except ModelError:
-            continue
-        known.append((name, group))
-    shares: dict[str, float | None] = dict.fromkeys(folders)
-    alone = dict.fromkeys(folders, False)
-    if labels:
-        A, methods = choice.agreement(torch.stack(labels)), [group for _, group in known]
-        pairs = zip(known, choice.support(A, methods), choice.apart(A, methods), strict=True)
-        for (name, _), share, odd in pairs:
-            shares[name], alone[name] = share, odd
-    return shares, alone
+            found.append(None)
+    A = torch.full((len(found), len(found)), math.nan, dtype=torch.float64)
+    known = [i for i, label in enumerate(found) if label is not None]
+    if known:
+        labels = torch.stack([label for label in found if label is not None])
+        A[torch.tensor(known)[:, None], torch.tensor(known)] = choice.agreement(labels)
+    return A
+
+
+def told(trainings: Sequence[str], said: Sequence[Mapping[str, float]]) -> Tensor:
+    """The same shares as the target has told them -> (M, M), NaN where it has not.
+
+    Args:
+        trainings: their names, RUN.METHOD-SEED.
+        said: what each one's results say of those before it, by name.
+    """
+    A = torch.full((len(trainings), len(trainings)), math.nan, dtype=torch.float64)
+    for i, rows in enumerate(said):
+        for j, name in enumerate(trainings):
+            if name in rows:
+                A[i, j] = A[j, i] = rows[name]
+    return A
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The trainings of a choice on a server: real sites, one run after another.
 
 The operator has no site's data. So the sites and their network are learnt from one round of FedAvg,
-and there is no agreement of models on the target's images: that evidence needs these images.
+and the target itself says how its trainings' models agree on its images (`run.beside`).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ from fedda.errors import FeddaError
 from fedda.library.beginning import Launch, beginning
 from fedda.results.read import begun, model_file
 from fedda.settings import RunConfig
+from fedda.wire import MOST_BESIDE
 
 from .candidates import unfit
 
@@ -118,8 +119,12 @@ class Live(Plan):
             FeddaError: it failed.
         """
         folder, config = self.folder(cell), self.config(cell)
-        resume = begun(folder)
-        config = config.model_copy(update={"run": config.run.model_copy(update={"resume": resume})})
+        resume, before = begun(folder), self.cells()
+        before = [c for c in before[: before.index(cell)] if c.seed == cell.seed]
+        done = [c.training for c in before if self.results(c) is not None]
+        beside = ",".join(done[-MOST_BESIDE:])
+        run = config.run.model_copy(update={"resume": resume, "beside": beside})
+        config = config.model_copy(update={"run": run})
 
         def listen(event: dict[str, Any]) -> None:
             if event["event"] in ("training", "round"):

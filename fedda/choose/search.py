@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fedda.comparison import Cell, Plan, Variant
 from fedda.data import domains
 from fedda.errors import RunError
+from fedda.maths import choice
 from fedda.results.read import REFINED, counted
 
 from . import agreement
@@ -231,17 +232,18 @@ class Search:
         trained: dict[Variant, dict[int, Trained]] = {v: {} for v in variants}
         for seed in seeds:
             cells = [Cell(v, target, seed) for v in variants]
-            # A model that has stayed at the target is not in the run's folder.
-            saved = {c.name: plan.folder(c) for c in cells if not entries[c].pop("elsewhere")}
-            groups = [c.variant.method for c in cells if c.name in saved]
-            share, apart = dict[str, float | None](), dict[str, bool]()
+            stays = [bool(entries[c].pop("elsewhere")) for c in cells]
+            beside = [entries[c].pop("beside") for c in cells]
             if self.plan.simulated:
-                share, apart = agreement.compared(saved, groups, self._images)
-            for cell in cells:
-                entry, name = entries[cell], cell.name
-                trained[cell.variant][seed] = Trained(
-                    entry, entry.pop("bytes"), share.get(name), apart.get(name, False)
-                )
+                folders = [(plan.folder(c), s) for c, s in zip(cells, stays, strict=True)]
+                A = agreement.here(folders, self._images)
+            else:
+                A = agreement.told([c.training for c in cells], beside)
+            groups = [c.variant.method for c in cells]
+            votes = zip(cells, choice.support(A, groups), choice.apart(A, groups), strict=True)
+            for cell, share, apart in votes:
+                entry = entries[cell]
+                trained[cell.variant][seed] = Trained(entry, entry.pop("bytes"), share, apart)
         return [Candidate(v, trained[v]) for v in variants]
 
 
@@ -256,6 +258,7 @@ def unlabelled(plan: Plan, cell: Cell) -> dict[str, Any] | None:
         "validators": training.get("validators") or {},
         "estimate": estimate,
         "bytes": sum(training["bytes"].values()),
+        "beside": training.get("beside") or {},
         "elsewhere": "adapted" in training or (estimate or {}).get("same_model") is False,
     }
 

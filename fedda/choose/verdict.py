@@ -28,8 +28,8 @@ BLIND = (
     "way, or several methods that fail alike."
 )
 APART = (
-    "The target's images are at its site, so the models were not compared on them: one that is "
-    "sure of wrong classes alone was not looked for."
+    "The target has not compared the models on its images (its last step keeps them, so it needs "
+    "run.refine and --state-dir): one that is sure of wrong classes alone was not looked for."
 )
 CLEARLY, RATHER = 0.75, 0.5  # shares of seeds, and net shares of evidence, for these words
 
@@ -220,12 +220,17 @@ def paragraph(choice: Choice) -> str:
             f"It rests on short trainings, {choice.outcome.rung.rounds} of "
             f"{choice.search.rounds} rounds."
         )
-    return " ".join([*text, BLIND, *([] if choice.search.plan.simulated else [APART])])
+    return " ".join([*text, BLIND, *([] if _agreement(choice) else [APART])])
+
+
+def _agreement(choice: Choice) -> bool:
+    """Whether models were compared on the target's images."""
+    return any(c.mean("agreement") is not None for c in choice.outcome.candidates)
 
 
 def _kinds(choice: Choice) -> str:
     """The kinds of evidence, in words."""
-    if choice.search.plan.simulated:
+    if _agreement(choice):
         return "estimate, infomax, BNM, ClassAMI and agreement with the other methods"
     return "estimate, infomax, BNM and ClassAMI"
 

@@ -22,6 +22,11 @@ class Cell:
         """The name of the training's run and folder."""
         return f"{self.variant.slug}.{_plain(self.target)}.{self.seed}"
 
+    @property
+    def training(self) -> str:
+        """The name of the training in its sites' files."""
+        return f"{self.name}.{self.variant.method}-{self.seed}"
+
 
 # Called with an event, its cell and a value: "begin" with the number of rounds that an earlier try
 # finished, "round" with the round's number, "done" with an error or None.

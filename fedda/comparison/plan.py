@@ -25,6 +25,7 @@ CELLS = "cells"  # the folder of all cells, in OUT
 SETTINGS, FACTS = "config.json", "cell.json"  # in a cell's folder: its settings, its notes
 LABELS = "target-labels"  # the oracle's source
 BENCHMARK = "benchmark.json"  # in a folder of data: how `fedda data import` made it
+AUTO, RELAY = "auto", ".relay"  # a value, and what a key ends in, that a run settles by its sites
 _described = cache(describe)  # cached, as describing reads the header of every image
 
 
@@ -163,6 +164,9 @@ class Plan:
             raise RunError(f"{self.folder(cell)} is damaged; remove it.")
         methods = [cell.variant.method]
         wanted, used = (lasting(f, methods) for f in (self.config(cell).flat(), flat))
+        # A run settles by what its sites can do whether models are sealed (`RunConfig.hiding`).
+        auto = {k for k, v in wanted.items() if v == AUTO and k.endswith(RELAY)}
+        wanted |= {k: used[k] for k in auto if k in used}
         usual = defaults()  # an older version's results lack the settings added since
         self._check_same(cell, wanted, {k: used.get(k, usual.get(k)) for k in {*wanted, *used}})
 

@@ -26,6 +26,7 @@ from fedda.settings import RunConfig
 from .cells import Cell, Notify
 
 ERROR, LOG = "error.txt", "log.txt"  # in a cell's folder, about its last try
+KEPT = (".model.safetensors", ".refined.safetensors")  # endings of a site's finished models
 READY = "ready"
 PATIENCE = 10.0  # seconds to wait for a process to end
 KILLED = "its process was killed (exit code {}); if memory is short, give fewer --jobs"
@@ -93,9 +94,14 @@ def _simulate(plan: Trainings, cell: Cell, notify: Notify) -> None:
     journal = load("server", "journal").Journal(folder / "journal.jsonl", listen)
     plan.note(cell, sites)
     load("server", "simulation").simulate(config, sites, journal, plan.engine)
-    # A finished training needs no checkpoints and no state of its sites.
-    for state in (*folder.glob("*-*/"), folder / "sites"):
-        shutil.rmtree(state, ignore_errors=True)
+    # A finished training needs no checkpoints, and of its sites only the models that stay there.
+    for checkpoints in folder.glob("*-*/"):
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    for path in sorted((folder / "sites").rglob("*"), reverse=True):  # a folder after its files
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        elif path.is_file() and not path.name.endswith(KEPT):
+            path.unlink()
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
     v       (M,)    one kind of evidence on M models; higher is better, None where it is not known
     label   (M, N)  the class that each model predicts for each of N images of the target
-    A       (M, M)  share of the images on which two models predict the same class
+    A       (M, M)  share of the images on which two models predict the same class; NaN where nobody
+                    has compared them
     group   (M,)    the method of each model: settings of one method are alike, so it counts once
 
 Kinds of evidence have no common unit, so models are compared pair by pair: how many others a model
@@ -14,8 +15,9 @@ The witness of agreement is the only one that a model cannot win by being sure o
 is sure, balanced, well clustered and wrong agrees with no independent model.
 """
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -68,7 +70,7 @@ def support(A: Tensor, group: Sequence[str]) -> list[float | None]:
     groups = [*dict.fromkeys(group)]
     found: list[float | None] = []
     for i, own in enumerate(group):
-        others = [_between(A, group, [i], g) for g in groups if g != own]
+        others = _known(_between(A, group, [i], g) for g in groups if g != own)
         found.append(statistics.fmean(others) if others else None)
     return found
 
@@ -83,16 +85,21 @@ def apart(A: Tensor, group: Sequence[str]) -> list[bool]:
     found = []
     for own, value in zip(group, supports, strict=True):
         others = [g for g in groups if g != own]
-        pairs = [
+        pairs = _known(
             _between(A, group, [i for i, name in enumerate(group) if name == g], h)
             for n, g in enumerate(others)
             for h in others[n + 1 :]
-        ]
+        )
         found.append(bool(pairs) and value is not None and value < APART * statistics.median(pairs))
     return found
 
 
 def _between(A: Tensor, group: Sequence[str], rows: Sequence[int], other: str) -> float:
-    """Mean agreement of the models in `rows` with those of a method."""
+    """Mean agreement of the models in `rows` with those of a method; NaN if none is known."""
     columns = [j for j, name in enumerate(group) if name == other]
-    return statistics.fmean(float(A[i, j]) for i in rows for j in columns)
+    known = _known(float(A[i, j]) for i in rows for j in columns)
+    return statistics.fmean(known) if known else math.nan
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [v for v in values if not math.isnan(v)]

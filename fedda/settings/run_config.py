@@ -331,6 +331,7 @@ class RunConfig(Section):
             privacy=self.privacy,
             refine=self.run.refine,
             shares=self.refine.shares,
+            beside=self.run.beside,
             wire=self.wire,
             options=self.options[method],
         )
@@ -354,7 +355,7 @@ def defaults() -> Flat:
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
-_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.beside", "wait.", "track.")
 _FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from fedda import plugins
 from fedda.config import (
+    Beside,
     ModelConfig,
     PrivacyConfig,
     Refine,
@@ -54,6 +55,7 @@ class Task(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     refine: Refine = Field(default="none", description="the target's last step")
     shares: Shares = "auto"
+    beside: Beside = Field(default="", description="trainings whose models are compared")
     wire: WireConfig = WireConfig()
     options: Any = None
 
@@ -112,6 +114,11 @@ class Task(Section):
             if stage.first <= server_round <= stage.last:
                 return stage
         raise ConfigError(f"Round {server_round} is in no phase of '{self.schedule[:80]}'.")
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the trainings whose models are compared with this one's."""
+        return self.beside.split(",") if self.beside else []
 
     @property
     def names(self) -> tuple[str, ...]:
