@@ -451,8 +451,8 @@ class RunSection(Section):
     beside: Beside = Field(
         default="",
         description="earlier trainings, RUN.METHOD-SEED, separated by commas, whose last step left "
-        "models at the target: it says on which share of its images this run's model agrees with "
-        "each; for `fedda choose`",
+        "models at the target: it says on which share of its images each of them, and this run's, "
+        "has the class that their mean has; for `fedda choose`",
     )
     keep: Literal["last", "better"] = Field(
         default="last",

@@ -13,16 +13,17 @@ It reads no label, and nothing that it computes is sent.
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import models
+from fedda import models, plugins
 from fedda.config import ModelConfig
 from fedda.errors import RefineError
-from fedda.maths import refine
+from fedda.maths import choice, refine
 from fedda.maths.refine import FEWEST, Shares, Space, Strength
 from fedda.models import Model, refined
 from fedda.train import batches, generator
@@ -128,6 +129,19 @@ def refined_model(
     labels = torch.stack(p).argmax(dim=2)
     agreed = float((labels == labels[0]).all(dim=0).double().mean())
     return Refined(made, z, p[-1], q, agreed)
+
+
+def agreed(p: Tensor, methods: Sequence[str]) -> list[float]:
+    """On which share of the images each model has the class that their mean has.
+
+    Methods that make their predictions sharp at the target have no part in the mean.
+
+    Args:
+        p: (M, N, C) the models' class probabilities.
+        methods: of each model.
+    """
+    voting = [not plugins.method(name).sharpens for name in methods]
+    return choice.agreement(p, choice.ensemble(p, methods, voting)).tolist()
 
 
 def with_own_statistics(model: Model, x: Tensor) -> Model:

@@ -410,10 +410,10 @@ ABOVE = frozenset({"above-confidence/*", "above-entropy/*"})
 # What it says of its own last step (`fedda.refining`), which sends nothing else.
 REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
 
-# On which share of its images the tested model agrees with that of an earlier training, where the
-# run names some (`run.beside`), in their order.
+# On which share of its images each model has the class that their mean has: those of the earlier
+# trainings that the run names (`run.beside`), in their order, then the tested one.
 MOST_BESIDE = 16
-BESIDE = frozenset(f"agreed-{i}" for i in range(MOST_BESIDE))
+BESIDE = frozenset(f"agreed-{i}" for i in range(MOST_BESIDE + 1))
 
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(

@@ -16,9 +16,9 @@ The entries of a training in results.json:
         accuracy        of the refined model, if there are labelled tests
         changed         share of the images whose class is another one than the method's model's
         agreed          share of the images on which all averaged models agree
-    beside              on which share of the target's images the model agrees with each earlier
-                        training's that the run named and the target still has, by training;
-                        left out if there are none
+    beside              on which share of the target's images a training's model has the class that
+                        the mean of all these has, by training: the earlier ones that the run named
+                        and the target still has, and this one; left out if there are none
     calibration_bytes   what crossed for the sources' tests; in the total, and in no round
     calibration_error   mean gap between confidence and accuracy on the target's labelled tests;
                         None if there are none
@@ -72,7 +72,7 @@ def read(
         examples: number of examples by site, which weigh the sources.
         target: the target's name.
         same: whether the sources tested the model that the target predicts with.
-        beside: the earlier trainings that the run named.
+        beside: the earlier trainings that the run named, and this one; none if it named none.
     """
     kinds = {pattern.removesuffix("/*") for pattern in ABOVE}
     said = {n: tested.pop(n) for n in [*tested] if n in VALIDATORS or n.split("/")[0] in kinds}

@@ -325,7 +325,7 @@ class Training:
                 self.roster.counts,
                 self.roster.target.name,
                 same=set(strategy.tested()) <= {"model"} and not self._stays,
-                beside=self.task.others,
+                beside=[*self.task.others, self.task.training] if self.task.others else [],
             )
         return tested
 

@@ -16,7 +16,7 @@ from fedda import models, plugins
 from fedda.choose import agreement, decision
 from fedda.choose.candidates import candidates, methods_of, obstacle
 from fedda.choose.decision import Candidate, Trained, decide
-from fedda.choose.search import Outcome, Search, ranked
+from fedda.choose.search import Outcome, Search, going_on, ranked
 from fedda.choose.verdict import Choice, paragraph, sureness
 from fedda.cli import app
 from fedda.comparison import Cell, Plan, Variant
@@ -86,26 +86,36 @@ def test_a_step_is_a_draw_and_more_is_not() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_agreement_is_that_of_the_twin(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    label = draw.integers(0, 3, (6, 20))
-    label[1:5] = np.where(draw.random((4, 20)) < 0.8, label[0], label[1:5])
-    group = ["a", "b", "b", "c", "d", "d"]
-    A = choice.agreement(torch.tensor(label))
-    rows = label.tolist()
-    assert A.tolist() == [[pytest.approx(twin.agree(x, y)) for y in rows] for x in rows]
-    assert choice.support(A, group) == pytest.approx(twin.support(rows, group))
-    assert choice.apart(A, group) == twin.apart(rows, group)
+    p, group = draw.dirichlet(np.full(3, 0.5), (6, 20)), ["a", "b", "b", "c", "d", "d"]
+    voting = [bool(v) for v in draw.integers(0, 2, 6)] if seed else [False] * 6
+    mean = choice.ensemble(torch.tensor(p), group, voting)
+    rows = twin.ensemble(p.tolist(), group, voting)
+    assert mean.tolist() == [pytest.approx(row) for row in rows]
+    agreed = choice.agreement(torch.tensor(p), mean).tolist()
+    assert agreed == [pytest.approx(twin.agree(twin.largest(x), twin.largest(rows))) for x in p]
+    some = [None if draw.random() < 0.2 else float(a) for a in draw.random(6)]
+    assert choice.apart(some, group) == twin.apart(some, group)
 
 
 def test_the_one_with_permuted_classes_stands_apart_by_hand() -> None:
+    """Three sure models agree but for one image each; the fourth has all classes permuted."""
     label = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 1], [0, 1, 1, 0], [1, 2, 0, 1]])
-    A = choice.agreement(label)
-    assert A[0].tolist() == [1, 0.75, 0.75, 0] and A[3].tolist() == [0, 0.25, 0, 1]
+    p = torch.nn.functional.one_hot(label, 3).double()
     names = ["fedavg", "adabn", "kd3a", "fdann"]
-    assert choice.support(A, names) == pytest.approx([0.5, 1.5 / 3, 1.25 / 3, 0.25 / 3])
-    assert choice.apart(A, names) == [False, False, False, True]
-    # Two settings of one method count once, and agree with each other without any weight.
-    assert choice.support(A[:2, :2], ["fdann", "fdann"]) == [None, None]
-    assert choice.apart(A[:2, :2], ["fedavg", "fdann"]) == [False, False]
+    mean = choice.ensemble(p, names, [True] * 4)
+    assert mean[0].tolist() == [0.75, 0.25, 0] and mean[2].tolist() == [0.25, 0.25, 0.5]
+    mean[3] = torch.tensor([0.6, 0.4, 0])  # two against two: a draw
+    agreed = choice.agreement(p, mean).tolist()
+    assert agreed == [1, 0.75, 0.75, 0]
+    assert choice.apart(agreed, names) == [False, False, False, True]
+    # Two settings of one method count once: three votes of a method do not outvote two others.
+    q = torch.tensor([[[0.9, 0.1]]] * 3 + [[[0.3, 0.7]]] * 2).double()
+    three = ["kd3a", "kd3a", "kd3a", "adabn", "fedavg"]
+    assert choice.ensemble(q, three, [True] * 5)[0].tolist() == pytest.approx([0.5, 0.5])
+    assert choice.ensemble(q, three, [False] * 3 + [True] * 2)[0].tolist() == pytest.approx(
+        [0.3, 0.7]
+    )
+    assert choice.apart([1.0, 0.1], ["fedavg", "fdann"]) == [False, False]
 
 
 # ---- the rule ----------------------------------------------------------------------------------
@@ -217,15 +227,29 @@ def test_infomax_is_no_evidence_for_a_method_that_maximises_it() -> None:
     assert other.alone["infomax"] == Variant("fact") and other.standing[Variant("fact")] >= 0.5
 
 
-def test_what_one_witness_alone_can_tell_is_out() -> None:
-    """Of SHOT, whose model stays at the target, only ClassAMI is left; its training raises it."""
-    shot = candidate("shot", *[trained(None, 0.5, None)] * 3)
+def test_of_a_method_that_sharpens_its_predictions_only_agreement_is_evidence() -> None:
+    """Estimate, infomax and clusters are high by SHOT's training, whatever its answers are."""
     good = candidate("kd3a", *[trained(0.75, 0.05)] * 3)
-    found = decide([FEDAVG, shot, good])
-    assert found.chosen == good.variant
-    assert found.out[shot.variant].startswith("only one of four witnesses (clusters) can tell")
-    seen = candidate("shot", *[trained(0.9, 0.5, None)] * 3)
-    assert decide([FEDAVG, seen, good]).chosen == seen.variant  # two witnesses are enough
+    for name in ("shot", "decision", "autodial"):
+        sure = candidate(name, *[trained(0.99, 0.5, 0.99)] * 3)
+        found = decide([FEDAVG, sure, good])
+        assert found.chosen == good.variant
+        assert found.out[sure.variant].startswith("only one of four witnesses (agreement)")
+
+
+def test_labels_decide_where_they_tell_two_candidates_apart() -> None:
+    def with_labels(c: Candidate, *right: bool) -> Candidate:
+        return replace(c, trained={s: replace(t, right=right) for s, t in c.trained.items()})
+
+    good, shot = (candidate(n, *[trained(0.8, 0.1, 0.9)] * 3) for n in ("kd3a", "shot"))
+    # Three more of ten: McNemar's p is .25; one more: p is 1, and the evidence decides.
+    for more, chosen in ((3, shot), (1, good)):
+        right = [True] * more + [False] * (10 - more)
+        others = [with_labels(c, *[False] * 10) for c in (FEDAVG, good)]
+        found = decide([*others, with_labels(shot, *right)])
+        assert found.chosen == chosen.variant and found.unlabelled == good.variant
+        assert found.labels[shot.variant] == (more, 10) and found.labels[good.variant] == (0, 10)
+    assert decide([FEDAVG, good]).labels == {}
 
 
 def test_one_seed_is_never_clear() -> None:
@@ -303,6 +327,13 @@ def test_methods_that_do_not_fit_are_left_out(root: Path, tmp_path: Path) -> Non
         found(["fruda"])
 
 
+def test_a_shorter_rung_ends_settings_and_no_method() -> None:
+    a, b, c, d = (Variant("kd3a", settings={"kd3a.gate.low": x}) for x in (0.1, 0.2, 0.3, 0.4))
+    mdan, adabn = Variant("mdan"), Variant("adabn")
+    assert going_on([a, b, c, mdan, d, adabn], 4) == {a, mdan, adabn, b}
+    assert going_on([a, b, c, mdan, d, adabn], 1) == {a, mdan, adabn}
+
+
 def test_rungs_halve_candidates_and_double_rounds(tmp_path: Path) -> None:
     many = replace(plan(tmp_path, tmp_path), seeds=[3, 4])
 
@@ -360,17 +391,15 @@ def test_predictions_are_of_unlabelled_images_alone(root: Path, tmp_path: Path) 
     assert made.run(1, lambda *event: None) == {}
     folder = made.folder(made.cells()[0])
     images = agreement.Images(root / "town.npz", AS_IT_IS)
-    label = agreement.predicted(folder, False, images)
+    p = agreement.predicted(folder, False, images)
     network, _ = models.load(folder / MODEL)
     with np.load(root / "town.npz") as town:
         x = torch.tensor(town["x_train"])
-    assert label is not None
-    assert torch.equal(label, models.predict(network, x.unsqueeze(1)).argmax(dim=1))
+    assert p is not None and torch.equal(p, models.predict(network, x.unsqueeze(1)))
     # The last folder holds no model, so it takes no part.
-    A = agreement.here([(folder, False), (folder, False), (tmp_path, False)], images)
-    assert A[:2, :2].eq(1).all() and A[2].isnan().all() and A[:, 2].isnan().all()
-    assert choice.support(A, ["x", "y", "z"]) == [1, 1, None]
-    assert not any(choice.apart(A, ["x", "y", "z"]))
+    folders = [(folder, False), (folder, False), (tmp_path, False)]
+    agreed = agreement.here(folders, ["fedavg", "kd3a", "mdan"], images)
+    assert agreed == [1, 1, None]
 
 
 def test_a_model_that_stays_at_the_target_is_compared_where_it_lies(
@@ -387,17 +416,9 @@ def test_a_model_that_stays_at_the_target_is_compared_where_it_lies(
     with np.load(root / "town.npz") as town:
         x = torch.tensor(town["x_train"]).unsqueeze(1)
     assert adapted is not None
-    assert torch.equal(adapted, models.predict(network, x).argmax(dim=1))
+    assert torch.equal(adapted, models.predict(network, x))
     (candidate,) = [c for c in Search(made).evidence(made) if c.variant.method == "shot"]
     assert candidate.trained[made.seeds[0]].agreement is not None
-
-
-def test_what_the_target_has_told_is_the_same_table() -> None:
-    said = [{}, {"a": 0.5}, {"a": 0.25, "other": 1.0}]
-    A = agreement.told(["a", "b", "c"], said)
-    assert A[0, 1] == A[1, 0] == 0.5 and A[0, 2] == A[2, 0] == 0.25
-    assert A[1, 2].isnan() and A[2, 1].isnan()
-    assert choice.support(A, ["x", "y", "z"]) == [0.375, 0.5, 0.25]
 
 
 def test_a_frozen_part_computes_once_and_predicts_the_same(
@@ -410,13 +431,13 @@ def test_a_frozen_part_computes_once_and_predicts_the_same(
     x = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "town.npz", x_train=x)
     images = agreement.Images(tmp_path / "town.npz", AS_IT_IS)
-    label = agreement.predicted(tmp_path, False, images)
-    assert label is not None
-    whole = models.predict(model, torch.tensor(x).permute(0, 3, 1, 2)).argmax(dim=1)
-    assert torch.equal(label, whole)
+    p = agreement.predicted(tmp_path, False, images)
+    whole = models.predict(model, torch.tensor(x).permute(0, 3, 1, 2))
+    assert p is not None
+    torch.testing.assert_close(p, whole)
     monkeypatch.setattr(agreement, "_outputs", None)
     again = agreement.predicted(tmp_path, False, images)
-    assert again is not None and torch.equal(again, label)
+    assert again is not None and torch.equal(again, p)
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -549,3 +570,21 @@ def test_settings_of_other_methods_are_not_in_the_command(tmp_path: Path) -> Non
     made = Choice(search, Outcome(search.rungs[-1], search.plan, found), decide(found), options, {})
     own = shlex.split(made.command)[7:]
     assert own == ["--preset", "vectors", "-c", "kd3a.vote=hard", "-c", "kd3a.mixup=0.0"]
+
+
+def test_a_few_labels_take_part_in_the_choice(root: Path, tmp_path: Path) -> None:
+    labels, town = tmp_path / "labels", str(root / "town.npz")
+    drew = CliRunner().invoke(app, ["label", "--target", town, "--n", "20", "--out", str(labels)])
+    assert drew.exit_code == 0, drew.output
+    rows = (labels / "labels.csv").read_text().splitlines()
+    filled = [f"{row}{int(row.split(',')[1]) % 4}" for row in rows[1:]]  # its class, by its row
+    (labels / "labels.csv").write_text("\n".join([rows[0], *filled]) + "\n")
+    result = call(root, tmp_path / "out", "--method", "kd3a", "--labels", str(labels))
+    assert result.exit_code == 0, result.output
+    assert "Of 20 labelled images the refined models have right: " in result.output
+    made = json.loads((tmp_path / "out" / "choice.json").read_text())["decision"]
+    assert {told["of"] for told in made["labels"].values()} == {20} and len(made["labels"]) > 1
+    assert json.loads((labels / "about.json").read_text())["looks"] == 1
+    other = ["--labels", str(tmp_path)]
+    refused = call(root, tmp_path / "more", "--method", "kd3a", *other)
+    assert refused.exit_code == 1 and "no images that fedda label has drawn" in refused.stderr

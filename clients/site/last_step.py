@@ -6,12 +6,15 @@ The source-only model of the same run and seed is found in the file of its own l
 import logging
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedda import models, refining
 from fedda.errors import FeddaError
+from fedda.maths.validators import subset
 from fedda.models import Model, refined
 from fedda.refining import Refined
+from fedda.train import generator
 
 from . import state
 from .appraisal import Appraised
@@ -67,23 +70,30 @@ def told(client: Refining, made: Refined) -> Numbers:
 
 
 def beside(client: Refining, p: Tensor) -> Numbers:
-    """On which shares of the images predictions (N, C) agree with models of earlier trainings.
+    """How far earlier trainings' models, and the one that predicts p (N, C), agree with their mean.
 
     Those are the last members of the models that the trainings' last steps have left here. One
-    that is not here, or is of another network, has no number.
+    that is not here, or is of another network, has no number and no part in the mean.
     """
-    numbers, labels, task = Numbers(), p.argmax(dim=1), client.request.task
+    task, x = client.request.task, client.data.x
+    chosen = subset(len(x), generator("agreement"))
+    known: dict[int, Tensor] = {}
     for i, training in enumerate(task.others):
         try:
             model = _kept(client, training) if training != task.training else None
         except FeddaError as error:  # a damaged file of another training
-            logger.warning("no agreement with %s: %s", training, error)
+            logger.warning("%s is not compared: %s", training, error)
             continue
         if model is not None:
-            same = models.predict(model, client.data.x).argmax(dim=1) == labels
-            share = float(same.double().mean())
-            numbers[f"agreed-{i}"] = client.released(f"agreed-{i}", share, len(p))
-    return numbers
+            known[i] = models.predict(model, x[chosen])
+    if not known:
+        return {}
+    known[len(task.others)] = p[chosen]
+    trainings = [*task.others, task.training]
+    methods = [trainings[i].rpartition(".")[2].rpartition("-")[0] for i in known]
+    shares = refining.agreed(torch.stack([*known.values()]), methods)
+    named = {f"agreed-{i}": share for i, share in zip(known, shares, strict=True)}
+    return {n: client.released(n, v, len(chosen)) for n, v in named.items()}
 
 
 def _source_only(client: Refining) -> Model | None:

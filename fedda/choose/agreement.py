@@ -1,14 +1,13 @@
-"""On how many of the target's images two models predict the same class.
+"""On how many of the target's images a model has the class that the mean of all models has.
 
 No prediction crosses the wire for this. Where the sites are simulated, the command reads the models
 that its trainings saved, and the target's images. On a server the target does that: with each
-training's last numbers it says on which share of its images that one's model agrees with those of
-the trainings before (`run.beside`), which its last steps have left there.
+training's last numbers it says how far that one's model and those of the trainings before agree
+with their mean (`run.beside`); its last steps have left them there.
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,9 +17,9 @@ from fedda import models
 from fedda.data import Reading
 from fedda.data.load import load_target
 from fedda.errors import ModelError
-from fedda.maths import choice
 from fedda.maths.validators import subset
 from fedda.models import refined
+from fedda.refining import agreed
 from fedda.results.read import model_file
 from fedda.train import generator
 
@@ -28,16 +27,18 @@ BATCH = 64
 
 
 class Images:
-    """At most 1,000 of the target's images, read once, and without their labels.
+    """Some of the target's images, read once, and without their labels.
 
     Args:
         data: the target's folder or file.
         reading: how its files are read.
+        chosen: which of its training images; None: at most 1,000, drawn at random.
     """
 
-    def __init__(self, data: Path, reading: Reading) -> None:
+    def __init__(self, data: Path, reading: Reading, chosen: Sequence[int] | None = None) -> None:
         self._data = data
         self._reading = reading
+        self._chosen = chosen
         self._known: dict[str, Tensor] = {}
 
     def inputs(self, network: models.Model, about: models.Meta) -> Tensor:
@@ -54,7 +55,8 @@ class Images:
                 resize=about.resize,
                 reading=self._reading.within(about.window),
             ).x
-            x = x[subset(len(x), generator("agreement"))]
+            some = subset(len(x), generator("agreement")) if self._chosen is None else self._chosen
+            x = x[torch.as_tensor(some)]
             if network.backbone is not None:
                 x = _outputs(network.backbone, x)
             self._known[form] = x
@@ -62,65 +64,50 @@ class Images:
 
 
 def predicted(folder: Path, stays: bool, images: Images) -> Tensor | None:
-    """Classes that a finished training's model gives the target's images -> (N,); None without one.
+    """What a finished training's model predicts for the target's images -> (N, C), or None.
 
     Args:
-        folder: of its run.
+        folder: of its run; without a model there it is None.
         stays: whether the adapted model is not the run's: it is at the target then, as what its
             last step has refined.
         images: the target's.
-
-    Raises:
-        ModelError: a file is damaged.
     """
-    if stays:
-        (path,) = [*(folder / "sites").glob("*/*.refined.safetensors")] or [None]
-        if path is None:
+    try:
+        if not stays:
+            network, about = models.load(model_file(folder))
+            return models.predict(network, images.inputs(network, about))
+        if (found := refined_model(folder)) is None:
             return None
-        network, about = models.load(path)
-        x = images.inputs(network, about)
-        network = refined.members_of(network)[-1]
-    else:
-        network, about = models.load(model_file(folder))
-        x = images.inputs(network, about)
-    return models.predict(network, x).argmax(dim=1)
+        network, about = models.load(found)
+        return models.predict(refined.members_of(network)[-1], images.inputs(network, about))
+    except ModelError:
+        return None
 
 
-def here(folders: Sequence[tuple[Path, bool]], images: Images) -> Tensor:
-    """Shares of the images on which models predict alike, where both lie here -> (M, M).
+def refined_model(folder: Path) -> Path | None:
+    """The file of what the target's last step has made of a finished training; None without one."""
+    return next((folder / "sites").glob("*/*.refined.safetensors"), None)
+
+
+def here(
+    folders: Sequence[tuple[Path, bool]], methods: Sequence[str], images: Images
+) -> list[float | None]:
+    """How far each model agrees with the mean of all, where the target's images lie here.
 
     Args:
         folders: of finished trainings, each with whether its model stays at the target. One without
-            a model has NaN.
+            a model has no part in it.
+        methods: of each.
         images: the target's.
     """
-    found: list[Tensor | None] = []
-    for folder, stays in folders:
-        try:
-            found.append(predicted(folder, stays, images))
-        except ModelError:
-            found.append(None)
-    A = torch.full((len(found), len(found)), math.nan, dtype=torch.float64)
-    known = [i for i, label in enumerate(found) if label is not None]
+    predictions = [predicted(folder, stays, images) for folder, stays in folders]
+    known = [i for i, p in enumerate(predictions) if p is not None]
+    found: list[float | None] = [None] * len(folders)
     if known:
-        labels = torch.stack([label for label in found if label is not None])
-        A[torch.tensor(known)[:, None], torch.tensor(known)] = choice.agreement(labels)
-    return A
-
-
-def told(trainings: Sequence[str], said: Sequence[Mapping[str, float]]) -> Tensor:
-    """The same shares as the target has told them -> (M, M), NaN where it has not.
-
-    Args:
-        trainings: their names, RUN.METHOD-SEED.
-        said: what each one's results say of those before it, by name.
-    """
-    A = torch.full((len(trainings), len(trainings)), math.nan, dtype=torch.float64)
-    for i, rows in enumerate(said):
-        for j, name in enumerate(trainings):
-            if name in rows:
-                A[i, j] = A[j, i] = rows[name]
-    return A
+        p = torch.stack([p for p in predictions if p is not None])
+        for i, share in zip(known, agreed(p, [methods[i] for i in known]), strict=True):
+            found[i] = share
+    return found
 
 
 @torch.no_grad()

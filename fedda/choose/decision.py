@@ -2,7 +2,7 @@
 
     1   A candidate is out if most of its seeds look worse than FedAvg's model of the same seed
         (negative transfer or one class for all, `fedda.results.transfer`), or predict apart from
-        what the other methods agree on (`fedda.maths.choice.apart`); or if fewer than two witnesses
+        the mean of all models (`fedda.maths.choice.apart`); or if fewer than two witnesses
         know it: what remains is then most often what its own training makes high, as pseudo-labels
         of clusters do with ClassAMI.
     2   The others are ranked by their mean standing over the seeds: how many other models they are
@@ -10,6 +10,9 @@
     3   Of those that the leader is not clearly ahead of, the simplest is taken: FedAvg before all,
         then the one that sends fewer bytes, then the one with fewer settings of its own. Clearly
         means by more than the standard error over the seeds; with one seed, by one vote of four.
+
+    4   Where somebody has labelled a few of the target's images, the one that is right most often
+        is taken instead, if labels tell the two apart: by McNemar's test with p below TELLS.
 
 Step 1 is there because the votes of step 2 can be won by a model that has failed in a way which
 looks sure. Step 3 is there because evidence without labels is weak: what costs more, or is farther
@@ -31,15 +34,23 @@ from fedda.results import transfer
 from fedda.results.worth import VALIDATORS
 
 from .candidates import REFERENCE
+from .labelled import differ
 
 # With one seed, the net share of the votes that makes a candidate clearly ahead. Set on SURF
 # features with seed 10: with a half, FedAvg would be taken in five of ten rungs, and in the four of
 # these that have another leader, that one is better by the labels.
 ALONE = 0.25
 HALF = 0.5
+# Between the labels' best and the evidence's choice. Over six targets, with all methods and 50
+# labels, .5 has a regret of 1.3 points, at worst 10; the labels' best alone 1.2 and 13; no labels
+# 1.9 and 8. With the usual methods it is .4 and 2, .5 and 7, .3 and 1.
+TELLS = 0.5
 LEAST = 2  # witnesses that must know a candidate
-SHARP = ("infomax", "bnm")  # both ask whether predictions are sure and balanced
 KINDS = ("estimate", *VALIDATORS, "agreement")
+# Of a method that makes its predictions sharp at the target all else is high by its training. Over
+# nine targets with all methods, evidence that counted took such a model's for FedAvg's, and lost
+# 23 points (examples/benchmarks/grand.py).
+HONEST = "agreement"
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,15 @@ class Trained:
         bytes: that crossed.
         agreement: with the other methods' models of the seed; None if not known.
         apart: whether the model stands apart from what the others agree on.
+        right: which of a few labelled images the refined model gives their class; None if nobody
+            has labelled any.
     """
 
     worth: Mapping[str, Any]
     bytes: int
     agreement: float | None = None
     apart: bool = False
+    right: tuple[bool, ...] | None = None
 
     @property
     def values(self) -> dict[str, float | None]:
@@ -80,13 +94,22 @@ class Candidate:
 
     def values(self, seed: int) -> dict[str, float | None]:
         """The value of each kind of evidence with a seed; one that is trained for is none."""
-        trained_for = SHARP if plugins.method(self.variant.method).sharpens else ()
-        return self.trained[seed].values | dict.fromkeys(trained_for)
+        trained_for = plugins.method(self.variant.method).sharpens
+        made = [kind for kind in KINDS if trained_for and kind != HONEST]
+        return self.trained[seed].values | dict.fromkeys(made)
 
     def mean(self, kind: str) -> float | None:
         """Mean over the seeds of one kind of evidence."""
         values = [v for seed in self.trained if (v := self.values(seed)[kind]) is not None]
         return statistics.fmean(values) if values else None
+
+    @property
+    def right(self) -> list[bool] | None:
+        """Which labelled images most of its seeds' models have right; None if there are none."""
+        every = [t.right for t in self.trained.values()]
+        if any(each is None for each in every):
+            return None
+        return [sum(image) > HALF * len(image) for image in zip(*every, strict=True)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -104,6 +127,8 @@ class Decision:
             many.
         pieces: how many pieces of evidence, over the seeds, are above FedAvg's, below, and all.
         alone: what each kind of evidence by itself would have taken.
+        labels: of how many labelled images each variant has so many right; empty without any.
+        unlabelled: what the rule would have taken without them.
     """
 
     chosen: Variant
@@ -115,6 +140,8 @@ class Decision:
     seeds: tuple[int, int]
     pieces: tuple[int, int, int]
     alone: Mapping[str, Variant] = field(default_factory=dict)
+    labels: Mapping[Variant, tuple[int, int]] = field(default_factory=dict)
+    unlabelled: Variant | None = None
 
 
 def decide(candidates: Sequence[Candidate]) -> Decision:
@@ -134,8 +161,13 @@ def decide(candidates: Sequence[Candidate]) -> Decision:
         return clear([choice.duel(evidence[s], leader, i) for s in seeds])
 
     alike = [i for i in able if i != leader and not clearly_behind(i)]
-    chosen = min([leader, *alike], key=lambda i: _cost(candidates[i]))
-    wins = sum(by_seed[s][chosen] == max(by_seed[s][i] for i in able) for s in seeds)
+    chosen = unlabelled = min([leader, *alike], key=lambda i: _cost(candidates[i]))
+    labels = {i: right for i, c in enumerate(candidates) if (right := c.right) is not None}
+    if chosen in labels:
+        best = max(labels, key=lambda i: (sum(labels[i]), i == chosen, standing[i]))
+        if differ(labels[best], labels[chosen]) < TELLS:
+            chosen = best
+    wins = sum(by_seed[s][chosen] >= max(by_seed[s][i] for i in able) for s in seeds)
     variants = [c.variant for c in candidates]
     return Decision(
         chosen=variants[chosen],
@@ -147,6 +179,8 @@ def decide(candidates: Sequence[Candidate]) -> Decision:
         seeds=(wins, len(seeds)),
         pieces=_pieces(candidates[chosen], candidates[base]),
         alone=_alone(candidates),
+        labels={variants[i]: (sum(right), len(right)) for i, right in labels.items()},
+        unlabelled=variants[unlabelled],
     )
 
 

@@ -10,10 +10,11 @@ the best of several chances: the j-th look has an error of ERROR / (j (j + 1)), 
 together have ERROR at most.
 """
 
+import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scipy.stats import beta, binomtest
@@ -130,6 +131,49 @@ class Drawn:
             raise DataError(
                 f"{folder} holds no images that fedda label has drawn ({error}); give its --out."
             ) from None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What somebody has answered so far.
+
+    Attributes:
+        drawn: which images were to be labelled.
+        rows: of labels.csv.
+        folder: where both are.
+    """
+
+    drawn: Drawn
+    rows: Sequence[Mapping[str, str]]
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path, digests: Sequence[bytes]) -> "Labels":
+        """Read a folder's labels; reading them is a look.
+
+        Args:
+            folder: what `fedda label` has written, with labels filled in.
+            digests: of each image of the target.
+
+        Raises:
+            DataError: there are none, or they are for other images.
+        """
+        drawn = Drawn.read(folder)
+        drawn.check(digests)
+        try:
+            with (folder / LABELS).open(newline="", encoding="utf-8-sig") as file:
+                rows = list(csv.DictReader(file))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{folder / LABELS} cannot be read ({error}).") from None
+        return cls(replace(drawn, looks=drawn.looks + 1), rows, folder)
+
+    def classes(self, names: Sequence[str]) -> list[int]:
+        """The answers as a model's classes, see `answered`."""
+        return answered(self.rows, len(self.drawn.images), names)
+
+    def looked(self) -> None:
+        """Count the look, when there was something to see."""
+        self.drawn.write(self.folder)
 
 
 def digest(digests: Sequence[bytes]) -> str:

@@ -1,5 +1,8 @@
 """Successive halving: each rung trains half of the last one's candidates with more rounds.
 
+Halved are the settings of a method: the best one of each method goes on to the last rung, as a
+quarter of the rounds says little of a method that needs them all.
+
 Every rung is a `fedda.comparison.Plan` in a folder of its own, so what has been trained is not
 trained again, and a training that was interrupted goes on. A rung's trainings begin anew:
 schedules of learning rates and phases depend on the number of rounds.
@@ -10,17 +13,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+from fedda import models
 from fedda.comparison import Cell, Plan, Variant
 from fedda.data import domains
 from fedda.errors import RunError
 from fedda.maths import choice
-from fedda.results.read import REFINED, counted
+from fedda.results.read import REFINED, counted, model_file
 
 from . import agreement
 from .candidates import REFERENCE
 from .decision import Candidate, Trained, decide
+from .labelled import Labels
 
 MOST = 3  # candidates besides FedAvg from which on nothing is halved
 HALVINGS = 2  # at most, so the first rung has a quarter of the rounds
@@ -80,11 +88,13 @@ class Search:
             candidates, FedAvg first.
         jobs: trainings at a time.
         budget: minutes for the trainings in all; 0: no limit.
+        labels: of a few of the target's images; they take part in the choice.
     """
 
     plan: Plan
     jobs: int = 1
     budget: float = 0.0
+    labels: Labels | None = None
 
     @cached_property
     def rounds(self) -> int:
@@ -98,11 +108,27 @@ class Search:
         return agreement.Images(domains(self.plan.data)[target], self.plan.reading)
 
     @cached_property
+    def _labelled(self) -> agreement.Images:
+        (target,) = self.plan.targets
+        images = self.labels.drawn.images if self.labels else ()
+        return agreement.Images(domains(self.plan.data)[target], self.plan.reading, images)
+
+    def _right(self, folder: Path) -> tuple[bool, ...] | None:
+        """Which labelled images a training's refined model has right, or its own without one."""
+        if self.labels is None:
+            return None
+        network, about = models.load(agreement.refined_model(folder) or model_file(folder))
+        y = torch.tensor(self.labels.classes(about.classes))
+        x = self._labelled.inputs(network, about)[: len(y)]
+        return tuple((models.predict(network, x).argmax(dim=1) == y).tolist())
+
+    @cached_property
     def rungs(self) -> list[Rung]:
         """All rungs; the last one has all rounds and seeds, the others one seed."""
         widths = [len(self.plan.variants) - 1]
-        while widths[-1] > MOST and len(widths) <= HALVINGS:
-            widths.append(math.ceil(widths[-1] / 2))
+        least = max(MOST, len({v.method for v in self.plan.variants} - {REFERENCE}))
+        while widths[-1] > least and len(widths) <= HALVINGS:
+            widths.append(max(math.ceil(widths[-1] / 2), least))
         last = len(widths) - 1
         return [
             Rung(
@@ -158,9 +184,9 @@ class Search:
             outcome = Outcome(rung, plan, found)
             if rung is not self.rungs[-1]:
                 order = ranked(found)
-                width = self.rungs[rung.number].width
-                variants = [found[0].variant, *order[:width]]
-                dropped |= dict.fromkeys(order[width:], rung.number)
+                stay = going_on(order, self.rungs[rung.number].width)
+                variants = [found[0].variant, *(v for v in order if v in stay)]
+                dropped |= dict.fromkeys([v for v in order if v not in stay], rung.number)
         assert outcome is not None, "the first rung has an outcome"
         return replace(outcome, dropped=dropped, untried=untried, failed=failed)
 
@@ -234,16 +260,18 @@ class Search:
             cells = [Cell(v, target, seed) for v in variants]
             stays = [bool(entries[c].pop("elsewhere")) for c in cells]
             beside = [entries[c].pop("beside") for c in cells]
+            groups = [c.variant.method for c in cells]
             if self.plan.simulated:
                 folders = [(plan.folder(c), s) for c, s in zip(cells, stays, strict=True)]
-                A = agreement.here(folders, self._images)
-            else:
-                A = agreement.told([c.training for c in cells], beside)
-            groups = [c.variant.method for c in cells]
-            votes = zip(cells, choice.support(A, groups), choice.apart(A, groups), strict=True)
+                agreed = agreement.here(folders, groups, self._images)
+            else:  # the last training's target had the models of all
+                told = max(beside, key=len)
+                agreed = [told.get(c.training) for c in cells]
+            votes = zip(cells, agreed, choice.apart(agreed, groups), strict=True)
             for cell, share, apart in votes:
                 entry = entries[cell]
-                trained[cell.variant][seed] = Trained(entry, entry.pop("bytes"), share, apart)
+                size, right = entry.pop("bytes"), self._right(plan.folder(cell))
+                trained[cell.variant][seed] = Trained(entry, size, share, apart, right)
         return [Candidate(v, trained[v]) for v in variants]
 
 
@@ -293,6 +321,13 @@ def ranked(candidates: Sequence[Candidate]) -> list[Variant]:
     found = decide(candidates)
     others = [c.variant for c in candidates if not c.reference]
     return sorted(others, key=lambda v: (v in found.out, -found.standing[v]))
+
+
+def going_on(order: Sequence[Variant], width: int) -> set[Variant]:
+    """Those of ranked candidates that a smaller rung trains: each method's best, then the best."""
+    methods = {v.method: v for v in reversed(order)}
+    rest = [v for v in order if v not in methods.values()]
+    return {*methods.values(), *rest[: max(width - len(methods), 0)]}
 
 
 def _is_reference(cell: Cell) -> bool:

@@ -20,6 +20,7 @@ from fedda.results.worth import VALIDATORS, WHAT
 
 from .candidates import REFERENCE
 from .decision import Candidate, Decision
+from .labelled import interval
 from .search import Outcome, Search, truths
 
 NOTHING = "–"
@@ -134,6 +135,8 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "evidence": dict(zip(("above", "below", "all"), d.pieces, strict=True)),
         "sure": choice.sure,
         "alone": {kind: v.name for kind, v in d.alone.items()},
+        "labels": {v.name: {"right": right, "of": n} for v, (right, n) in d.labels.items()},
+        "without_labels": d.unlabelled.name if d.unlabelled else None,
         "candidates": [_entry(choice, c) for c in outcome.candidates],
         "dropped": {v.name: rung for v, rung in outcome.dropped.items()},
         "untried": list(outcome.untried),
@@ -190,7 +193,11 @@ def paragraph(choice: Choice) -> str:
     """Which to take, why, and how sure that is."""
     d = choice.decision
     text = [f"Take {d.chosen.name}."]
-    if d.chosen != d.leader:
+    if d.chosen != d.unlabelled and d.unlabelled is not None:
+        text.append(
+            f"The labels say so; the evidence without labels would have taken {d.unlabelled.name}."
+        )
+    elif d.chosen != d.leader:
         text.append(
             f"{d.leader.name} stands highest, but is not clearly ahead of it, and it is the "
             "simpler one."
@@ -205,6 +212,7 @@ def paragraph(choice: Choice) -> str:
             f"Of {counted(every, 'piece')} of evidence ({_kinds(choice)}, over the seeds) {above} "
             f"are above FedAvg's and {below} below."
         )
+    text += _labels(choice)
     first, seeds = d.seeds
     agree = sum(v == d.chosen for v in d.alone.values())
     text.append(
@@ -220,7 +228,27 @@ def paragraph(choice: Choice) -> str:
             f"It rests on short trainings, {choice.outcome.rung.rounds} of "
             f"{choice.search.rounds} rounds."
         )
-    return " ".join([*text, BLIND, *([] if _agreement(choice) else [APART])])
+    blind = [] if d.labels else [BLIND]
+    return " ".join([*text, *blind, *([] if _agreement(choice) else [APART])])
+
+
+def _labels(choice: Choice) -> list[str]:
+    """What a few labels say of the chosen candidate and of FedAvg; nothing without them."""
+    d, known = choice.decision, choice.search.labels
+    if known is None or d.chosen not in d.labels:
+        return []
+    looks, reference = known.drawn.looks, choice.outcome.candidates[0].variant
+    told = []
+    for v in dict.fromkeys([d.chosen, reference]):
+        bounds = interval(*d.labels[v], looks)
+        told.append(
+            f"{v.name} {bounds.right} ({100 * bounds.low:.0f} to {100 * bounds.high:.0f} %)"
+        )
+    _, n = d.labels[d.chosen]
+    return [
+        f"Of {counted(n, 'labelled image')} the refined models have right: {', '.join(told)}; the "
+        f"intervals hold for all {counted(looks, 'look')} at these labels together."
+    ]
 
 
 def _agreement(choice: Choice) -> bool:
@@ -270,16 +298,18 @@ def _table(choice: Choice) -> list[str]:
     d = choice.decision
     head = ["candidate", "standing", "first", "estimate in %"]
     head += [heading for heading, _ in VALIDATORS.values()] + ["agreement in %"]
+    head += ["labels right"] * bool(d.labels)
     order = sorted(choice.outcome.candidates, key=lambda c: -d.standing[c.variant])
     body = []
     for c in order:
         name = f"**{c.variant.name}**" if c.variant == d.chosen else c.variant.name
         row = [name, f"{d.standing[c.variant]:.2f}", " ".join(map(str, _ranks(choice, c)))]
-        interval = _interval(c)
-        low_high = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval else ""
+        bounds = _interval(c)
+        low_high = f" [{100 * bounds[0]:.0f}, {100 * bounds[1]:.0f}]" if bounds else ""
         row.append(f"{_text(c.mean('estimate'), 100, 1)}{low_high}")
         row += [_text(c.mean(n), 1, digits) for n, (_, digits) in VALIDATORS.items()]
-        body.append([*row, _text(c.mean("agreement"), 100, 1)])
+        row.append(_text(c.mean("agreement"), 100, 1))
+        body.append([*row, *(["{} of {}".format(*d.labels[c.variant])] if d.labels else [])])
     return markdown(head, body)
 
 

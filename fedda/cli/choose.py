@@ -15,10 +15,11 @@ from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
+    from fedda.choose.labelled import Labels
     from fedda.comparison import Cell, Plan
 
 # Of simulated sites.
-LOCAL = ("jobs", "threads", "split", "gray_bits", "skip_broken", "follow_links")
+LOCAL = ("jobs", "threads", "labels", "split", "gray_bits", "skip_broken", "follow_links")
 STEM = "choice"  # of the files that are written
 
 
@@ -87,6 +88,14 @@ def choose(
             help="Change a setting for all methods; see `fedda settings`.",
         ),
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A few labels of the target's images, from `fedda label`, which then take part in "
+            "the choice; with --data.",
+        ),
+    ] = None,
     preset: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Settings of a benchmark for all methods."),
@@ -123,17 +132,22 @@ def choose(
     Candidates are FedAvg, which does not adapt, and several methods, each with its default and a
     few drawn settings. They train in up to three rungs: all with a quarter of the rounds and one
     seed, the better half with half of the rounds, the better half of those with all rounds and all
-    seeds. FedAvg is in every rung.
+    seeds. FedAvg is in every rung, and so is the best setting of each method.
 
-    No label of the target takes part in the choice. It rests on the estimated accuracy, infomax,
-    BNM, ClassAMI, and the agreement between methods on the target's images. A candidate that looks
-    worse than FedAvg is out. One that is not clearly better than a simpler one is not taken, so
-    the answer may be FedAvg. Labelled tests of the target, if there are any, are reported apart.
+    No label of the target's files takes part in the choice. It rests on the estimated accuracy,
+    infomax, BNM, ClassAMI, and the agreement with the mean of all models on the target's images. A
+    candidate that looks worse than FedAvg is out. One that is not clearly better than a simpler one
+    is not taken, so the answer may be FedAvg. Labelled tests of the target, if there are any, are
+    reported apart. A few labels that somebody gives for this say more than all that:
+
+      fedda label --target ./digits/fonts --n 50 --out ./labels
+
+      fedda choose --data ./digits --target fonts --labels ./labels ...
 
     With --data the sites are simulated on this machine, so all domains must lie here, as with
     fedda compare. For agreement the saved models predict the target's images here, too. With
     --server the trainings are runs over the sites that have joined, after one round of FedAvg that
-    shows which methods fit; the target's images stay there, so there is no agreement:
+    shows which methods fit; there the target says how far its models agree:
 
       fedda choose --server ./hub --target clinic-b --preset photos --budget 120
 
@@ -186,7 +200,8 @@ def choose(
         methods, left_out = candidates.methods_of(names, why_not)
         variants = candidates.candidates(methods, settings, flat, search_seed)
         at_a_time = 1 if live else options.jobs_of(jobs, threads, "process")
-        made = search.Search(replace(plan, variants=variants), at_a_time, budget)
+        known = None if labels is None else _labels(plan, labels)
+        made = search.Search(replace(plan, variants=variants), at_a_time, budget, known)
         made.check()
         for rung in made.rungs:
             echo(
@@ -201,8 +216,20 @@ def choose(
         found = decide(outcome.candidates)
         shared = _words(preset or [], change or [], rounds)
         _present(verdict.Choice(made, outcome, found, shared, left_out), out)
+        if known is not None:
+            known.looked()
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _labels(plan: "Plan", folder: Path) -> "Labels":
+    """The labels of a target whose data lie here."""
+    from fedda.choose.labelled import Labels
+    from fedda.data import domains
+    from fedda.data.load import identities
+
+    (target,) = plan.targets
+    return Labels.read(folder, identities(domains(plan.data)[target], "target", plan.reading))
 
 
 def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:

@@ -1,7 +1,6 @@
 """`fedda label`: a few labels at a target, and what they say of models."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from fedda.results.plainly import cell, echo
 from fedda.results.read import model_file
 
 if TYPE_CHECKING:
-    from fedda.choose.labelled import Drawn
+    from fedda.choose.labelled import Labels
     from fedda.data import Reading
 
 SIDE = 224  # pixels of an image that is shown, where a folder's images have several sizes
@@ -104,13 +103,10 @@ def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") ->
     from fedda.choose import labelled
     from fedda.data.load import identities
 
-    drawn = labelled.Drawn.read(folder)
-    drawn.check(identities(target, "target", reading))
-    drawn = replace(drawn, looks=drawn.looks + 1)
-    with (folder / labelled.LABELS).open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    right = [_right(path, target, drawn, rows, reading) for path in files]
-    drawn.write(folder)  # a look counts when there is something to see
+    labels = labelled.Labels.read(folder, identities(target, "target", reading))
+    drawn = labels.drawn
+    right = [_right(path, target, labels, reading) for path in files]
+    labels.looked()
     count = len(right[0])
     echo(f"{count} of {len(drawn.images)} images labelled, look {drawn.looks}")
     for path, answers in zip(files, right, strict=True):
@@ -128,16 +124,13 @@ def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") ->
         echo(f"{cell(str(files[best]))} {verdict} {cell(str(files[i]))} (p {p:.2g})")
 
 
-def _right(
-    path: Path, target: Path, drawn: "Drawn", rows: list[dict[str, str]], reading: "Reading"
-) -> list[bool]:
+def _right(path: Path, target: Path, labels: "Labels", reading: "Reading") -> list[bool]:
     """Which labelled images a model gives the class that somebody gave them."""
     from fedda import models
-    from fedda.choose import labelled
     from fedda.data import load_target
 
     network, meta = models.load(path)
-    y = labelled.answered(rows, len(drawn.images), meta.classes)
+    y, drawn = labels.classes(meta.classes), labels.drawn
     channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
     within = reading.within(meta.window)
     x = load_target(target, channels=channels, size=size, resize=meta.resize, reading=within).x

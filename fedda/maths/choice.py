@@ -1,9 +1,7 @@
 """Which of several models to take, from what can be known of each without labels.
 
     v       (M,)    one kind of evidence on M models; higher is better, None where it is not known
-    label   (M, N)  the class that each model predicts for each of N images of the target
-    A       (M, M)  share of the images on which two models predict the same class; NaN where nobody
-                    has compared them
+    p       (M, N, C)  class probabilities that each model gives N images of the target
     group   (M,)    the method of each model: settings of one method are alike, so it counts once
 
 Kinds of evidence have no common unit, so models are compared pair by pair: how many others a model
@@ -12,13 +10,15 @@ is ahead of (Borda, 1784; Copeland, 1951). Values within a step of each other ar
 Four witnesses have one vote each. Infomax and BNM both ask whether predictions are sure and
 balanced, so they share a vote. SND has none: it is highest where all images are given one class.
 The witness of agreement is the only one that a model cannot win by being sure of itself: one that
-is sure, balanced, well clustered and wrong agrees with no independent model.
+is sure, balanced, well clustered and wrong agrees with no independent model. It is EnsV (Hu, Luo,
+Liang and Foo, NeurIPS 2024, Datasets and Benchmarks): agreement with the mean of all models'
+probabilities. Methods that make their predictions sharp at the target have no part in that mean.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 Values = Sequence[float | None]
@@ -31,7 +31,7 @@ WITNESSES = {
     "agreement": ("agreement",),
 }
 STEP = 0.01  # the step in which numbers of a test leave a site
-APART = 0.5  # a model agrees with others less than this part of what they do among themselves
+APART = 0.5  # a model agrees with the ensemble less than this part of what others do
 
 
 def lead(a: float | None, b: float | None) -> float | None:
@@ -60,46 +60,42 @@ def standing(evidence: Evidence, count: int) -> list[float]:
     ]
 
 
-def agreement(label: Tensor) -> Tensor:
-    """Shares of equal predictions (M, N) -> A (M, M)."""
-    return (label[:, None] == label[None, :]).double().mean(dim=2)
+def ensemble(p: Tensor, group: Sequence[str], voting: Sequence[bool]) -> Tensor:
+    """EnsV: the mean of what the methods predict, each the mean of its models -> (N, C).
 
-
-def support(A: Tensor, group: Sequence[str]) -> list[float | None]:
-    """How far each model agrees with models of other methods; each of these counts once."""
-    groups = [*dict.fromkeys(group)]
-    found: list[float | None] = []
-    for i, own in enumerate(group):
-        others = _known(_between(A, group, [i], g) for g in groups if g != own)
-        found.append(statistics.fmean(others) if others else None)
-    return found
-
-
-def apart(A: Tensor, group: Sequence[str]) -> list[bool]:
-    """Whether a model agrees with others less than half as much as they do among themselves.
-
-    That is its `support` below half the median over all pairs of the other methods. Without such
-    a pair nobody is apart.
+    Args:
+        p: (M, N, C) class probabilities.
+        group: each model's method.
+        voting: whether a model has a part in it; if none has, all have.
     """
-    groups, supports = [*dict.fromkeys(group)], support(A, group)
+    some = [i for i, votes in enumerate(voting) if votes] or [*range(len(group))]
+    methods = dict.fromkeys(group[i] for i in some)
+    means = [p[[i for i in some if group[i] == method]].mean(dim=0) for method in methods]
+    return torch.stack(means).mean(dim=0)
+
+
+def agreement(p: Tensor, mean: Tensor) -> Tensor:
+    """EnsV: share of images to which a model gives the class of the mean (N, C) -> (M,)."""
+    return (p.argmax(dim=-1) == mean.argmax(dim=-1)).double().mean(dim=-1)
+
+
+def apart(agreed: Values, group: Sequence[str]) -> list[bool]:
+    """Whether a model agrees with the ensemble less than half as much as other methods do.
+
+    Half of their median, each method's the mean of its models. Without two others nobody is apart.
+    """
     found = []
-    for own, value in zip(group, supports, strict=True):
-        others = [g for g in groups if g != own]
-        pairs = _known(
-            _between(A, group, [i for i, name in enumerate(group) if name == g], h)
-            for n, g in enumerate(others)
-            for h in others[n + 1 :]
-        )
-        found.append(bool(pairs) and value is not None and value < APART * statistics.median(pairs))
+    for own, value in zip(group, agreed, strict=True):
+        others = [
+            statistics.fmean(known)
+            for method in dict.fromkeys(group)
+            if method != own and (known := _known(agreed, group, method))
+        ]
+        odd = value is not None and len(others) > 1 and value < APART * statistics.median(others)
+        found.append(odd)
     return found
 
 
-def _between(A: Tensor, group: Sequence[str], rows: Sequence[int], other: str) -> float:
-    """Mean agreement of the models in `rows` with those of a method; NaN if none is known."""
-    columns = [j for j, name in enumerate(group) if name == other]
-    known = _known(float(A[i, j]) for i in rows for j in columns)
-    return statistics.fmean(known) if known else math.nan
-
-
-def _known(values: Iterable[float]) -> list[float]:
-    return [v for v in values if not math.isnan(v)]
+def _known(agreed: Values, group: Sequence[str], method: str) -> list[float]:
+    pairs = zip(agreed, group, strict=True)
+    return [value for value, name in pairs if name == method and value is not None]

@@ -1,7 +1,6 @@
 """The comparison of models, case by case, in plain Python."""
 
 from collections.abc import Sequence
-from itertools import combinations
 from statistics import mean, median
 
 STEP = 0.01
@@ -36,27 +35,33 @@ def agree(a: Sequence[int], b: Sequence[int]) -> float:
     return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
 
 
-def between(labels: Sequence[Sequence[int]], group: Sequence[str], g: str, h: str) -> float:
-    ours = [label for label, name in zip(labels, group, strict=True) if name == g]
-    theirs = [label for label, name in zip(labels, group, strict=True) if name == h]
-    return mean(agree(a, b) for a in ours for b in theirs)
-
-
-def support(labels: Sequence[Sequence[int]], group: Sequence[str]) -> list[float | None]:
-    found: list[float | None] = []
-    for label, own in zip(labels, group, strict=True):
-        shares = []
-        for g in sorted({*group} - {own}):
-            theirs = [x for x, name in zip(labels, group, strict=True) if name == g]
-            shares.append(mean(agree(label, x) for x in theirs))
-        found.append(mean(shares) if shares else None)
+def ensemble(
+    p: Sequence[Sequence[Sequence[float]]], group: Sequence[str], voting: Sequence[bool]
+) -> list[list[float]]:
+    """One image after the other, and in it one class after the other."""
+    some = [i for i in range(len(p)) if voting[i]] or [*range(len(p))]
+    found = []
+    for n in range(len(p[0])):
+        row = []
+        for c in range(len(p[0][0])):
+            each = []
+            for g in sorted({group[i] for i in some}):
+                each.append(mean(p[i][n][c] for i in some if group[i] == g))
+            row.append(mean(each))
+        found.append(row)
     return found
 
 
-def apart(labels: Sequence[Sequence[int]], group: Sequence[str]) -> list[bool]:
+def largest(p: Sequence[Sequence[float]]) -> list[int]:
+    return [max(range(len(row)), key=row.__getitem__) for row in p]
+
+
+def apart(agreed: Sequence[float | None], group: Sequence[str]) -> list[bool]:
     found = []
-    for own, value in zip(group, support(labels, group), strict=True):
-        pairs = combinations(sorted({*group} - {own}), 2)
-        shares = [between(labels, group, g, h) for g, h in pairs]
-        found.append(bool(shares) and value is not None and value < median(shares) / 2)
+    for own, value in zip(group, agreed, strict=True):
+        others = []
+        for g in sorted({*group} - {own}):
+            known = [a for a, name in zip(agreed, group, strict=True) if name == g if a is not None]
+            others += [mean(known)] if known else []
+        found.append(value is not None and len(others) >= 2 and value < median(others) / 2)
     return found
