@@ -301,7 +301,7 @@ class GuardConfig(Section):
         default=5.0,
         ge=0,
         description="of four or more sources, one whose update is longer than so many times the "
-        "median of the others' is left out of the round; 0: none",
+        "median of the others' is left out of the round, and so is a gradient of a sum; 0: none",
     )
     max_statistics: float = Field(
         default=1e6,

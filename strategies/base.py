@@ -33,7 +33,7 @@ from .sites.mail import Mail
 from .sites.post import Heading, Post
 from .sites.replies import Reply
 from .sites.roster import Node, Roster
-from .sites.sessions import convene
+from .sites.sessions import convene, report
 from .sites.setup import Memory, Setup
 
 Numbers = dict[str, Any]
@@ -284,7 +284,7 @@ class FedDA(Strategy):
         """
         yield from self.post.accept(replies, needs, self.roster, self.examine, self.give_up)
 
-    def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int) -> None:
+    def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int, alike: bool = True) -> None:
         """Open a session of the exchange, in which sites sum gradients.
 
         The requests of the hop that sums carry the invitations to it.
@@ -293,13 +293,17 @@ class FedDA(Strategy):
             groups: the sites of each group, by the group's name. The name is that of the layout of
                 the group's gradients; if several groups share a layout, `/SITE` follows it.
             syncs: number of sums per group.
+            alike: whether the gradients of all sites but the target are about as long, so that
+                `guard.max-update` bounds them.
 
         Raises:
             ConfigError: the round is too short for one sum, or there is no host for the exchange.
         """
         layouts = self.phase.layouts(self.options, self.setup.model)
         members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
-        self.session = convene(self.setup, layouts, members, syncs)
+        every = dict.fromkeys(name for names in members.values() for name in names)
+        compared = [name for name in every if alike and name != self.roster.target.name]
+        self.session = convene(self.setup, layouts, members, syncs, compared)
 
     def give_up(self, name: str, gone: bool = False) -> None:
         """Note that a site's reply will not come, maybe as the site is not there any more."""
@@ -325,6 +329,7 @@ class FedDA(Strategy):
         session, self.session = self.session, None
         if session is not None:
             session.close()
+            report(self.setup, session)
             self.setup.account(session)
 
     def steps_per_round(self, nodes: Iterable[Node]) -> int:

@@ -105,7 +105,9 @@ class FRUDA(DILS):
     def selection(self) -> list[Message]:
         """Invite all candidates to train a critic each, with the target."""
         self.asked, target = self.candidates(), self.roster.target
-        self.convene({f"critic/{n.name}": [n, target] for n in self.asked}, self.sums)
+        pairs = {f"critic/{n.name}": [n, target] for n in self.asked}
+        # Each is about a model of its own, and a long gradient spoils its own distance alone.
+        self.convene(pairs, self.sums, alike=False)
         models = {n.name: self.as_sent(self.model_of(n)) for n in self.asked}
         to_target = {f"model/{name}": model for name, model in models.items()}
         to_each = [self.request(n, {"model": models[n.name]}) for n in self.asked]

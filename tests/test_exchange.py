@@ -216,7 +216,7 @@ class Watched:
         return self.meeting.ended
 
     def add(self, site: str, index: int = 0, group: str = "pair") -> Any:
-        return self.meeting.add(site, group, index, 256, vector(1, 2, 3))
+        return [s.last for s in self.meeting.add(site, group, index, 256, vector(1, 2, 3))]
 
 
 def test_a_site_that_does_not_join_is_named() -> None:
@@ -272,7 +272,8 @@ def test_a_site_that_reconnects_gets_the_full_time_again() -> None:
     watched.arrive("b")
     assert watched.notices[-1] == ("resumed", "b")
     assert not watched.after(19.9)
-    assert watched.add("b").tolist() == [2, 4, 6]
+    (total,) = watched.add("b")
+    assert total.tolist() == [2, 4, 6]
 
 
 def test_with_rejoin_0_a_broken_connection_ends_the_session() -> None:

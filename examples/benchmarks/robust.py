@@ -2,6 +2,7 @@
 
     python examples/benchmarks/robust.py
     python examples/benchmarks/robust.py --sources 5 --percent 20
+    python examples/benchmarks/robust.py --table sums --sources 5 --percent 20
 
 The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources,
 or --sources. Two of them lie, or eight, or as many as --percent says:
@@ -18,6 +19,12 @@ Rows are the rules of `guard.mean` for FedAvg, told the true share of liars wher
 KD3A, which weighs sources itself. The other settings of `guard` are off, so that all lies arrive;
 in the last rows they have their defaults. `away` is what a run costs without these sites.
 
+With `--table sums` the lies are about what sources add to sums of gradients, and their models are
+honest: `tenfold` and `hundredfold` are gradients ten and a hundred times as long, `against` is -4
+times the honest one, which is short enough to count, and `numberless` is NaN. Rows are FADA, which
+sums in pairs of a source and the target, and f-DANN, whose sources add up with the target in one
+sum, each with `guard.max-update` off and with its default.
+
 Accuracies are those of the target in the last round, mean over the seeds. `ended` stands where one
 run or more ended early, as models had grown until no site gave a usable reply. The last line is one
 JSON object: row -> lie -> [mean, standard deviation over the seeds] in %, or null. Trainings are
@@ -26,6 +33,7 @@ kept in --out, so the same command continues where it was stopped.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -45,6 +53,7 @@ from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError
+from fedda.exchange.in_process import LocalStream
 from fedda.halves import load
 from fedda.maths.average import STATISTICS
 from fedda.settings import RunConfig, overrides
@@ -53,6 +62,8 @@ from fedda.wire import Arrays, Kind
 TARGET = "fonts"
 LIES = ("flipped", "claimed", "fourfold", "scaled", "noise", "nan", "away")
 DATA = ("flipped", "claimed", "away")  # lies that leave a site's reply as it is
+# What a gradient is multiplied by.
+SUMS = {"tenfold": 10.0, "hundredfold": 100.0, "against": -4.0, "numberless": math.nan}
 ENDED = "ended.txt"
 TIMES = {"fourfold": 4, "scaled": 10, "noise": 10}  # as long as the honest update
 CLAIMED = 100  # times the true number of examples
@@ -67,6 +78,22 @@ ROWS: dict[str, Flat] = {
     "FedAvg, guarded": GUARD,
     "KD3A, guarded": GUARD | {"method": "kd3a"},
 }
+# Both pull at the features as strongly as the labels do, so that a lie matters.
+ADDED: Flat = {"train.batch-size": 64, "train.rounds-per-epoch": 0.5}
+FADA: Flat = ADDED | {"method": "fada", "fada.parts": "adversarial", "fada.weights.alignment": 1.0}
+FDANN: Flat = ADDED | {"method": "fdann", "fdann.reversal.strength": 1.0}
+GUARDED: Flat = {"guard.max-update": 5.0}
+SUM_ROWS: dict[str, Flat] = {
+    "FADA": FADA,
+    "FADA, guarded": FADA | GUARDED,
+    "f-DANN": FDANN,
+    "f-DANN, guarded": FDANN | GUARDED,
+}
+TABLES: dict[str, tuple[dict[str, Flat], tuple[str, ...]]] = {
+    "models": (ROWS, LIES),
+    "sums": (SUM_ROWS, (*SUMS, "away")),
+}
+EVERY = ROWS | SUM_ROWS
 SETTINGS: Flat = {
     "method": "fedavg",
     "rounds": 15,
@@ -84,6 +111,7 @@ SETTINGS: Flat = {
     "track.tensorboard": False,
 }
 HONEST: Any = load("server", "simulation").LocalGrid  # before a run puts liars on it
+PUSH: Any = LocalStream._push  # the same
 
 Found = dict[str, dict[str, list[float] | None]]
 
@@ -144,7 +172,8 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
             if node.get("lies") and lie == "claimed" and "offer" in reply.content:
                 told: Any = reply.content["offer"]
                 told["examples"] *= CLAIMED
-            if asked and node.get("lies") and lie not in DATA and not reply.has_error():
+            lies = node.get("lies") and lie not in (*DATA, *SUMS)
+            if asked and lies and not reply.has_error():
                 sent, _ = records.read(message.content)
                 back, tables = records.read(reply.content)
                 model = lied(lie, sent["model"].unpack(), back["model"].unpack(), draws)
@@ -155,8 +184,20 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
     return LyingGrid
 
 
+def lie_in_sums(nodes: Sequence[Mapping[str, Any]], lie: str) -> None:
+    """Let some sites send false gradients, past their own checks."""
+    liars = {node["name"] for node in nodes if node.get("lies")}
+    by = SUMS.get(lie, 1.0)
+
+    def push(self: Any, group: str, index: int, gradient: np.ndarray, examples: int) -> None:
+        told = np.float32(by) * gradient if self.node in liars else gradient
+        PUSH(self, group, index, told, examples)
+
+    LocalStream._push = push
+
+
 def name_of(row: str, lie: str, sources: int, lying: int, seed: int) -> str:
-    return f"{list(ROWS).index(row)}-{lie}-{lying}-of-{sources}-{seed}"
+    return f"{list(EVERY).index(row)}-{lie}-{lying}-of-{sources}-{seed}"
 
 
 def train(job: tuple[str, str, int, int, int], out: Path, images: int, changes: Flat) -> None:
@@ -167,12 +208,13 @@ def train(job: tuple[str, str, int, int, int], out: Path, images: int, changes: 
         return
     torch.set_num_threads(1)
     nodes = sites(out, images, sources, lying, lie)
-    flat = {**SETTINGS, **changes, **ROWS[row], "run.dir": str(runs), "run.name": name_of(*job)}
+    flat = {**SETTINGS, **changes, **EVERY[row], "run.dir": str(runs), "run.name": name_of(*job)}
     flat |= {"run.seeds": str(seed), "run.resume": (runs / name_of(*job) / "config.json").is_file()}
-    if ROWS[row].get("guard.mean") in ("trimmed", "krum"):
+    if EVERY[row].get("guard.mean") in ("trimmed", "krum"):
         flat["guard.liars"] = max(lying, 1) / sources
     simulation: Any = load("server", "simulation")
     simulation.LocalGrid = lying_grid(nodes, lie, seed)
+    lie_in_sums(nodes, lie)
     plain = [{k: v for k, v in node.items() if k != "lies"} for node in nodes]
     journal = load("server", "journal").Journal()
     try:
@@ -186,7 +228,7 @@ def measure(args: argparse.Namespace) -> Found:
     """Run what is missing -> row -> column -> [mean, standard deviation]."""
     args.out.mkdir(parents=True, exist_ok=True)
     sites(args.out, args.images, args.sources, 0, "")  # once, before several processes need them
-    rows, lies = args.row or ROWS, args.lie or LIES
+    rows, lies = args.row or TABLES[args.table][0], args.lie or TABLES[args.table][1]
     liars = {percent: round(args.sources * percent / 100) for percent in args.percent or (10, 40)}
     cases = [("none", 0, ""), *((lie, n, f"_{p}") for p, n in liars.items() for lie in lies)]
     jobs = [
@@ -233,11 +275,14 @@ def report(found: Found, args: argparse.Namespace, settings: Flat, command: str)
     """The table as Markdown."""
     columns = list(next(iter(found.values())))
     rows = [[row, *(cell(of[column]) for column in columns)] for row, of in found.items()]
-    told = ", ".join(f"`{k}={v}`" for k, v in settings.items())
+    own = {k: v for row in found if row in SUM_ROWS for k, v in EVERY[row].items()}
+    kept = {k: v for k, v in (settings | own).items() if k not in ("method", *GUARDED) or not own}
+    told = ", ".join(f"`{k}={v}`" for k, v in kept.items())
     lines = ["## robust", "", f"    {command}", "", f"- settings: {told}"]
     lines += [f"- {args.sources} sources; seeds {', '.join(map(str, args.seeds))}", ""]
     lines += ["Accuracy at the target in %, last round, by the share of lying sources and how."]
-    lines += ["`krum` and `trimmed` are told the true share of liars.", ""]
+    krum = "`krum` and `trimmed` are told the true share of liars."
+    lines += [krum, ""] if args.table == "models" else [""]
     heads = [re.sub(r"_(\d+)", r" \1 %", column) for column in columns]
     return "\n".join([*lines, *markdown(["", *heads], rows)]) + "\n"
 
@@ -251,8 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     percent = "of sources that lie; default: 10 and 40"
     parser.add_argument("--percent", type=int, action="append", help=percent)
     parser.add_argument("--images", type=int, default=1050, help="per domain")
-    parser.add_argument("--row", choices=ROWS, action="append", help="default: all")
-    parser.add_argument("--lie", choices=LIES, action="append", help="default: all")
+    parser.add_argument("--table", choices=TABLES, default="models", help="default: models")
+    parser.add_argument("--row", choices=EVERY, action="append", help="default: all of the table")
+    lies = (*LIES, *SUMS)
+    parser.add_argument("--lie", choices=lies, action="append", help="default: all of the table")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     out = Path("runs/robust")
     parser.add_argument("--out", type=Path, default=out, help=f"for all trainings; default: {out}")
@@ -265,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = measure(args)
     command = "python examples/benchmarks/robust.py"
     command += partial(accuracy.typed, parser, args)(
-        *("sources", "percent", "seeds", "images", "row", "lie", "changes")
+        *("table", "sources", "percent", "seeds", "images", "row", "lie", "changes")
     )
     text = report(found, args, {**SETTINGS, **args.settings}, command)
     for folder in filter(None, (args.out, args.results)):

@@ -13,11 +13,22 @@ from fedda.exchange.baton import Turns
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.host import Host
 from fedda.exchange.in_process import LocalHost, LocalStream
+from fedda.exchange.outliers import Outliers
 from fedda.exchange.remote import RemoteStream
 from fedda.exchange.session import Session
 from fedda.exchange.stream import Stream
 
-__all__ = ["Group", "Host", "Invitation", "LocalHost", "Session", "Stream", "Turns", "connect"]
+__all__ = [
+    "Group",
+    "Host",
+    "Invitation",
+    "LocalHost",
+    "Outliers",
+    "Session",
+    "Stream",
+    "Turns",
+    "connect",
+]
 
 
 def connect(

@@ -165,10 +165,10 @@ class Connections:
         return None
 
     def _add(self, site: str, head: Gradient, values: Vector) -> None:
-        total = self._meeting.add(site, head.group, head.index, head.examples, values)
-        if total is not None:
-            data = frames.total(head.group, head.index, total)
-            for member in self._meeting.sums[head.group].group.members:
+        for sums in self._meeting.add(site, head.group, head.index, head.examples, values):
+            assert sums.last is not None
+            data = frames.total(sums.group.name, sums.index - 1, sums.last)
+            for member in sums.group.members:
                 self._send(member, data)
 
     def _welcome(self, site: str, hello: Hello) -> None:

@@ -19,6 +19,7 @@ from fedda.exchange import tls
 from fedda.exchange.connections import Connections
 from fedda.exchange.groups import Group
 from fedda.exchange.meeting import Meeting, Notice
+from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.tally import Tally
 from fedda.ops import open_files
@@ -62,7 +63,13 @@ class Host:
         self._bind, self._port, self._notice, self._announce = bind, port, notice, announce
 
     def open(
-        self, groups: Sequence[Group], *, join: float, wait: float, rejoin: float
+        self,
+        groups: Sequence[Group],
+        *,
+        join: float,
+        wait: float,
+        rejoin: float,
+        outliers: Outliers | None = None,
     ) -> "RemoteSession":
         """Open a session; the arguments are those of `Meeting`.
 
@@ -80,7 +87,9 @@ class Host:
 
         deadline = time.monotonic() + join
         while True:
-            meeting = Meeting(groups, join=join, wait=wait, rejoin=rejoin, notice=notice)
+            meeting = Meeting(
+                groups, join=join, wait=wait, rejoin=rejoin, notice=notice, outliers=outliers
+            )
             try:
                 return RemoteSession(meeting, self._bind, self._port, self._announce)
             except ExchangeError:

@@ -11,6 +11,7 @@ from fedda.exchange import frames
 from fedda.exchange.baton import CHANGED, wait_until
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.meeting import Meeting, Notice
+from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import Vector
@@ -27,11 +28,19 @@ class LocalHost:
         self._notice = notice
 
     def open(
-        self, groups: Sequence[Group], *, join: float, wait: float, rejoin: float = 0.0
+        self,
+        groups: Sequence[Group],
+        *,
+        join: float,
+        wait: float,
+        rejoin: float = 0.0,
+        outliers: Outliers | None = None,
     ) -> "LocalSession":
         """Open a session; the arguments are those of `Meeting`."""
-        notice = self._notice
-        return LocalSession(Meeting(groups, join=join, wait=wait, rejoin=rejoin, notice=notice))
+        meeting = Meeting(
+            groups, join=join, wait=wait, rejoin=rejoin, notice=self._notice, outliers=outliers
+        )
+        return LocalSession(meeting)
 
 
 def give_up(ticket: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from fedda.errors import ExchangeError
 from fedda.exchange.groups import KEYS, Group, check_groups
+from fedda.exchange.outliers import Outliers
 from fedda.exchange.sums import Sums, Vector
 
 Notice = Callable[[str, str, str], None]  # takes the event, its site and a sentence about it
@@ -29,6 +30,7 @@ class Meeting:
         ended: why the session ended early; empty if it did not.
         blamed: the sites because of which it ended early.
         fewest: the smallest number of examples that a gradient summed over, by site.
+        outliers: what leaves out gradients that are too long; None: all count.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Meeting:
         wait: float,
         rejoin: float,
         notice: Notice,
+        outliers: Outliers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the session.
@@ -50,15 +53,17 @@ class Meeting:
             rejoin: seconds that a site has to come back after its connection broke; 0: the session
                 ends at once.
             notice: called with every event, for logs and reports.
+            outliers: what leaves out gradients that are too long; None: all count.
             clock: returns the time in seconds.
         """
-        self.sums = {group.name: Sums(group) for group in check_groups(groups)}
+        self.sums = {group.name: Sums(group, outliers) for group in check_groups(groups)}
         self.sites = tuple(dict.fromkeys(m for group in groups for m in group.members))
         self.fewest: dict[str, int] = {}
         self.ended = ""
         self.blamed: tuple[str, ...] = ()
         self.join, self.wait, self.rejoin = join, wait, rejoin
         self.notice, self._clock = notice, clock
+        self.outliers = outliers
         self._join_by = clock() + join
         self._arrived: set[str] = set()
         self._return_by: dict[str, float] = {}  # deadlines of sites whose connection broke
@@ -109,10 +114,11 @@ class Meeting:
             self.notice("left", site, f"{site} left the exchange.")
             self._end_if_a_missing_site_left()
 
-    def add(
-        self, site: str, group: str, index: int, examples: int, values: Vector
-    ) -> Vector | None:
-        """Take a gradient -> the sum, once all members' gradients are in.
+    def add(self, site: str, group: str, index: int, examples: int, values: Vector) -> list[Sums]:
+        """Take a gradient -> the groups whose sum is complete by it.
+
+        These are its own group, if all members' gradients are in, and others that waited for a
+        verdict.
 
         Raises:
             ExchangeError: the gradient is refused, which ends the session.
@@ -127,12 +133,13 @@ class Meeting:
             raise ExchangeError(self.ended) from None
         if group != KEYS:
             self.fewest[site] = min(examples, self.fewest.get(site, examples))
-        if total is not None:
-            self._began.pop(group, None)
-        else:
+        done = ([] if total is None else [sums]) + self._released(sums, index)
+        if sums not in done:
             self._began.setdefault(group, self._clock())
             self._end_if_a_missing_site_left()
-        return total
+        for each in done:
+            self._began.pop(each.group.name, None)
+        return done
 
     def refuse(self, site: str, text: str) -> None:
         """End the session because of what a site sent."""
@@ -159,12 +166,12 @@ class Meeting:
             )
         for group, began in self._began.items():
             if self._is_complete() and now >= max(began, self._complete_since) + self.wait:
-                sums = self.sums[group]
+                sums, missing = self.sums[group], self._missing(self.sums[group])
                 self.end(
                     f"Sync {sums.index + 1} of {sums.group.syncs} of group '{group}' waited "
-                    f"{self.wait:g} s (exchange.wait) for {listed(sums.missing())}: see the logs "
+                    f"{self.wait:g} s (exchange.wait) for {listed(missing)}: see the logs "
                     "of the missing sites, or allow more time.",
-                    *sums.missing(),
+                    *missing,
                 )
                 break
 
@@ -191,14 +198,27 @@ class Meeting:
             raise ExchangeError(f"{site} sent group '{group}' a gradient over no examples.")
         return sums
 
+    def _released(self, added: Sums, index: int) -> list[Sums]:
+        """The groups whose sum a gradient of another group completes, as it settles a verdict."""
+        if self.outliers is None or not self.outliers.decides(index):
+            return []
+        held = [sums for sums in self.sums.values() if sums.held and sums is not added]
+        return [sums for sums in held if sums.go_on() is not None]
+
+    def _missing(self, sums: Sums) -> list[str]:
+        """The sites for whose gradients a group waits, members or not."""
+        if sums.held and self.outliers is not None:
+            return sums.missing() or self.outliers.missing(sums.index)
+        return sums.missing()
+
     def _is_complete(self) -> bool:
         """Whether all sites have joined, and none with syncs to come has lost its connection."""
         cut = any(by < math.inf for by in self._return_by.values())
         return not cut and len(self._arrived) == len(self.sites)
 
     def _end_if_a_missing_site_left(self) -> None:
-        for sums in self.sums.values():
-            gone = [m for m in sums.missing() if m in self._left] if sums.begun else []
+        for sums in self.sums.values() if self._left else ():
+            gone = [m for m in self._missing(sums) if m in self._left] if sums.begun else []
             if gone:
                 self.end(
                     f"{listed(gone)} left the exchange after {sums.index} of {sums.group.syncs} "

@@ -48,6 +48,13 @@ class Session(ABC):
         """The smallest number of examples that a gradient summed over, by site."""
         return dict(self._meeting.fewest)
 
+    def outliers(self) -> Mapping[str, tuple[int, float]]:
+        """How many gradients of a site were too long to count, and the longest; by site.
+
+        A length is in units of the median of the others'; infinite: the values were not finite.
+        """
+        return self._meeting.outliers.found if self._meeting.outliers else {}
+
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """The gradients that came over a network, by site and group; inside a process none."""
         return {}

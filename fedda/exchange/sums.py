@@ -9,6 +9,10 @@ In a masked group the values are whole numbers modulo 2^32, which travel in the 
 Floating-point sums depend on the order. So gradients are added in the order of the members, not of
 their arrival, and a session gives the same bits every time. A member sends its next gradient only
 after it received the sum before, so only the last sum is kept.
+
+Members whose gradients are judged (`outliers`) come first. If one is left out, the others' sum is
+enlarged as if the members had been fewer from the start; if all are left out the sum is 0, as the
+rest would be one side of a loss alone.
 """
 
 import numpy as np
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedda.errors import ExchangeError
 from fedda.exchange.groups import Group
+from fedda.exchange.outliers import Outliers
 
 Vector = NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
@@ -29,35 +34,84 @@ class Sums:
         group: its members, and the size and number of its sums.
         index: of the current sync, from 0.
         last: the sum of the sync before; None during the first.
+        held: whether the next gradient to add waits for its verdict.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, outliers: Outliers | None = None) -> None:
         self.group = group
         self.index = 0
         self.last: Vector | None = None
-        self._place = {member: place for place, member in enumerate(group.members)}
+        self.held = False
+        self._outliers = outliers
+        self._judged = outliers.judged(group) if outliers else []
+        order = dict.fromkeys((*self._judged, *group.members))
+        self._place = {member: place for place, member in enumerate(order)}
         self._total: Vector | None = None
-        self._added = 0
+        self._fresh = False  # whether the total is an array of this object
+        self._added = 0  # members whose gradient is in the total, or left out
+        self._left_out = 0
         self._early: dict[int, Vector] = {}
 
     def add(self, member: str, index: int, gradient: Vector) -> Vector | None:
         """Take one member's gradient for one sync -> the sum, once all members' gradients are in.
 
+        A gradient that is judged may have any values: it is left out if they are not finite.
+
         Raises:
             ExchangeError: this gradient of the member is not due, or is not usable.
         """
         self._check(member, index, gradient)
+        if self._outliers and self._place[member] < len(self._judged):
+            self._outliers.measure(member, index, gradient)
+        else:
+            self._check_values(member, index, gradient)
         self._early[self._place[member]] = gradient
-        while (due := self._early.pop(self._added, None)) is not None:
-            if self._total is None:
-                self._total = due  # the caller's array: the first addition makes a new one
-            else:
-                out = self._total if self._added > 1 else None
-                self._total = self._sum(self._total, due, out)
+        return self.go_on()
+
+    def go_on(self) -> Vector | None:
+        """Add what has come and is judged -> the sum, once all members' gradients are in."""
+        while self._added in self._early:
+            counts = self._verdict()
+            self.held = counts is None
+            if self.held:
+                return None
+            gradient = self._early.pop(self._added)
+            if counts:
+                self._add(gradient)
             self._added += 1
-        if self._added < len(self._place):
-            return None
-        self.last, self._total, self._added = self._total, None, 0
+            if self._added == len(self._judged):
+                self._make_up()
+        return self._finish() if self._added == len(self._place) else None
+
+    def _verdict(self) -> bool | None:
+        """Whether the next gradient to add counts; None while that is open."""
+        if self._outliers is None or self._added >= len(self._judged):
+            return True
+        member = self._judged[self._added]
+        counts = self._outliers.counts(member, self.index)
+        if counts is False:
+            self._outliers.note(member, self.index)
+            self._left_out += 1
+        return counts
+
+    def _add(self, gradient: Vector) -> None:
+        if self._total is None:
+            self._total, self._fresh = gradient, False  # the caller's array: not to be changed
+        else:
+            out = self._total if self._fresh else None
+            self._total, self._fresh = self._sum(self._total, gradient, out), True
+
+    def _make_up(self) -> None:
+        """Let the judged gradients that count stand for those that are left out."""
+        if self._left_out and self._total is not None:
+            judged = len(self._judged)
+            self._total = self._total * np.float32(judged / (judged - self._left_out))
+            self._fresh = True
+
+    def _finish(self) -> Vector | None:
+        none = self._left_out and self._left_out == len(self._judged)
+        self.last = np.zeros(self.group.size, np.float32) if none else self._total
+        self._total, self._added, self._left_out = None, 0, 0
         self.index += 1
         return self.last
 
@@ -107,6 +161,9 @@ class Sums:
                 f"{member} sent group '{name}' {gradient.size} values, "
                 f"but its gradient has {self.group.size}."
             )
+
+    def _check_values(self, member: str, index: int, gradient: Vector) -> None:
+        name = self.group.name
         if self.group.masked:
             return
         if not np.isfinite(gradient).all():

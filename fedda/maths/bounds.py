@@ -1,8 +1,8 @@
-"""Bounds on a model that a site sent, relative to the model that it was sent."""
+"""Bounds on what a site sent, beside the model that it was sent and what other sites sent."""
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Mapping
-from statistics import median
 
 import numpy as np
 
@@ -65,10 +65,63 @@ class Bounds:
             )
 
 
+class Peers:
+    """How long what each of some sites sent is, beside what the others sent.
+
+    A liar can lengthen what it sends itself, but not the others' median.
+
+    Args:
+        times: `guard.max-update`; 0: any.
+        sites: how many sites are to send something.
+
+    Attributes:
+        lengths: of what has come, by site.
+    """
+
+    def __init__(self, times: float, sites: int) -> None:
+        self.lengths: dict[str, float] = {}
+        self._times, self._sites = times, sites
+        self._sorted: list[float] = []
+
+    def add(self, site: str, length: float) -> None:
+        """Note how long what a site sent is."""
+        self.lengths[site] = length
+        insort(self._sorted, length)
+
+    def counts(self, site: str) -> bool | None:
+        """Whether what a site sent is not too long; None while that depends on what is to come.
+
+        It is too long if it is more than `times` the median of the others', unless that is 0 or of
+        fewer than `LEAST_OTHERS`.
+        """
+        length, middle = self.lengths[site], self._median_beside(site)
+        if not self._times or self._sites <= LEAST_OTHERS:
+            return True
+        if 0 < length <= self._times * middle:  # what is to come counts as 0, and can only add
+            return True
+        return None if self.missing else not 0 < self._times * middle < length
+
+    def ratio(self, site: str) -> float:
+        """How long what a site sent is, in units of the median of the others'."""
+        return self.lengths[site] / self._median_beside(site)
+
+    @property
+    def missing(self) -> int:
+        """How many sites have sent nothing yet."""
+        return self._sites - len(self.lengths)
+
+    def _median_beside(self, site: str) -> float:
+        own, others = bisect_left(self._sorted, self.lengths[site]), self._sites - 1
+
+        def ranked(k: int) -> float:
+            k -= self.missing
+            return 0.0 if k < 0 else self._sorted[k + (k >= own)]
+
+        return (ranked((others - 1) // 2) + ranked(others // 2)) / 2 if others else 0.0
+
+
 def too_long(lengths: Mapping[str, float], times: float) -> dict[str, float]:
     """Find updates that are much longer than the others' -> how long, by site.
-
-    A liar can lengthen its own update, but not the others' median.
 
     Args:
         lengths: of the updates, by site.
@@ -76,12 +129,12 @@ def too_long(lengths: Mapping[str, float], times: float) -> dict[str, float]:
 
     Returns:
         Of each update longer than `times` the median of the others', its length in units of that
-        median. Nothing if a median is 0, or of fewer than `LEAST_OTHERS`.
+        median.
     """
-    if not times or len(lengths) <= LEAST_OTHERS:
-        return {}
-    middle = {s: median(v for other, v in lengths.items() if other != s) for s in lengths}
-    return {s: v / middle[s] for s, v in lengths.items() if 0 < times * middle[s] < v}
+    peers = Peers(times, len(lengths))
+    for site, length in lengths.items():
+        peers.add(site, length)
+    return {site: peers.ratio(site) for site in lengths if not peers.counts(site)}
 
 
 def norm(arrays: Arrays, minus: Arrays | None = None) -> float:

@@ -6,9 +6,7 @@ With few liars that is when half of them have come, so up to half of a round's m
 packed as they came. Beyond MOST_HELD bytes the shortest is handed on, whatever comes.
 """
 
-from statistics import median
-
-from fedda.maths.bounds import LEAST_OTHERS, too_long
+from fedda.maths.bounds import Peers, too_long
 from fedda.wire import Packed
 
 from .replies import Reply
@@ -25,18 +23,17 @@ class Lengths:
     """
 
     def __init__(self, times: float, sites: int) -> None:
-        self._times, self._sites = times, sites
-        self._lengths: dict[str, float] = {}
+        self._times, self._peers = times, Peers(times, sites)
         self._held: dict[str, tuple[Reply, Packed]] = {}
 
     def add(self, reply: Reply, model: Packed, length: float) -> list[Reply]:
         """Take a reply -> those that are not too long, whatever comes, in order of arrival."""
-        self._lengths[reply.node.name] = length
+        self._peers.add(reply.node.name, length)
         self._held[reply.node.name] = (reply, model)
-        free = [name for name in self._held if self._is_short(name)]
+        free = [name for name in self._held if self._peers.counts(name)]
         held = {n: len(m.buffer) for n, (_, m) in self._held.items() if n not in free}
         while sum(held.values()) > MOST_HELD and len(held) > 1:
-            free.append(min(held, key=self._lengths.__getitem__))
+            free.append(min(held, key=self._peers.lengths.__getitem__))
             del held[free[-1]]
         return [self._held.pop(name)[0] for name in free]
 
@@ -45,14 +42,6 @@ class Lengths:
 
         A length is in units of the median of the others.
         """
-        odd = too_long(self._lengths, self._times)
+        odd = too_long(self._peers.lengths, self._times)
         kept = [reply for name, (reply, _) in self._held.items() if name not in odd]
         return kept, {name: odd[name] for name in self._held if name in odd}
-
-    def _is_short(self, name: str) -> bool:
-        """Whether an update counts even if all that are still to come have a length of 0."""
-        others = [length for n, length in self._lengths.items() if n != name]
-        missing = self._sites - len(self._lengths)
-        return len(others) + missing < LEAST_OTHERS or (
-            0 < self._lengths[name] <= self._times * median([*others, *missing * [0.0]])
-        )

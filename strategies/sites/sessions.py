@@ -1,10 +1,12 @@
 """Open a session of the exchange, in which sites sum gradients in mid-round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
 
 from fedda.errors import ConfigError
-from fedda.exchange import Group, Session
+from fedda.exchange import Group, Outliers, Session
 from fedda.exchange.masked import agreement
+from fedda.maths.bounds import LEAST_OTHERS
 from fedda.wire import Manifest
 
 from .setup import Setup
@@ -15,6 +17,7 @@ def convene(
     layouts: Mapping[str, Manifest],
     members: Mapping[str, Sequence[str]],
     syncs: int,
+    alike: Collection[str] = (),
 ) -> Session:
     """Open a session.
 
@@ -24,6 +27,8 @@ def convene(
         members: names of the sites in each group, by the group's name. The name is that of the
             layout of the group's gradients; if several groups share a layout, `/SITE` follows it.
         syncs: number of sums per group.
+        alike: names of the sites whose gradients are compared by their lengths; fewer than four,
+            and masked gradients, are not.
 
     Raises:
         ConfigError: the round is too short for one sum, or there is no host for the exchange.
@@ -48,4 +53,21 @@ def convene(
     ]
     if lazy.masked:
         groups.append(agreement(groups))
-    return setup.exchange.open(groups, join=lazy.join, wait=lazy.wait, rejoin=lazy.rejoin)
+    times = setup.guard.max_update
+    compared = times > 0 and len(alike) > LEAST_OTHERS and not lazy.masked
+    return setup.exchange.open(
+        groups,
+        join=lazy.join,
+        wait=lazy.wait,
+        rejoin=lazy.rejoin,
+        outliers=Outliers(times, alike) if compared else None,
+    )
+
+
+def report(setup: Setup, session: Session) -> None:
+    """Name the sites whose gradients were left out of sums, when a session has ended."""
+    for site, (count, longest) in session.outliers().items():
+        how = f"up to {longest:.3g} times" if isfinite(longest) else "without bound, or no numbers"
+        text = f"{count} of its gradients were longer than {setup.guard.max_update:g} times "
+        text += f"(guard.max-update) the median of the others', {how}; left out of their sums"
+        setup.notice("refused", site, text)
