@@ -130,7 +130,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
     "memory": {"models_above_idle_N", "models_above_start_N"},
-    "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free"},
+    "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free", "blocks"},
     "overhead": {"live_client_cpu_ratio"},
     "robust": {"noise_N"},
     "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},

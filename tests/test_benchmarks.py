@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedda import halves, models, plugins
+from fedda import exchange, halves, models, plugins
 from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
+from fedda.exchange import Group, LocalHost
+from fedda.exchange.in_process import LocalStream
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
@@ -80,6 +82,23 @@ def test_liars_of_one_run_do_not_lie_in_the_next(
     for lie in ("noise", "scaled"):  # each run puts its own grid where the server takes it
         monkeypatch.setattr(simulation, "LocalGrid", robust.lying_grid([], lie, 0))
     assert simulation.LocalGrid.__bases__ == (honest,)
+
+
+@pytest.mark.parametrize(("lie", "by"), [("tenfold", 10), ("against", -4), ("", 1)])
+def test_liars_in_sums_send_false_gradients_past_their_own_checks(
+    load: Any, monkeypatch: pytest.MonkeyPatch, lie: str, by: float
+) -> None:
+    robust = load("robust")
+    monkeypatch.setattr(LocalStream, "_push", LocalStream._push)  # to be put back
+    robust.lie_in_sums([{"name": "a", "lies": True}, {"name": "b", "lies": False}], lie)
+    pair = Group("pair", 2, 1, ("a", "b"))
+    with LocalHost().open([pair], join=5, wait=5) as session:
+        a, b = (exchange.connect(session.invitations[site]) for site in "ab")
+        for site in (a, b):
+            site.send("pair", np.array([1, 2], np.float32), 256)
+        assert b.receive("pair").tolist() == [1 + by, 2 + 2 * by]
+    for row in robust.SUM_ROWS.values():
+        assert RunConfig.parse(robust.SETTINGS | row).method in ("fada", "fdann")
 
 
 @pytest.mark.slow

@@ -66,8 +66,10 @@ def convene(
 
 def report(setup: Setup, session: Session) -> None:
     """Name the sites whose gradients were left out of sums, when a session has ended."""
+    times = setup.guard.max_update
     for site, (count, longest) in session.outliers().items():
-        how = f"up to {longest:.3g} times" if isfinite(longest) else "without bound, or no numbers"
-        text = f"{count} of its gradients were longer than {setup.guard.max_update:g} times "
-        text += f"(guard.max-update) the median of the others', {how}; left out of their sums"
+        sent = sum(group.syncs for group in session.invitations[site].groups)
+        most = f"up to {longest:.3g} times" if isfinite(longest) else "without bound, or no numbers"
+        text = f"{count} of its {sent} gradients were longer than {times:g} times "
+        text += f"(guard.max-update) the median of the others', {most}; left out of their sums"
         setup.notice("refused", site, text)
