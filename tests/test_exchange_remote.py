@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 SYNCS, SIZE = 12, 40
 PAIR = Group("pair", SIZE, SYNCS, ("a", "b"))
 # What no test waits for.
-LIMITS: dict[str, float] = {"join": PATIENCE, "wait": PATIENCE, "rejoin": PATIENCE}
+LIMITS: dict[str, Any] = {"join": PATIENCE, "wait": PATIENCE, "rejoin": PATIENCE}
 TRIO = [PAIR, Group("trio", SIZE, SYNCS, ("c", "a", "b"))]
 
 
@@ -85,7 +85,7 @@ class Notices:
 def opened(
     groups: Sequence[Group] = (PAIR,),
     notices: Notices | None = None,
-    **limits: float,
+    **limits: Any,
 ) -> Iterator[Session]:
     with Host(notice=notices or Notices()).open(groups, **{**LIMITS, **limits}) as session:
         yield session
