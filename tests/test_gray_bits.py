@@ -12,7 +12,8 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
 from fedda.data.cache import Cache
-from fedda.data.depth import DEEP, Gray, in_words
+from fedda.data.depth import Gray, in_words
+from fedda.data.samples import DEEP
 from fedda.errors import ConfigError, DataError
 
 FEW = ["--min-images", "2"]
@@ -118,7 +119,7 @@ def test_a_set_that_is_almost_black_is_doubted(tmp_path: Path) -> None:
         assert "of the 2 images with 16 bits of gray is above 4095" in described.warnings[-1]
     assert not data.verify(dark, "source", known=known, reading=TWELVE).warnings
     # One bright image is enough: a single dark image says nothing.
-    bright = scans(tmp_path / "bright", SCAN, SCAN + 1)
+    bright = scans(tmp_path / "bright", SCAN, 2 * SCAN)
     assert not data.verify(bright, "target").warnings
     assert not data.verify(scans(tmp_path / "flat", SCAN.astype(np.uint8)), "target").warnings
 

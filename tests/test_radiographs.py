@@ -46,7 +46,7 @@ def dicom(path: Path, pixels: np.ndarray, compress: str = "", **more: Any) -> Pa
     found.PixelRepresentation = int(pixels.dtype.kind == "i")
     for name, value in more.items():
         setattr(found, name, value)
-    found.HighBit = found.BitsStored - 1
+    found.HighBit = more.get("HighBit", found.BitsStored - 1)
     found.PixelData = pixels.tobytes()
     found["PixelData"].VR = "OW" if found.BitsAllocated > 8 else "OB"
     if compress:

@@ -1,4 +1,4 @@
-"""Grayscale image files of more than 8 bits: which of their values is white.
+"""Image files of more than 8 bits: which of their values is white.
 
 A file with 16 bits a pixel may hold fewer: many scanners store 12 bits, 0 to 4095, as they are. On
 the scale of 16 bits such an image is almost black. Neither format says reliably how many bits are
@@ -19,22 +19,22 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from fedda.data.samples import BITS, NO_SCALE, Deep
 from fedda.errors import DataError
 
 Window = tuple[float, float]  # values that become black and white
 
-DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})  # Pillow's modes of 16 bits of gray
-WIDE = frozenset({"I", "F"})  # of TIFF files: signed, or of 32 bits, whole or not
-BITS = 16
-NO_SCALE = 32  # bits of gray that has no scale of its own
 NEEDS_WINDOW = (
     "has gray values that are signed or of 32 bits, so that only you know which are black and "
     "white: say it with input.window=low,high, the same at all sites, such as "
     "input.window=-160,240"
 )
-_BITS_PER_SAMPLE = 258  # TIFF's tag
 _STRIP = 1 << 20  # values that are computed at a time
-_DARK = 16  # a set whose values all stay below such a part of white is probably read wrongly
+_SMALL = 16  # a set that uses such a part of its range or less is probably read wrongly
+_SPREAD = (
+    "save them so that they use 0 to 255, or say with input.window=low,high which values of gray "
+    "are black and white, the same at all sites and for what the model predicts"
+)
 
 
 class Gray(NamedTuple):
@@ -48,63 +48,54 @@ AS_STORED = Gray()
 
 
 class Light(NamedTuple):
-    """An image's largest value and the value that counts as white, both before it had 8 bits."""
+    """An image's smallest and largest value and the one that counts as white, before resizing."""
 
+    darkest: int
     brightest: int
     white: int
 
 
-def is_wide(image: Image.Image) -> bool:
-    """Whether an image is gray without a scale of its own."""
-    return image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
-
-
-def stored(image: Image.Image) -> int:
-    """How many bits of gray a file stores per pixel: 9 to 16, 32 without a scale, or 8 for others.
-
-    32 stands for all gray that `is_wide`.
-    """
-    if is_wide(image):
-        return NO_SCALE
-    if image.mode not in DEEP:
-        return 8
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(_BITS_PER_SAMPLE, (BITS,))[0] if image.format == "TIFF" else BITS
-    return bits if 8 < bits < BITS else BITS
-
-
-def shallow(image: Image.Image, name: object, gray: Gray) -> tuple[Image.Image, Light | None]:
-    """Bring gray of more than 8 bits to 0 to 255, rounded; other images stay as they are.
+def shallow(deep: Deep, name: object, gray: Gray) -> tuple[Image.Image, Light | None]:
+    """Bring gray of more than 8 bits to 0 to 255, rounded -> gray, perhaps with alpha.
 
     Args:
-        image: as Pillow opens it.
+        deep: the samples.
         name: of the file, for messages.
         gray: the values that become black and white, or how many bits are significant; 0: as many
             as the file stores, which become 0 to 2**bits - 1.
 
     Raises:
-        DataError: the image has a larger value than these bits can hold, or has no scale of its
-            own and no window is given.
+        DataError: a sample is larger than these bits can hold, or the samples have no scale of
+            their own and no window is given.
     """
-    if is_wide(image) and gray.window is None:
-        raise DataError(f"{name} {NEEDS_WINDOW}")
-    if image.mode not in DEEP | WIDE:
-        return image, None
+    light = None
     if gray.window is not None:
-        return Image.fromarray(to_bytes(np.asarray(image), gray.window, name)), None
-    white = 2 ** (gray.bits or stored(image)) - 1
-    deep = np.asarray(image)
-    brightest = min(max(int(deep.max()), 0), 2**BITS - 1)
-    if brightest > white:
+        scaled = to_bytes(deep.values, gray.window, name)
+    elif deep.bits == NO_SCALE:
+        raise DataError(f"{name} {NEEDS_WINDOW}")
+    else:
+        scaled, light = _by_bits(deep, name, gray)
+    image = Image.fromarray(255 - scaled if deep.inverted else scaled)
+    if deep.alpha is not None:
+        image.putalpha(Image.fromarray(deep.alpha))
+    return image, light
+
+
+def _by_bits(deep: Deep, name: object, gray: Gray) -> tuple[np.ndarray, Light]:
+    white = 2 ** (gray.bits or deep.bits) - 1
+    low, high = (min(max(int(v), 0), 2**BITS - 1) for v in (deep.values.min(), deep.values.max()))
+    if high > white:
         raise DataError(
-            f"{name} has the value {brightest}, but {gray.bits} bits of gray end at {white}: give "
-            f"--gray-bits {brightest.bit_length()} or more, the same for all scans of a kind"
+            f"{name} has the value {high}, but {gray.bits} bits of gray end at {white}: give "
+            f"--gray-bits {high.bit_length()} or more, the same for all scans of a kind"
         )
-    scaled = np.empty(deep.shape, np.uint8)
-    for rows, into in _strips(deep, scaled):
+    scaled = np.empty(deep.values.shape, np.uint8)
+    for rows, into in _strips(deep.values, scaled):
         whole = rows.astype(np.uint32).clip(0, 2**BITS - 1)
         into[:] = (whole * 255 + white // 2) // white
-    return Image.fromarray(scaled), Light(brightest, white)
+    return scaled, Light(white - high, white - low, white) if deep.inverted else Light(
+        low, high, white
+    )
 
 
 def to_bytes(
@@ -146,21 +137,39 @@ def _strips(values: np.ndarray, into: np.ndarray) -> Iterator[tuple[np.ndarray, 
 
 
 class Brightness:
-    """How bright a set's images with 16 bits of gray are."""
+    """How much of their range a set's images use, of whatever kind they are."""
 
     def __init__(self) -> None:
-        self._count, self._lightest = 0, Light(-1, 1)
+        self._count = 0
+        self._seen: dict[int, tuple[int, int]] = {}  # darkest and brightest, by what is white
 
-    def add(self, light: Light | None) -> None:
-        """Count an image; None for one of 8 bits."""
-        if light is not None:
-            self._count += 1
-            self._lightest = max(self._lightest, light, key=lambda one: one.brightest / one.white)
+    def add(self, light: Light, count: int = 1) -> None:
+        """Count an image, or several that have these extremes together."""
+        self._count += count
+        low, high = self._seen.get(light.white, light[:2])
+        self._seen[light.white] = min(low, light.darkest), max(high, light.brightest)
 
     def report(self, notice: Callable[[str], object]) -> None:
-        """Give a sentence to `notice` if every image is far darker than it could be."""
-        brightest, white = self._lightest
-        if self._count and brightest * _DARK <= white:
+        """Give a sentence to `notice` if all images together use a small part of their range."""
+        if not self._count:
+            return
+        low = min(low / (white + 1) for white, (low, _) in self._seen.items())
+        high = max(high / (white + 1) for white, (_, high) in self._seen.items())
+        if (high - low) * _SMALL > 1:
+            return
+        white = max(self._seen)
+        darkest, brightest = self._seen[white]
+        if low * _SMALL > 1:
+            notice(
+                f"all values of the {self._count} images are from {darkest} to {brightest}, a "
+                f"small part of 0 to {white}, so they hardly differ: {_SPREAD}"
+            )
+        elif white == 255:
+            notice(
+                f"no value of the {self._count} images is above {brightest}, while white is 255, "
+                f"so they are read as almost black: {_SPREAD}"
+            )
+        else:
             notice(
                 f"no value of the {self._count} images with 16 bits of gray is above {brightest}, "
                 f"while white is {white}, so they are read as almost black: if the "

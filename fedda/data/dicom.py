@@ -6,8 +6,9 @@
     MONOCHROME1       low is white, so the result is inverted
 
 Names, dates and all other elements are passed over while the file is parsed, so they are in no
-message, log, cache or model. For the same reason no message quotes pydicom's own errors. Lookup
-tables and sigmoid windows of a file are not applied.
+message, log, cache or model. For the same reason no message quotes pydicom's own errors. Tables for
+display are not applied. Files whose values are those of a table, or whose window is a sigmoid where
+the run has none, are refused.
 """
 
 import io
@@ -28,6 +29,7 @@ _LOOK = (
     *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"),
+    *("VOILUTFunction", "ModalityLUTSequence"),
 )
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _PIXELS = 0x7FE00008  # tags from here on are pixels
@@ -90,6 +92,10 @@ def image(file: Content, window: Window | None) -> Image.Image:
                 )
             return Image.fromarray(pixels)
         slope, intercept = _number(found, "RescaleSlope", 1), _number(found, "RescaleIntercept", 0)
+        if not window and about.own and found.get("VOILUTFunction") == "SIGMOID":
+            raise _error(
+                file, "has a sigmoid window, which is not read: say a window with input.window"
+            )
         gray = to_bytes(pixels, window or about.scale, slope=slope, intercept=intercept)
     return Image.fromarray(255 - gray if _photometric(found) == "MONOCHROME1" else gray)
 
@@ -159,6 +165,16 @@ def _seen(found: Any, file: Content) -> Header:
     except Exception:  # a value that is missing or no number
         raise _unreadable(file) from None
     room.check_pixels(file, width, height, max(1, frames))
+    if found.get("ModalityLUTSequence"):
+        raise _error(
+            file, "has a lookup table of its values, which is not read: save it with its values"
+        )
+    if int(found.get("HighBit") or found.BitsStored - 1) != int(found.BitsStored) - 1:
+        raise _error(
+            file, "has values that do not end at their lowest bit, which is not read: save it again"
+        )
+    if channels == 3 and int(found.BitsStored) != 8:
+        raise _error(file, "has colours of other than 8 bits: convert it to an 8-bit RGB image")
     if frames > 1:
         raise _error(
             file,
@@ -176,6 +192,9 @@ def _seen(found: Any, file: Content) -> Header:
 def _scale(found: Any) -> tuple[Window, bool]:
     """The values that are black and white, and whether the file says them (DICOM PS3.3, C.11.2)."""
     center, width = _number(found, "WindowCenter", None), _number(found, "WindowWidth", None)
+    exact = found.get("VOILUTFunction") == "LINEAR_EXACT"
+    if center is not None and width is not None and exact and width > 0:
+        return (center - width / 2, center + width / 2), True
     if center is not None and width is not None and width > 1:
         return (center - 0.5 - (width - 1) / 2, center - 0.5 + (width - 1) / 2), True
     bits, signed = int(found.BitsStored), int(found.get("PixelRepresentation") or 0)

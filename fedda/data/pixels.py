@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from os import cpu_count
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from fedda.data import depth, dicom, room
+from fedda.data import depth, dicom, room, samples
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.sets import DIGEST, Progress, listed
@@ -29,7 +29,7 @@ EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff
     dicom.ENDINGS
 )
 
-_GRAY = frozenset({"1", "L", "LA", "La"}) | (depth.DEEP - {"I"})
+_GRAY = frozenset({"1", "L", "LA", "La"}) | (samples.DEEP - {"I"})
 _COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"})
 _PAGED = frozenset({"PNG", "WEBP", "TIFF"})  # formats that may hold several images
 _ORIENTATION = 0x0112
@@ -71,10 +71,10 @@ class Header(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Pixels uint8 (channels, H, W), and how bright they were if the file has more bits."""
+    """Pixels uint8 (channels, H, W), and how bright they were before they were resized."""
 
     pixels: np.ndarray
-    light: depth.Light | None
+    light: depth.Light
 
 
 class Survey(NamedTuple):
@@ -94,7 +94,7 @@ class Survey(NamedTuple):
     @property
     def needs_window(self) -> bool:
         """Whether some images can only be read with a window."""
-        return depth.NO_SCALE in self.bits
+        return samples.NO_SCALE in self.bits
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -179,7 +179,7 @@ def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
     def fault(file: Path | Encoded) -> str:
         try:
             tried = gray
-            if _header(file).bits == depth.NO_SCALE and gray.window is None:
+            if _header(file).bits == samples.NO_SCALE and gray.window is None:
                 tried = gray._replace(window=(0, 1))  # only a run says which
             _pixels(file, channels=1, size=8, resize="stretch", gray=tried)
         except DataError as error:
@@ -246,7 +246,7 @@ def _each(
 def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(file.content) if isinstance(file, Encoded) else file) as image:
-            known = image.mode in _GRAY | _COLOUR or depth.is_wide(image)
+            known = image.mode in _GRAY | _COLOUR or samples.is_wide(image)
             if not known and (image.mode, image.format) != ("I", "PNG"):
                 raise DataError(
                     f"{file} has pixels of the kind {image.mode!r}, but 8 bits per channel, or 16 "
@@ -257,6 +257,8 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
                     f"{file} holds {frames} images, an animation or pages, but one is needed: save "
                     f"the one to use as a file of its own"
                 )
+            if odd := samples.fault(image):
+                raise DataError(f"{file} {odd}")
             yield image
     # Whatever Pillow stumbles over in a damaged file; a KeyError or a TypeError in a TIFF's tags.
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
@@ -277,29 +279,49 @@ def _header(file: Path | Encoded) -> Header:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        channels = 1 if image.mode in _GRAY | depth.WIDE else 3
-        return Header(width, height, channels, depth.stored(image))
+        return Header(width, height, samples.channels(image, _GRAY), samples.stored(image))
 
 
 def _pixels(
     file: Path | Encoded, channels: int, size: int, resize: Resize, gray: depth.Gray
 ) -> Decoded:
     """Decode one file and turn it upright."""
+    mode, light, turn = "L" if channels == 1 else "RGB", None, None
     if dicom.is_one(file):
-        image = dicom.image(file, gray.window).convert("L" if channels == 1 else "RGB")
-        array = np.asarray(_resized(image, size, resize) if size else image)
-        return Decoded(array[None] if channels == 1 else array.transpose(2, 0, 1), None)
-    with _opened(file) as image, room.alone(image.width * image.height):
-        turn = _UPRIGHT.get(_orientation(image))
-        image, light = depth.shallow(image, file, gray)
-        image = _on_white(image)
-        if channels == 1 and image.mode not in _GRAY:
-            image = image.convert("RGB")
-        image = image.convert("L" if channels == 1 else "RGB")
-        if turn is not None:
-            image = image.transpose(turn)
-        array = np.asarray(_resized(image, size, resize) if size else image)
+        image = dicom.image(file, gray.window).convert(mode)
+    else:
+        with _opened(file) as opened, room.alone(opened.width * opened.height):
+            turn = _UPRIGHT.get(_orientation(opened))
+            image, light = _of_8_bits(opened, file, gray)
+            image = (image if image.mode in _GRAY else image.convert("RGB")).convert(mode)
+    light = light or _light(image)
+    if turn is not None:
+        image = image.transpose(turn)
+    array = np.asarray(_resized(image, size, resize) if size else image)
     return Decoded(array[None] if channels == 1 else array.transpose(2, 0, 1), light)
+
+
+def _of_8_bits(
+    image: Image.Image, file: Path | Encoded, gray: depth.Gray
+) -> tuple[Image.Image, depth.Light | None]:
+    """An image on white, of 8 bits, and how bright it was if it had more."""
+    deep = samples.deep(image)
+    if deep is not None:
+        image, light = depth.shallow(deep, file, gray)
+        return on_white(image), light
+    if samples.is_cut(image) and gray != depth.AS_STORED:
+        raise DataError(
+            f"{file} has 16 bits of each colour, or transparency beside 16 bits of gray, to which "
+            f"--gray-bits and a window do not apply: convert it to 8 bits, or to gray alone"
+        )
+    return on_white(image), None
+
+
+def _light(image: Image.Image) -> depth.Light:
+    """How bright an image of 8 bits is."""
+    found: Any = image.getextrema()
+    pairs = found if isinstance(found[0], tuple) else (found,)
+    return depth.Light(min(low for low, _ in pairs), max(high for _, high in pairs), 255)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -312,13 +334,14 @@ def _orientation(image: Image.Image) -> int:
     return 1
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
     """Lay a transparent image on white; the colours of pixels that nobody sees are arbitrary."""
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     elif image.mode in ("La", "RGBa"):
         image = image.convert("LA" if image.mode == "La" else "RGBA")
     elif "transparency" in image.info and image.mode in ("1", "L", "RGB"):
+        image.info["transparency"] = samples.clear_value(image)
         image = image.convert("RGBA" if image.mode == "RGB" else "LA")
     if image.mode not in ("LA", "RGBA"):
         return image

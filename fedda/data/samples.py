@@ -1,0 +1,126 @@
+"""Samples of more than 8 bits as they lie in image files, and what is not read right.
+
+Pillow opens gray of 16 bits and more as it is, though it does not turn round TIFF's WhiteIsZero. Of
+16-bit colours, and of such gray beside transparency, it keeps the high byte alone (`is_cut`). It
+takes signed bytes for unsigned ones, mixes up the planes of some TIFF files, passes over a
+predictor where there should be none, and compares a clear colour of 16 bits to 8: `fault` finds it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})  # Pillow's modes of 16 bits of gray
+WIDE = frozenset({"I", "F"})  # of TIFF files: signed, or of 32 bits, whole or not
+BITS = 16
+NO_SCALE = 32  # bits of gray that has no scale of its own
+
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _PREDICTOR, _FORMAT = (
+    *(258, 259, 262, 284, 317, 339),
+)  # TIFF's tags
+_UNPREDICTED = (1, 32773)  # compressions that take no predictor: none and PackBits
+
+
+class Deep(NamedTuple):
+    """Gray (H, W) of more than 8 bits.
+
+    Attributes:
+        values: the samples.
+        alpha: uint8 (H, W), 0 where nothing is seen; None if all is.
+        bits: how many a sample has: 9 to 16, or NO_SCALE.
+        inverted: whether 0 is white.
+    """
+
+    values: np.ndarray
+    alpha: np.ndarray | None
+    bits: int
+    inverted: bool
+
+
+def fault(image: Image.Image) -> str:
+    """What of an image's format is read wrongly, as the rest of a sentence; empty if nothing is."""
+    bits, odd = _sample_bits(image), ""
+    if image.format == "PNG" and is_cut(image) and "transparency" in image.info:
+        odd = "one transparent colour of 16 bits"
+    elif image.format != "TIFF":
+        return ""
+    elif 2 in _tag(image, _FORMAT, (1,)) and max(bits) <= 8:
+        odd = "signed samples of 8 bits"
+    elif len(bits) > 1 and _tag(image, _PLANAR, 1) == 2 and (max(bits) > 8 or len(bits) == 2):
+        odd = "planes of 16 bits, or of gray and transparency, one after the other"
+    elif _tag(image, _PREDICTOR, 1) != 1 and _tag(image, _COMPRESSION, 1) in _UNPREDICTED:
+        odd = "a predictor without a compression that has one"
+    return f"has {odd}, which is not read: convert it to a PNG of 8 bits" if odd else ""
+
+
+def is_wide(image: Image.Image) -> bool:
+    """Whether an image is gray without a scale of its own."""
+    return image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
+
+
+def is_cut(image: Image.Image) -> bool:
+    """Whether an image has colours of 16 bits, or gray with transparency, read as their high byte.
+
+    The image must not be loaded.
+    """
+    if image.format == "TIFF":
+        return len(bits := _sample_bits(image)) > 1 and max(bits) > 8
+    return _raw(image).endswith(";16B") and image.mode not in DEEP
+
+
+def stored(image: Image.Image) -> int:
+    """How many bits a file stores per sample: 9 to 16, 32 without a scale, or 8 for others.
+
+    32 stands for all gray that `is_wide`; colours that are cut to 8 bits count as 8.
+    """
+    if is_wide(image):
+        return NO_SCALE
+    if image.mode not in DEEP:
+        return 8
+    bits = _sample_bits(image)[0] if image.format == "TIFF" else BITS
+    return bits if 8 < bits < BITS else BITS
+
+
+def channels(image: Image.Image, gray: frozenset[str]) -> int:
+    """1 or 3.
+
+    Args:
+        image: as Pillow opens it, not loaded.
+        gray: Pillow's modes of gray.
+    """
+    return 1 if image.mode in gray | WIDE or _raw(image).startswith("LA") else 3
+
+
+def deep(image: Image.Image) -> Deep | None:
+    """The samples of gray of more than 8 bits; None for other images."""
+    bits = stored(image)
+    if bits == 8:
+        return None
+    inverted = image.format == "TIFF" and _tag(image, _PHOTOMETRIC, 1) == 0
+    values, alpha, clear = np.asarray(image), None, image.info.get("transparency")
+    if isinstance(clear, int):
+        alpha = np.where(values == clear, 0, 255).astype(np.uint8)
+    return Deep(values, alpha, bits, inverted)
+
+
+def clear_value(image: Image.Image) -> Any:
+    """The transparent value of a PNG of gray of less than 8 bits, as its pixels are scaled."""
+    clear, (_, _, bits) = image.info.get("transparency"), _raw(image).partition(";")
+    if isinstance(clear, int) and image.mode == "L" and bits in ("2", "4"):
+        return clear * 255 // (2 ** int(bits) - 1)
+    return clear
+
+
+def _raw(image: Image.Image) -> str:
+    """How the samples of a PNG file lie in it, in Pillow's words; empty for other formats."""
+    tile = getattr(image, "tile", None)
+    return str(tile[0][3]) if image.format == "PNG" and tile else ""
+
+
+def _tag(image: Image.Image, number: int, default: Any) -> Any:
+    return getattr(image, "tag_v2", {}).get(number, default)
+
+
+def _sample_bits(image: Image.Image) -> tuple[int, ...]:
+    return tuple(_tag(image, _BITS_PER_SAMPLE, (1,)))
