@@ -430,7 +430,7 @@ def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
 
 def test_files_that_were_found_good_are_not_read_again(tmp_path: Path) -> None:
     site, known = tmp_path / "site", tmp_path / "state" / "verified"
-    folder(site, {"train/a/1.png": 1, "train/b/1.png": 1})
+    folder(site, {"train/a/1.png": 1, "train/b/1.png": 200})
     read: list[int] = []
 
     def progress(done: int, of: int) -> None:

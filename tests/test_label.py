@@ -96,7 +96,7 @@ def fill(folder: Path, labels: list[str]) -> None:
     for row, label in zip(rows, labels, strict=False):
         row["label"] = label
     with (folder / "labels.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["image", "row", "label"])
+        writer = csv.DictWriter(file, ["image", "file", "label"])
         writer.writeheader()
         writer.writerows(rows)
 

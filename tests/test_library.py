@@ -378,8 +378,8 @@ X = np.zeros((4, 8, 8), np.uint8)
         ({"a/b": (X, None)}, "cannot be a site's name"),
         ({"a": X}, r"give \(x, y\)"),
         ({"a": (X, [0, 1])}, r"y of a is int64 \(2,\) for 4 examples"),
-        ({"a": (X, [0.5] * 4)}, "one whole number from 0"),
-        ({"a": (X, [-1, 0, 1, 2])}, "labels from -1 to 2"),
+        ({"a": (X, [0.5] * 4)}, "the label '0.5' in place 0, a measurement"),
+        ({"a": (X, [-1, 0, 1, 2])}, "the label '-1' in place 0"),
         ({"a": (X - 0.5, None)}, "before any normalisation"),
         ({"a": (X.astype(float) + np.nan, None)}, "before any normalisation"),
         ({"a": (np.zeros((4, 8, 8, 5)), None)}, "1 or 3 colours"),
@@ -571,7 +571,7 @@ def test_what_is_odd_about_data_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     for quiet in (False, True):
         fedda.simulate(odd, target="t", **{**FEW, "quiet": quiet})
         said = capsys.readouterr().err
-        text = "note: a: the classes 'Cat ' and 'cat' differ only in case or spaces"
+        text = "note: a: the classes 'Cat' and 'cat' differ only in case or spaces"
         assert (text in said) is not quiet
 
 

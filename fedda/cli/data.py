@@ -334,11 +334,12 @@ def check(
     with clear_exit(), _bar() as progress:
         reading = reading_of(split, gray_bits, skip_broken, follow_links).within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
-        description.check_size(min_images)
     if as_json:
         echo(json.dumps(description.to_json(), indent=2))
     else:
         _print(description, split)
+    with clear_exit():
+        description.check_size(min_images)
 
 
 @app.command()

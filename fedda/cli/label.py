@@ -62,8 +62,8 @@ def label(
 
 def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:
     from fedda.choose import labelled
-    from fedda.data import describe, load_target
-    from fedda.data.load import identities
+    from fedda.data import describe, identities, load_target
+    from fedda.data import names as names_of
 
     if out.exists() and any(out.iterdir()):
         raise ConfigError(
@@ -80,9 +80,10 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
         _pictures(found.x[list(drawn.images)], [out / name for name in names])
     with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["image", "row", "label"])
-        rows = zip(names, drawn.images, strict=True)
-        writer.writerows([name if found.kind == "image" else "", row, ""] for name, row in rows)
+        writer.writerow(["image", "file", "label"])
+        called = names_of(target, reading)  # as `fedda predict` calls them
+        rows = ((name, cell(called[i])) for name, i in zip(names, drawn.images, strict=True))
+        writer.writerows([name if found.kind == "image" else "", file, ""] for name, file in rows)
     drawn.write(out)
     what = "images" if found.kind == "image" else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")

@@ -54,9 +54,10 @@ def predict(
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
-    Each image in DIR and its subfolders, or each row of an .npz file, gets one row: its path within
-    DIR or its row number; the likeliest class and its probability; then the probability of every
-    class, in the columns p_CLASS. A text that a spreadsheet would compute begins with an
+    Each image in DIR and its subfolders, or each row of an .npz file or a table, gets one row, in
+    their order: its path within DIR or its row number; the likeliest class and its probability;
+    then the probability of every class, in the columns p_CLASS; of a table also its own id or path,
+    in the column key. A text that a spreadsheet would compute begins with an
     apostrophe. Images are converted to the size and colours that the model was trained with; give
     --gray-bits as at the sites that trained it. With --skip-broken, images that cannot be read get
     no row. With --split, only this part of DIR is read. Vectors of a model that was trained with
@@ -106,7 +107,11 @@ def table(
         ConfigError: this machine does not have the device.
     """
     from fedda import models
-    from fedda.data import Reading, stream  # torch takes seconds to import, and --help should not
+    from fedda.data import (
+        Reading,
+        keys,
+        stream,
+    )  # torch takes seconds to import, and --help should not
 
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
@@ -114,7 +119,9 @@ def table(
     reading = (reading or Reading()).within(about.window)
     batches = stream(data, about.shape, batch, about.resize, reading, like)
     first = next(batches)
-    yield ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
+    own, done = keys(data, reading), 0  # a table's own names of its rows come last
+    heading = ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
+    yield heading + ["key"] * bool(own)
     for names, examples in chain([first], batches):
         p = models.predict(network, examples.x, batch)  # (N, C)
         best, label = p.max(dim=1)
@@ -122,7 +129,9 @@ def table(
         for name, c, top, each in answers:
             # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
-            yield [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
+            row = [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
+            yield row + own[done : done + 1]
+            done += 1
 
 
 def _warnings(model: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
-from fedda.data.batchwise import stream
+from fedda.data.batchwise import keys, stream
 from fedda.data.cache import Cache
 from fedda.data.form import Reading, Resize
 from fedda.data.load import (
@@ -10,6 +10,8 @@ from fedda.data.load import (
     load_evaluation,
     load_source,
     load_target,
+    names,
+    passed_over,
     verify,
 )
 from fedda.data.reader import Reader
@@ -39,9 +41,12 @@ __all__ = [
     "describe",
     "domains",
     "identities",
+    "keys",
     "load_evaluation",
     "load_source",
     "load_target",
+    "names",
+    "passed_over",
     "poison",
     "stream",
     "verify",

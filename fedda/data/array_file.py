@@ -1,13 +1,15 @@
 """A site whose data are one .npz or HDF5 file: which arrays are its training and its test set."""
 
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedda.data.cache import key_of
+from fedda.data.depth import Brightness, Light
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
@@ -22,6 +24,8 @@ from fedda.data.sets import (
 )
 from fedda.data.unify import conform
 from fedda.errors import DataError
+
+logger = logging.getLogger("fedda.data")
 
 
 class ArrayFile:
@@ -67,8 +71,26 @@ class ArrayFile:
                 found += examples.digests()
             return found
 
-    def check(self, progress: Progress | None) -> None:
+    def tests(self) -> list[bytes]:
+        """Digests of the labelled test examples, without their labels."""
+        with opened(self.path) as npz:
+            if _test_labels(npz, _train(npz, self._split)) is None:
+                return []
+            return [one for some in npz.examples("x_test") for one in Unlabelled(some).digests()]
+
+    def names(self) -> list[str]:
+        """The number of each training example, as predictions have it."""
+        with opened(self.path) as npz:
+            x = _train(npz, self._split)
+            before = f"{x}/" if x != "x_test" and npz.has("x_test") and not self._split else ""
+            return [f"{before}{i}" for i in range(npz.shape(x)[0])]
+
+    def check(self, progress: Progress | None, notice: Callable[[str], object]) -> None:
         """Read every value of the training and the test set once, and keep none.
+
+        Args:
+            progress: called with how many examples were read.
+            notice: called with a sentence if the images use little of their range.
 
         Raises:
             DataError: the file is damaged, or a value is not finite.
@@ -76,11 +98,14 @@ class ArrayFile:
         with opened(self.path) as npz:
             x = _train(npz, self._split)
             for name in (x,) if _test_labels(npz, x) is None else (x, "x_test"):
-                n, done = npz.shape(name)[0], 0
+                n, done, seen = npz.shape(name)[0], 0, Brightness()
                 for some in npz.examples(name):
+                    _look(some, seen)
                     done += len(some)
                     if progress:
                         progress(done, n)
+                if name == x:
+                    seen.report(notice)
 
     def describe(self, role: Role) -> Description:
         warnings = []
@@ -93,11 +118,7 @@ class ArrayFile:
                 y_test = _source_test_labels(npz, x, classes)
                 numbers = torch.bincount(y, minlength=len(classes)).tolist()
                 counts = dict(zip(classes, numbers, strict=True))
-                if absent := [name for name, number in counts.items() if number == 0]:
-                    warnings.append(
-                        f"the training set has no example of the class {listed(absent)}"
-                    )
-                warnings += odd_classes({name: n for name, n in counts.items() if n})
+                warnings += odd_classes(counts)
             else:
                 y_test = _test_labels(npz, x)
                 classes = () if y_test is None else _present(npz.classes("y_test", y_test), y_test)
@@ -127,13 +148,15 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
     shape = (n, *one)
 
     def some() -> Iterator[Tensor]:
-        done = 0
+        done, seen = 0, Brightness()
         for examples in npz.examples(x):
+            _look(examples, seen)
             fitted = conform(Unlabelled(examples), form.channels, form.size, form.resize)
             yield fitted.x
             done += len(examples)
             if progress:
                 progress(done, n)
+        seen.report(form.notice or logger.warning)
 
     if form.cache is not None and form.cache.takes(shape):
         contents = [one for examples in npz.examples(x) for one in Unlabelled(examples).digests()]
@@ -147,6 +170,12 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
         whole[done : done + len(examples)] = examples
         done += len(examples)
     return whole
+
+
+def _look(examples: Tensor, seen: Brightness) -> None:
+    """Note how bright images are; vectors have no white."""
+    if examples.dtype == torch.uint8:
+        seen.add(Light(int(examples.min()), int(examples.max()), 255), len(examples))
 
 
 def _train(npz: Npz, split: str) -> str:

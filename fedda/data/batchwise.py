@@ -1,6 +1,6 @@
 """Examples for a trained model: all at a path, with their names, in a fixed order, in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
 from fedda.data.own_scale import Scale
-from fedda.data.pixels import EXTENSIONS, read_images, sound
+from fedda.data.pixels import EXTENSIONS, Encoded, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
 from fedda.data.table import Table
@@ -35,14 +35,17 @@ def stream(
 ) -> Iterator[Named]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
-    An image is named by its path within the folder. Every folder in it is read, `train/` and
+    Row i is example i of the data, and every one is there, of all splits unless one is named. An
+    image is named by its path within the folder. Every folder in it is read, `train/` and
     `test/` too: first a folder's own images, sorted by name, then the folders in it. A row of an
     .npz file is named by its number from 0; if there are several arrays, by array and number, as
-    `x_train/0`. A reader of another package gives what a target would train on, named by number.
+    `x_train/0`. A row of a table is named likewise, of several files as `train-0.parquet/0`
+    (`keys` gives the table's own names). A reader of another package gives what a target would
+    train on, named by number.
 
     Args:
-        path: an image folder, an .npz file, a folder that holds exactly one .npz file, or what a
-            reader of another package takes.
+        path: an image folder, an .npz file, a folder that holds exactly one .npz file, a table of
+            images, or what a reader of another package takes.
         shape: of one example, (channels, H, W) or (d,). Images are converted to it as in a run.
         batch: examples at a time.
         resize: how images come to the model's size, `stretch` or `crop`.
@@ -64,6 +67,12 @@ def stream(
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site.path, only, shape, batch, resize)
+    elif isinstance(site, Table):
+        rows = site.every()
+        form = Form(resize=resize, gray=reading.gray)
+        yield from _read(
+            [row.image for row in rows], [row.number for row in rows], path, shape, batch, form
+        )
     elif isinstance(site, ImageFolder):
         folder, inside = site.chosen, Inside(Path(path), reading.follow_links)
         form = Form(resize=resize, gray=reading.gray)
@@ -109,20 +118,31 @@ def _images(
         raise DataError(
             f"{folder} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"
         )
-    _check(f"{folder} holds", (3, 0, 0), shape)
+    names = [file.relative_to(folder).as_posix() for file in files]
+    yield from _read(files, names, folder, shape, batch, form)
+
+
+def _read(
+    files: Sequence[Path | Encoded],
+    names: list[str],
+    where: object,
+    shape: tuple[int, ...],
+    batch: int,
+    form: Form,
+) -> Iterator[Named]:
+    """Images with their names, some at a time."""
+    _check(f"{where} holds", (3, 0, 0), shape)
     channels, height, width = shape
     # Images are resized to squares only; for a model of another shape they must have its size.
     form = replace(form, channels=channels, size=height if height == width else 0)
     form = replace(form, notice=lambda _: None)  # a batch says little about the whole set
     for start in range(0, len(files), batch):
-        chunk = files[start : start + batch]
-        x = read_images(chunk, form, None)
-        names = [file.relative_to(folder).as_posix() for file in chunk]
-        yield names, fitted(Unlabelled(x), shape)
+        some = slice(start, start + batch)
+        yield names[some], fitted(Unlabelled(read_images(files[some], form, None)), shape)
 
 
 def _others(
-    site: Checked | Table, path: Path, shape: tuple[int, ...], batch: int, form: Form
+    site: Checked, path: Path, shape: tuple[int, ...], batch: int, form: Form
 ) -> Iterator[Named]:
     _check(f"{path} holds", site.describe("target").shape, shape)
     channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
@@ -132,6 +152,13 @@ def _others(
         names = [str(start + i) for i in range(len(rows))]
         start += len(rows)
         yield names, fitted(Unlabelled(rows), shape)
+
+
+def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
+    """What a table itself calls its rows, in the order of `stream`; nothing of other data."""
+    site = open_site(path, reading)
+    found = [row.key for row in site.every()] if isinstance(site, Table) else []
+    return found if any(found) else []
 
 
 def _walk(folder: Path, inside: Inside, seen: set[Path]) -> Iterator[Path]:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedda.data import room
 from fedda.data.inside import Inside
@@ -26,9 +26,11 @@ MANIFEST = "manifest.csv"
 ENDINGS = (".csv", ".parquet", ".arrow")
 SPLITS = ("train", "test")
 
-_DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
-_FILES = (".csv", ".parquet")  # tables of one file
+FILES = (".csv", ".parquet")  # tables of one file
 
+_DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
+
+_DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
 _ROWS = 64  # of a parquet file, read at a time
 
 Columns = dict[str, list[Any]]
@@ -62,7 +64,7 @@ def parts_of(
 def _parts(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | None]]:
     """The same files, wherever they lie."""
     if path.is_file():
-        return [(path, None)] if path.suffix.lower() in _FILES else []
+        return [(path, None)] if path.suffix.lower() in FILES else []
     if (path / MANIFEST).is_file():
         return [(path / MANIFEST, None)]
     if (path / _DICT).is_file():
@@ -77,13 +79,15 @@ def _parts(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | Non
 
 
 def others(path: Path, split: str, inside: Inside) -> str:
-    """A warning about the splits of a saved data set that a site does not use; empty if none."""
-    if split or not (path / _DICT).is_file():
-        return ""
-    unused = [
-        str(name) for name in _json(path / _DICT, inside).get("splits", []) if name not in SPLITS
-    ]
-    return f"{path}: splits are passed over ({listed(unused)})" if unused else ""
+    """A warning about the splits and files of a data set that a site does not use; else empty."""
+    if (path / _DICT).is_file():
+        there = _json(path / _DICT, inside).get("splits", []) if not split else []
+        unused, what = [str(name) for name in there if name not in SPLITS], "splits"
+    else:
+        used = {file for file, _ in _parts(path, split, inside)}
+        there = [p for place in (path, path / "data") for p in sorted(place.glob("*.parquet"))]
+        unused, what = [p.name for p in there if p not in used], "parquet files"
+    return f"{path}: {what} are passed over ({listed(unused)})" if unused else ""
 
 
 def _of_splits(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | None]]:
@@ -134,7 +138,8 @@ def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
     """Some columns of a CSV, parquet or Arrow file, by default all; it may lack some.
 
     Raises:
-        DataError: it cannot be read, or needs a package that is not installed.
+        DataError: it cannot be read, has two columns of one name, or needs a package that is not
+            installed.
     """
     if file.suffix.lower() == ".csv":
         return _read_csv(file, wanted)
@@ -160,7 +165,7 @@ def _parquet(file: Path, wanted: Sequence[str]) -> Any:
     parquet = import_module("pyarrow.parquet")
     with parquet.ParquetFile(file) as opened:
         schema, about = opened.schema_arrow, opened.metadata
-        names = [name for name in schema.names if not wanted or name in wanted]
+        names = _chosen(file, schema.names, wanted)
         groups = (about.row_group(i) for i in range(about.num_row_groups))
         columns = (group.column(i) for group in groups for i in range(group.num_columns))
         its = (each for each in columns if each.path_in_schema.split(".")[0] in names)
@@ -194,7 +199,7 @@ def _arrow(file: Path, wanted: Sequence[str]) -> Any:
     """Some columns of a file in Arrow's stream format -> pyarrow.Table."""
     arrow = import_module("pyarrow")
     with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as stream:
-        names = [name for name in stream.schema.names if not wanted or name in wanted]
+        names = _chosen(file, stream.schema.names, wanted)
         found = _joined(file, (batch.select(names) for batch in stream))
         return found or stream.schema.empty_table().select(names)
 
@@ -211,20 +216,60 @@ def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> 
     return texts[number]
 
 
+def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Those of a file's columns that are wanted; each has to be there once, as joins write two."""
+    names = [name for name in there if not wanted or name in wanted]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(
+            f"{file} has {names.count(twice[0])} columns {twice[0]}, and only one can be meant: "
+            f"keep that one, or rename the others"
+        )
+    return names
+
+
 def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            names = [name for name in rows.fieldnames or () if not wanted or name in wanted]
+            rows = csv.reader(
+                stream, delimiter=_delimiter(stream), skipinitialspace=True, strict=True
+            )
+            there = [name.strip() for name in next(rows, [])]
+            names = _chosen(file, there, wanted)
             columns: Columns = {name: [] for name in names}
-            for row in rows:
-                if None in row or None in row.values():
+            places = [(name, there.index(name)) for name in names]
+            for row in filter(None, rows):
+                if len(row) != len(there):
                     raise DataError(
                         f"{file} has more or fewer values than columns in line {rows.line_num}: "
                         f"mend it, or put texts with commas into quotation marks"
                     )
-                for name in names:
-                    columns[name].append(row[name])
+                for name, place in places:
+                    columns[name].append(row[place])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
     return columns
+
+
+def _delimiter(stream: TextIO) -> str:
+    """What separates a file's columns: most often in its heading, or as Excel's line `sep=;` says.
+
+    The stream then is at the heading.
+    """
+    heading = stream.readline()
+    if heading.lower().startswith("sep=") and len(heading.strip()) == 5:
+        return heading.strip()[-1]
+    stream.seek(0)
+    return max(_DELIMITERS, key=heading.count)
+
+
+def headings(file: Path) -> tuple[str, ...]:
+    """The names of a file's columns; none if it cannot be read."""
+    try:
+        if file.suffix.lower() != ".csv":
+            needed("pyarrow", "parquet", f"{file} is a parquet file, which")
+            return tuple(import_module("pyarrow.parquet").read_schema(file).names)
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            found = next(csv.reader(stream, delimiter=_delimiter(stream)), [])
+            return tuple(name.strip() for name in found)
+    except (OSError, ValueError, csv.Error):
+        return ()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedda.data import naming
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
@@ -79,7 +80,7 @@ class ImageFolder:
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         files = self._test_files()
-        if not files:
+        if not any(files.values()):
             return None
         # A source's test classes are numbered like its training classes. A target's folders under
         # train/ need not be classes, so there the test folders alone may name the classes.
@@ -93,6 +94,14 @@ class ImageFolder:
             return [digest(file) for file in self._target_files()]
         by_class = self._source_files().items()
         return [digest(file, name) for name, files in by_class for file in files]
+
+    def tests(self) -> list[bytes]:
+        """Digests of the labelled test images, without their classes."""
+        return [digest(file) for files in self._test_files().values() for file in files]
+
+    def names(self) -> list[str]:
+        """The path of each image that a target trains on, in the order of `target`."""
+        return [file.relative_to(self.chosen).as_posix() for file in self._target_files()]
 
     def broken(self, role: Role) -> list[str]:
         """A sentence for each image file that cannot be read, those of the test included."""
@@ -127,7 +136,7 @@ class ImageFolder:
             shape=found.shape,
             train=len(train),
             test=sum(map(len, test.values())),
-            classes=tuple(counts or test),
+            classes=tuple(counts) or tuple(name for name, files in test.items() if files),
             counts=counts,
             warnings=tuple(dict.fromkeys(self.warnings)),
             gray=found.gray(self._gray),
@@ -170,7 +179,13 @@ class ImageFolder:
                 f"{listed(sorted(EXTENSIONS), 9)}"
             )
         self._warn_passed_over(self._train, inside.images, "images outside the class folders")
-        return self._by_class(inside)
+        by_class = self._by_class(inside)
+        if not any(by_class.values()):
+            raise DataError(
+                f"{self._train} holds only empty class folders ({listed(list(by_class))}): put "
+                f"images into them"
+            )
+        return by_class
 
     def _target_files(self) -> list[Path]:
         inside = listing(self._train, self._inside)
@@ -214,24 +229,27 @@ class ImageFolder:
         if unknown:
             raise DataError(
                 f"{self._test / unknown[0]} is a class that {self._train} does not have "
-                f"({listed(list(train))}): rename it, remove it, or add training images of it"
+                f"({listed(list(train))}): rename it, remove it, or add training images of it, or "
+                f"an empty folder of its name if other sites have them"
             )
         return test
 
     def _by_class(self, classes: Listing) -> ByClass:
+        """The images of each class; an empty folder is a class that this site has none of."""
+        naming.check((folder.name for folder in classes.folders), classes.folders[0].parent)
         by_class = {}
         for folder in classes.folders:
             images, folders, strays = listing(folder, self._inside)
-            if not images:
+            if not images and (folders or strays):
                 others = listed([entry.name for entry in [*folders, *strays]], 3)
                 raise DataError(
-                    f"the class folder {folder} holds no images, only {others or 'nothing'}: put "
+                    f"the class folder {folder} holds no images, only {others}: put "
                     f"images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, or give "
                     f"its path instead if it is the folder of a whole site"
                 )
             self._warn_passed_over(folder, strays, "files that are not images")
             self._warn_passed_over(folder, folders, "folders inside a class folder")
-            by_class[folder.name] = self._sound(images, folder)
+            by_class[folder.name] = self._sound(images, folder) if images else []
         return by_class
 
     def _sound(self, files: list[Path], where: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from fedda import __version__
 from fedda.data import hdf5
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
-from fedda.data.columns import ENDINGS, parts_of
+from fedda.data.columns import ENDINGS, FILES, headings, parts_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
@@ -120,7 +120,19 @@ def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Descr
     """
     if role not in get_args(Role):
         raise ConfigError(f"the role {role!r} is unknown: give source or target")
-    return open_site(path, reading).describe(role)
+    found = open_site(path, reading).describe(role)
+    idle = _idle(found, reading)
+    return replace(found, warnings=(*found.warnings, idle)) if idle else found
+
+
+def _idle(found: Description, reading: Reading) -> str:
+    """A warning about what is said of gray where there is none of more than 8 bits; else empty."""
+    said = [f"--gray-bits {reading.gray_bits}"] if reading.gray_bits else []
+    said += [f"the window {reading.window}"] if reading.gray.window is not None else []
+    if not said or found.gray:
+        return ""
+    what = "images of 8 bits" if found.kind == "image" else "vectors"
+    return f"{' and '.join(said)} does not apply, as these are {what}: they are read as they are"
 
 
 def verify(
@@ -164,7 +176,7 @@ def _verified(
         return found
     site, odd = open_site(path, reading), list[str]()
     if isinstance(site, ArrayFile):
-        site.check(progress)
+        site.check(progress, odd.append)
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
         size = 8 if found.kind == "image" and found.path.is_dir() else 0
@@ -174,8 +186,9 @@ def _verified(
         form = Form(size=size, gray=gray, notice=odd.append)
         site.source(form, progress) if role == "source" else site.target(form, progress)
         site.evaluation(form, progress)
+    odd = [*odd[:1], *filter(None, [_shared(site)])]
     if odd:  # it is said again at the next start, so the files are not noted as good
-        return replace(found, warnings=(*found.warnings, odd[0]))
+        return replace(found, warnings=(*found.warnings, *odd))
     if known and state:
         with suppress(OSError):  # a full disk costs time at the next start
             known.parent.mkdir(parents=True, exist_ok=True)
@@ -203,6 +216,27 @@ def identities(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> lis
     target's labels are not read.
     """
     return open_site(path, reading).identities(role)
+
+
+def names(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
+    """What predictions call each example that a target trains on, in the order of `load_target`.
+
+    This order hides classes, so whatever leaves the training names its examples by these.
+    """
+    return open_site(path, reading).names()
+
+
+def _shared(site: ArrayFile | Checked | ImageFolder | Table) -> str:
+    """A warning about test examples that are training examples, too; empty if there are none."""
+    tests = site.tests()
+    train = set(site.identities("target")) if tests else set()
+    both = sum(one in train for one in tests)
+    return (
+        f"{both} of the {len(tests)} test examples are also training examples, so the accuracy at "
+        f"this site would be too good: remove them from one of both"
+        if both
+        else ""
+    )
 
 
 def open_site(
@@ -255,15 +289,43 @@ def open_site(
 
 
 def domains(root: Path) -> dict[str, Path]:
-    """Return a folder's domains: its subfolders and `.npz` files, by name, without hidden ones.
+    """Return a folder's domains: its subfolders and the files that a site can be, by name.
 
     Raises:
-        RunError: the folder does not exist.
+        RunError: the folder does not exist, or two domains have one name.
     """
+    found: dict[str, Path] = {}
+    for path in _visible(root):
+        if path.is_dir() or _can_be_site(path):
+            name = path.name if path.is_dir() else path.stem
+            if (other := found.setdefault(name, path)) is not path:
+                raise RunError(
+                    f"{root} has {other.name} and {path.name}, which would both be the site "
+                    f"'{name}'; rename or remove one of them."
+                )
+    return found
+
+
+def passed_over(root: Path) -> str:
+    """A sentence about the files of a folder of domains that are none; empty if all are."""
+    domains_ = {*domains(root).values()}
+    files = [path.name for path in _visible(root) if path not in domains_]
+    return f"{root}: {len(files)} files are no sites and are passed over ({listed(files)})" * bool(
+        files
+    )
+
+
+def _visible(root: Path) -> list[Path]:
     if not root.is_dir():
         raise RunError(f"{root} is not a folder; give one that holds a folder per domain.")
-    return {
-        path.stem if path.suffix == ".npz" else path.name: path
-        for path in sorted(root.iterdir())
-        if not path.name.startswith(".") and (path.suffix == ".npz" or path.is_dir())
-    }
+    return [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
+
+
+def _can_be_site(file: Path) -> bool:
+    """Whether a file is one of arrays, a table of images, or for a reader of another package."""
+    ending = file.suffix.lower()
+    if ending in (".npz", *hdf5.ENDINGS):
+        return True
+    if ending in FILES:
+        return bool({"path", "image"} & {*headings(file)})
+    return added(file) is not None

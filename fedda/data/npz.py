@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import npy, room, sparse
+from fedda.data import naming, npy, room, sparse
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
@@ -156,6 +156,7 @@ class Npz:
                 f"classes in {self.path} is {dtype} {shape}: one string per class is needed, "
                 f"each different, as numpy.array(['cat', 'dog'])"
             )
+        naming.check(names, f"classes in {self.path}")
         if highest >= len(names):
             raise DataError(
                 f"{y} in {self.path} has the label {highest}, but `classes` names {len(names)} "

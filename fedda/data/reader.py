@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fedda import plugins
+from fedda.data import naming
 from fedda.data.form import Form
 from fedda.data.sets import Description, Examples, Labelled, Progress, Role, Unlabelled
 from fedda.data.unify import AnySet, conform
@@ -96,6 +97,15 @@ class Checked:
         """Digests of the training examples, in the shape in which the reader gives them."""
         return (self.source if role == "source" else self.target)(Form(), None).digests()
 
+    def tests(self) -> list[bytes]:
+        """Digests of the test examples without their labels, in the shape as they are given."""
+        found = self.evaluation(Form(), None)
+        return [] if found is None else Unlabelled(found.x).digests()
+
+    def names(self) -> list[str]:
+        """The number of each example of a target."""
+        return [str(i) for i in range(len(self.target(Form(), None)))]
+
     @contextmanager
     def _asking(self) -> Iterator[None]:
         try:
@@ -139,6 +149,7 @@ class Checked:
                 f"gave labels from {int(y.min())} to {int(y.max())}, but names "
                 f"{len(found.classes)} classes, counted from 0"
             )
+        naming.check(found.classes, f"{self._called} at {self.path}")
 
     def _error(self, what: str) -> DataError:
         return DataError(f"{self._called} {what} at {self.path}: ask who wrote it, or use another")

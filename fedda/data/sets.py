@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedda.data.depth import NEEDS_WINDOW
+from fedda.data.naming import plain
 from fedda.data.stored import take_rows
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
@@ -192,20 +193,19 @@ def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> La
     return replace(labelled, y=y)
 
 
-def plain(name: str) -> str:
-    """A class's name without case and spaces."""
-    return "".join(name.lower().split())
-
-
 def odd_classes(counts: Mapping[str, int]) -> list[str]:
-    """Warn of a source's classes: one alone, very uneven numbers, or names that are nearly equal.
+    """Warn of a source's classes: absent, one alone, uneven numbers, or names nearly equal.
 
     Args:
         counts: training examples by class.
     """
+    absent = [name for name, count in counts.items() if not count]
+    counts = {name: count for name, count in counts.items() if count}
     if len(counts) == 1:
         return [f"there is one class only: {next(iter(counts))}"]
     warnings, seen = [], dict[str, str]()
+    if absent:
+        warnings.append(f"the training set has no example of the class {listed(absent)}")
     for name in counts:
         other = seen.setdefault(plain(name), name)
         if other != name:

@@ -1,9 +1,10 @@
 """Tables of images: a CSV or parquet file with a row per image, also as Hugging Face writes them.
 
     path    an image file, relative to the table's folder, in which it has to lie;
-    image   or, in parquet, the image file's bytes itself, in a struct with the field `bytes`
-    label   the class: a text, or a number that Hugging Face's metadata names
+    image   the same, or in parquet the image file's bytes, also in a struct with a field `bytes`
+    label   the class: a text, or a number that Hugging Face's metadata names (`fedda.data.naming`)
     split   optional: train or test; without it all rows are training images
+    id      optional, or key: what predictions call the row beside its number
 
 A folder is such a table if it holds `manifest.csv`, or `train-*.parquet` and `test-*.parquet`, in
 itself or in `data/`, or what `save_to_disk` of Hugging Face's `datasets` wrote. Other columns are
@@ -18,12 +19,15 @@ import csv
 import io
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from fedda.data.columns import MANIFEST, SPLITS, Columns, others, parts_of, read
+from fedda.data import naming
+from fedda.data.columns import MANIFEST, SPLITS, Columns, headings, others, parts_of, read
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.optional import needed
@@ -42,7 +46,25 @@ from fedda.files import place
 
 Image = Path | Encoded
 
+KEYS = ("id", "key")  # columns that name rows
+_IMAGES = ("path", "image")
 IMAGES = Path("images")  # in the folder of a site that was cut from a table
+
+
+class Row(NamedTuple):
+    """One image of a table.
+
+    Attributes:
+        number: of its row from 0; of several files with the file's name, as "train-0.parquet/3".
+        key: what the table itself calls it: its id, or the path of its image; may be empty.
+        image: its file, or the file's bytes.
+        label: as the table has it; None if labels were not asked for.
+    """
+
+    number: str
+    key: str
+    image: Image
+    label: Any
 
 
 class Table:
@@ -62,13 +84,13 @@ class Table:
         self._train = reading.split or "train"
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
-        images, names = self._rows(self._train, labels=True)
+        images, names = self._labelled(self._train)
         classes = tuple(sorted(set(names)))
         self._test_names(classes)
         return _labelled(images, names, classes, form, progress)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
-        return Unlabelled(read_images(self._target(), form, progress))
+        return Unlabelled(read_images([row.image for row in self._target()], form, progress))
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         images, names = self._tests()
@@ -78,23 +100,35 @@ class Table:
 
     def identities(self, role: Role) -> list[bytes]:
         if role == "target":
-            return [digest(image) for image in self._target()]
-        rows = zip(*self._rows(self._train, labels=True), strict=True)
+            return [digest(row.image) for row in self._target()]
+        rows = zip(*self._labelled(self._train), strict=True)
         return [digest(image, name) for image, name in rows]
+
+    def tests(self) -> list[bytes]:
+        """Digests of the labelled test images, without their labels."""
+        return [digest(image) for image in self._tests()[0]]
+
+    def names(self) -> list[str]:
+        """The number of each row that a target trains on, in the order of `target`."""
+        return [row.number for row in self._target()]
+
+    def every(self) -> list[Row]:
+        """All rows in their order, of every split unless the site names one; no label is read."""
+        return self._rows(self._reading.split)
 
     def broken(self, role: Role) -> list[str]:
         """A sentence for each image that cannot be read, those of the test included."""
-        images = self._rows(self._train, labels=True)[0] if role == "source" else self._target()
-        return broken([*images, *self._tests()[0]], self._reading.gray)
+        train = self._rows(self._train) if role == "source" else self._target()
+        return broken([*(row.image for row in train), *self._tests()[0]], self._reading.gray)
 
     def describe(self, role: Role) -> Description:
         counts: dict[str, int] = {}
         if role == "source":
-            train, names = self._rows(self._train, labels=True)
-            counts = {name: names.count(name) for name in sorted(set(names))}
+            train, names = self._labelled(self._train)
+            counts = dict(sorted(Counter(names).items()))
             test = self._test_names(tuple(counts))
         else:
-            train, test = self._target(), self._tests()[1]
+            train, test = [row.image for row in self._target()], self._tests()[1]
         found = survey(train)
         odd = (
             found.mixed,
@@ -117,12 +151,12 @@ class Table:
 
     def _tests(self) -> tuple[list[Image], list[str]]:
         """The test images and their labels; none if the site trains on them."""
-        return ([], []) if self._train == "test" else self._rows("test", labels=True)
+        return ([], []) if self._train == "test" else self._labelled("test")
 
-    def _target(self) -> list[Image]:
-        images, _ = self._rows(self._train, labels=False)
-        random.Random(0).shuffle(images)  # the order of the rows may reveal a class
-        return images
+    def _target(self) -> list[Row]:
+        rows = self._rows(self._train)
+        random.Random(0).shuffle(rows)  # the order of the rows may reveal a class
+        return rows
 
     def _test_names(self, classes: tuple[str, ...]) -> list[str]:
         names = self._tests()[1]
@@ -133,32 +167,51 @@ class Table:
             )
         return names
 
-    def _rows(self, split: str, labels: bool) -> tuple[list[Image], list[str]]:
-        """The images of a split, and their labels if these are asked for."""
-        images, names = [], []
+    def _labelled(self, split: str) -> tuple[list[Image], list[str]]:
+        """The images of a split and their classes."""
+        rows = self._rows(split, labelled=True)
+
+        def at(i: int) -> str:
+            file, _, number = rows[i].number.rpartition("/")
+            return f"row {int(number) + 1}" + (f" of {file}" if file else "")
+
+        named = naming.names([row.label for row in rows], self.path, at)
+        return [row.image for row in rows], named
+
+    def _rows(self, split: str, labelled: bool = False) -> list[Row]:
+        """The rows of a split, or of all, with their labels if these are asked for."""
+        found: list[Row] = []
         there: set[str] = set()
         for file, its in self.files:
-            columns = read(file, ("path", "image", "split", *(("label",) if labels else ())))
+            wanted = *_IMAGES, *KEYS, "split", *(("label",) if labelled else ())
+            columns = _read(file, wanted)
             splits = columns.get("split") or [its or "train"] * _length(columns)
             there.update(map(str, splits))
             self._check(file, columns, splits)
-            chosen = [i for i, each in enumerate(splits) if each == split]
-            if labels and split == "test" and "label" not in columns:
-                continue  # nothing to test on
-            images += [self._image(file, columns, i) for i in chosen]
-            names += self._names(file, columns, chosen) if labels else []
-        if split == self._train and not images:
+            if labelled and "label" not in columns:
+                if split == "test":
+                    continue  # nothing to test on
+                raise DataError(
+                    f"{file} has no column label ({listed(headings(file), 12)}), but a source "
+                    f"needs labels: add it, or let the site be a target (--role target)"
+                )
+            before = f"{file.name}/" if len(self.files) > 1 else ""
+            chosen = (i for i, each in enumerate(splits) if split in ("", each))
+            found += [self._row(file, columns, i, before) for i in chosen]
+        if split in ("", self._train) and not found:
             raise DataError(
-                f"{self.path} has no training rows: give rows of the split {split}"
+                f"{self.path} has no training rows: give rows of the split {self._train}"
                 + (f", or another --split ({listed(sorted(there), 12)})" if there else "")
             )
-        return images, names
+        return found
 
     def _check(self, file: Path, columns: Columns, splits: Sequence[str]) -> None:
-        if "path" not in columns and "image" not in columns:
+        if not any(name in columns for name in _IMAGES):
+            there = listed(headings(file), 12)
             raise DataError(
-                f"{file} has no column path, which names the image files: the columns path, label "
-                f"and optionally split are needed"
+                f"{file} has no column path, which names the image files"
+                + (f" (it has {there})" if there else "")
+                + ": the columns path, label and optionally split are needed"
             )
         odd = [each for each in splits if each not in SPLITS]
         if odd and not self._reading.split:
@@ -167,29 +220,34 @@ class Table:
                 f"the split to train on with --split"
             )
 
-    def _image(self, file: Path, columns: Columns, row: int) -> Image:
-        if "image" not in columns:
-            image = _place(file, columns, row)
-            self._inside.check(image)
-            return image
-        found = columns["image"][row]
-        content = found.get("bytes") if isinstance(found, dict) else None
-        if not content:
-            raise DataError(f"{file} has no image in row {row + 1}: fill or remove it")
-        return Encoded(f"row {row + 1} of {file}", content)
+    def _row(self, file: Path, columns: Columns, i: int, before: str) -> Row:
+        keys = [columns[name][i] for name in KEYS if name in columns]
+        image, path = self._image(file, columns, i)
+        key = next((str(key) for key in keys if key not in (None, "")), path)
+        return Row(f"{before}{i}", key, image, columns["label"][i] if "label" in columns else None)
 
-    def _names(self, file: Path, columns: Columns, chosen: Sequence[int]) -> list[str]:
-        """The labels of some rows."""
-        if "label" not in columns:
-            raise DataError(
-                f"{file} has no column label, but a source needs labels: add it, or let the site "
-                f"be a target (--role target)"
-            )
-        names = [columns["label"][i] for i in chosen]
-        for i, name in zip(chosen, names, strict=True):
-            if name in (None, ""):
-                raise DataError(f"{file} has no label in row {i + 1}: fill or remove it")
-        return [str(name) for name in names]
+    def _image(self, file: Path, columns: Columns, row: int) -> tuple[Image, str]:
+        """A row's image, and what the table names it."""
+        if "image" in columns:
+            found = columns["image"][row]
+            about = found if isinstance(found, dict) else {"bytes": found}
+            content, path = about.get("bytes"), about.get("path") or ""
+            if not isinstance(content, bytes) or not content:
+                raise DataError(f"{file} has no image in row {row + 1}: fill or remove it")
+            own = columns["path"][row] if "path" in columns else path
+            return Encoded(f"row {row + 1} of {file}", content), str(own or path)
+        image = _place(file, columns, row)
+        self._inside.check(image)
+        return image, columns["path"][row]
+
+
+def _read(file: Path, wanted: Sequence[str] = ()) -> Columns:
+    """As `read`; a column `image` of texts names files, as `path` does."""
+    columns = read(file, wanted)
+    if any(isinstance(each, str) for each in columns.get("image", ())):
+        columns.setdefault("path", columns["image"])
+        del columns["image"]
+    return columns
 
 
 def _place(file: Path, columns: Columns, row: int) -> Path:
@@ -257,7 +315,7 @@ def split(
         )
     counts: dict[str, int] = {}
     for file, its in files:
-        columns = read(file)
+        columns = _read(file)
         if by not in columns:
             raise DataError(
                 f"{file} has no column {by} ({listed(list(columns))}): give one of these"
@@ -265,6 +323,7 @@ def split(
         columns.setdefault("split", [its or "train"] * _length(columns))
         if part:
             columns = _renamed(columns, part)
+        columns[by] = ["" if value is None or value != value else value for value in columns[by]]
         for site in sorted(set(map(str, columns[by]))):
             if not site.strip() or site.startswith(".") or "/" in site or len(site) > 64:
                 raise DataError(f"{file} has {site!r} in {by}, which cannot name a site: rename it")

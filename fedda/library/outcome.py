@@ -208,7 +208,8 @@ class Model:
         """The likeliest class of each example.
 
         Args:
-            images: arrays in any form that `fedda.simulate` takes, or a folder or file of them.
+            images: arrays in any form that `fedda.simulate` takes, or one image (H, W) or
+                (H, W, 3), or a folder or file of them; the answers are in their order.
                 Images are brought to the size and colours that the model was trained with.
             batch: examples at a time.
 
@@ -243,7 +244,7 @@ class Model:
             found = stream(Path(images), self.shape, batch, self._resize, reading)
             yield from (examples.x for _, examples in found)
             return
-        array = torch.from_numpy(as_images(images, "images"))
+        array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
         if self._window == OWN:
             array = Scale(array, "images")(array)
         if array.ndim == 3:
@@ -260,6 +261,32 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({len(self.classes)} classes, inputs of shape {self.shape})"
+
+
+def one_or_several(images: Any, shape: tuple[int, ...]) -> Any:
+    """Images as a stack of them: one image alone becomes a stack of one.
+
+    Args:
+        images: arrays, or one image of Pillow.
+        shape: of one input of the model.
+
+    Raises:
+        DataError: they could be one image as well as several.
+    """
+    from .own_data import as_array
+
+    array = as_array(images)
+    if len(shape) != 3 or array.ndim == 1:
+        return array
+    if hasattr(images, "getbands") or (array.ndim == 3 and array.shape[2] in (1, 3)):
+        return array[None]
+    odd = array.ndim == 3 and (array.shape[2] in (2, 4) or array.shape[0] == shape[0] == 3)
+    if odd or array.ndim == 2:
+        raise DataError(
+            f"images has the shape {tuple(array.shape)}, which may be one image or several: give "
+            "several as (N, H, W) or (N, H, W, 3), and one as images[None]"
+        )
+    return array
 
 
 class Run:

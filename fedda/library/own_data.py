@@ -5,23 +5,28 @@ So a run on them gives the numbers of a run on the same files, to the last bit.
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fedda.config import is_site_name
+from fedda.data import naming
+from fedda.data.pixels import on_white
 from fedda.errors import DataError, RunError
 
-CONTENTS = "contents.json"  # beside the files: a digest of each
+CONTENTS = ".contents.json"  # beside the files: a digest of each
 
 
 @dataclass(frozen=True)
 class Split:
-    """Examples and their labels; y is None, or one integer or text per example.
+    """Examples and their labels; y is None, or one class number or name per example.
 
     x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d).
     """
@@ -68,9 +73,9 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
     for name, found in arrays.items():
         np.savez(place / f"{name}.npz", allow_pickle=False, **found)
     for name, path in links.items():
-        if not path.is_dir() and (path.suffix != ".npz" or not path.is_file()):
-            raise DataError(f"{name} is {path}: give an existing folder or an .npz file")
-        link = place / (f"{name}.npz" if path.suffix == ".npz" else name)
+        if not path.exists():
+            raise DataError(f"{name} is {path}: give an existing folder or file of data")
+        link = place / (name if path.is_dir() else f"{name}{path.suffix}")
         link.unlink(missing_ok=True)
         link.symlink_to(path)
     return place
@@ -85,7 +90,8 @@ def images(x: Any, whose: str) -> np.ndarray:
         DataError: they are neither.
     """
     first = isinstance(x, torch.Tensor)
-    array = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+    array = as_array(x)
+    array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
     if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or 0 in array.shape:
         raise DataError(
             f"{whose} is {array.dtype} {array.shape}: give images as (N, H, W), (N, H, W, 3) or "
@@ -104,6 +110,16 @@ def images(x: Any, whose: str) -> np.ndarray:
             array = array.transpose(0, 2, 3, 1)
         array = array[..., 0] if array.shape[3] == 1 else array
     return np.ascontiguousarray(_bytes(array, whose))
+
+
+def as_array(x: Any) -> Any:
+    """Arrays as numpy's or torch's; images of Pillow as gray or RGB, whatever their mode is."""
+    if isinstance(x, Image.Image):
+        known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
+        return np.asarray(x if known else on_white(x).convert("RGB"))
+    if isinstance(x, list | tuple) and any(isinstance(each, Image.Image) for each in x):
+        return np.stack([as_array(each) for each in x])
+    return x if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
@@ -142,13 +158,20 @@ def _pair(name: str, x: Any, y: Any) -> Split:
     found = images(x, f"x of {name}")
     if y is None:
         return Split(found, None)
-    labels = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
-    if labels.dtype.kind not in "iuU" or labels.shape != found.shape[:1]:
+    try:
+        array = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+    except ValueError:  # some are lists
+        array = np.empty(len(y), object)
+        array[:] = list(y)
+    if array.shape != found.shape[:1]:
         raise DataError(
-            f"y of {name} is {labels.dtype} {labels.shape} for {len(found)} examples: give one "
+            f"y of {name} is {array.dtype} {array.shape} for {len(found)} examples: give one "
             "whole number from 0, or one class name, per example"
         )
-    return Split(found, labels)
+    named = naming.names(array.tolist(), f"y of {name}", lambda i: f"place {i}")
+    if all(label.isdecimal() for label in named):
+        return Split(found, np.array([int(label) for label in named], np.int64))
+    return Split(found, np.array(named))
 
 
 def _dataset(name: str, dataset: Any) -> Split:
@@ -158,6 +181,7 @@ def _dataset(name: str, dataset: Any) -> Split:
     items = [dataset[i] for i in range(len(dataset))]
     paired = isinstance(items[0], tuple | list)
     inputs = [item[0] if paired else item for item in items]
+    inputs = [as_array(each) for each in inputs]
     shapes = {tuple(np.shape(each)) for each in inputs}
     if len(shapes) > 1:
         raise DataError(
@@ -165,23 +189,69 @@ def _dataset(name: str, dataset: Any) -> Split:
             "one shape is needed; resize its images in its transform"
         )
     tensors = isinstance(inputs[0], torch.Tensor)
-    x = torch.stack(inputs) if tensors else np.stack([np.asarray(each) for each in inputs])
-    y = [item[1] for item in items] if paired else None
-    if y is not None and isinstance(y[0], torch.Tensor):
-        y = [label.item() for label in y]
-    found = _pair(name, x, y)
-    classes = getattr(dataset, "classes", ())
-    return replace(found, classes=tuple(map(str, classes)) if found.y is not None else ())
+    x = torch.stack(inputs) if tensors else np.stack(inputs)
+    if not paired:
+        return _pair(name, x, None)
+    y = [item[1].item() if isinstance(item[1], torch.Tensor) else item[1] for item in items]
+    named = _named(name, dataset, y)
+    if named is None:
+        return _pair(name, x, y)
+    naming.check(dict.fromkeys(named), f"the dataset of {name}")
+    return Split(images(x, f"x of {name}"), np.array(named), _order(dataset))
+
+
+def _named(name: str, dataset: Any, numbers: Sequence[Any]) -> list[str] | None:
+    """The classes' names of a dataset's labels, as the dataset itself numbers them; else None.
+
+    Every dataset numbers the classes that it has, so that only the names can be compared.
+    """
+    known = [_classes_at(dataset, i) for i in range(len(numbers))]
+    if not any(known):
+        return None
+    if not all(known):
+        raise DataError(
+            f"the dataset of {name} joins some that name their classes and some that number them: "
+            "give all of them `classes`"
+        )
+    for label, classes in zip(numbers, known, strict=True):
+        if not isinstance(label, Integral) or int(label) not in range(len(classes)):
+            raise DataError(
+                f"the dataset of {name} names {len(classes)} classes and has the label {label!r}: "
+                "give labels that number its `classes` from 0, or a dataset without `classes`"
+            )
+    return [classes[int(label)] for label, classes in zip(numbers, known, strict=True)]
+
+
+def _classes_at(dataset: Any, i: int) -> tuple[str, ...]:
+    """The classes that the label of item i numbers; none if the dataset does not name them."""
+    data = torch.utils.data
+    if isinstance(dataset, data.ConcatDataset):
+        part = bisect_right(dataset.cumulative_sizes, i)
+        before = dataset.cumulative_sizes[part - 1] if part else 0
+        return _classes_at(dataset.datasets[part], i - before)
+    if isinstance(dataset, data.Subset):
+        return _classes_at(dataset.dataset, dataset.indices[i])
+    return tuple(map(str, getattr(dataset, "classes", ())))
+
+
+def _order(dataset: Any) -> tuple[str, ...]:
+    """The classes that a dataset names, in its own order, also those of which it has no example."""
+    data = torch.utils.data
+    if isinstance(dataset, data.ConcatDataset):
+        return tuple(dict.fromkeys(c for part in dataset.datasets for c in _order(part)))
+    if isinstance(dataset, data.Subset):
+        return _order(dataset.dataset)
+    return tuple(map(str, getattr(dataset, "classes", ())))
 
 
 def _classes(training: Iterable[Split]) -> tuple[str, ...]:
-    """The names of the classes that sources without names of their own share."""
+    """The names of the classes that sources without an order of their own share."""
     numbers, names = 0, set[str]()
     for split in training:
-        if split.y is None or split.classes:
+        if split.y is None:
             continue
         if split.y.dtype.kind == "U":
-            names |= set(map(str, split.y))
+            names |= set() if split.classes else set(map(str, split.y))
         else:
             numbers = max(numbers, int(split.y.max()) + 1)
     if names and numbers:
@@ -192,13 +262,18 @@ def _classes(training: Iterable[Split]) -> tuple[str, ...]:
 def _arrays(
     name: str, train: Split, test: Split | None, known: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The arrays of one site's file."""
+    """The arrays of one site's file, whose sets number their classes alike."""
     splits = {"": train} if test is None else {"_train": train, "_test": test}
-    own = next((s.classes for s in splits.values() if s.classes), ())
-    words = {
-        str(y) for s in splits.values() if s.y is not None and s.y.dtype.kind == "U" for y in s.y
-    }
-    classes = own or (tuple(known) if words <= set(known) else tuple(sorted(words)))
+    labelled = [split for split in splits.values() if split.y is not None]
+    words = {str(y) for s in labelled if s.y is not None and s.y.dtype.kind == "U" for y in s.y}
+    if words and any(s.y is not None and s.y.dtype.kind != "U" for s in labelled):
+        raise DataError(
+            f"{name} names the classes of one set and numbers those of the other: name or number "
+            "them in both"
+        )
+    own = tuple(dict.fromkeys(c for s in labelled for c in s.classes))
+    shared = own or (tuple(known) if words <= set(known) else ())
+    classes = shared + tuple(sorted(words - set(shared)))
     found: dict[str, np.ndarray] = {}
     for key, split in splits.items():
         found[f"x{key}"] = split.x
@@ -206,14 +281,15 @@ def _arrays(
             continue
         y = split.y
         if y.dtype.kind == "U":
-            y = np.array([classes.index(str(label)) for label in y])
-        if y.min() < 0 or (classes and y.max() >= len(classes)):
+            number = {label: i for i, label in enumerate(classes)}
+            y = np.array([number[str(label)] for label in y])
+        if classes and y.max() >= len(classes):
             raise DataError(
                 f"{name} has labels from {y.min()} to {y.max()}, but the sources' classes are "
                 f"numbered from 0 to {len(classes) - 1}: number them alike at all sites"
             )
         found[f"y{key}"] = y.astype(np.int64)
-    if classes and any(key.startswith("y") for key in found):
+    if classes and labelled:
         found["classes"] = np.array(classes)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
 from fedda.config import Flat
-from fedda.data import Description, Reading, Role, describe
+from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -64,6 +64,8 @@ def execute(
     said = Reading.of(
         launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links
     ).flat()
+    if odd := passed_over(Path(launch.simulate)):
+        say(odd)
     found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
     sites = [site | said for site in found]
     names = {site["data"]: site["name"] for site in sites}

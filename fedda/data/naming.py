@@ -1,0 +1,163 @@
+"""What a label is, for files of every kind and for the library: the name of one class.
+
+    "cat", 3, 3.0             the classes cat, 3 and 3
+    "", NaN, None, -1, "n/a"  no label: refused, with the row
+    ["a", "b"], "a|b", "a;b"  several: refused
+    0.25                      a measurement: refused
+    b"cat"                    as text
+
+Names that mean the same number, such as 1 and 01, are refused, as one class would be two. Of two
+sets, such as training and test, only the names are comparable: every set may number its own.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from fedda.errors import DataError
+
+_NONE = frozenset({"nan", "null", "none", "na", "n/a", "<na>", "#n/a", "nat", "?", "-"}).union(
+    ("inf", "-inf", "unlabeled", "unlabelled")
+)
+_NEGATIVE = re.compile(r"-\d+(\.0*)?")
+_FRACTION = re.compile(r"-?\d*\.\d*[1-9]\d*")
+_WHOLE = re.compile(r"\d+(\.0*)?")
+_SEVERAL = re.compile(r".*[|;].*|\[.*,.*\]|\{.*\}|\(.*,.*\)", re.DOTALL)
+_JOINED = re.compile(r"[,+&/]")
+
+_NO_ONE = "which means that there is none: fill it, or remove the example"
+_ONE = "one class per example is needed"
+_MANY = f"which means several: {_ONE}"
+
+
+def fault(name: str) -> str:
+    """Why a text is the name of no class, as the rest of a sentence; empty if it is one."""
+    text = name.strip()
+    if text.lower() in _NONE or _NEGATIVE.fullmatch(text):
+        return f"{_NO_ONE}, or rename it if it is a class"
+    if _SEVERAL.fullmatch(text):
+        return _MANY
+    if not name.isprintable():
+        return "which is not one line of plain text (UTF-8): rename it"
+    return ""
+
+
+def names(
+    values: Sequence[Any], whose: object, at: Callable[[int], str] = lambda i: f"row {i + 1}"
+) -> list[str]:
+    """The classes' names of labels as a table or a program has them.
+
+    Args:
+        values: the labels.
+        whose: the table or argument, for messages.
+        at: where in it the label of an index is.
+
+    Raises:
+        DataError: one of them names no class, or two would name one class twice.
+    """
+    found = []
+    for i, value in enumerate(values):
+        text = _text(value)
+        if not text:
+            raise DataError(f"{whose} has no label in {at(i)}: fill or remove it")
+        odd = "a measurement: give whole numbers, or names" if _FRACTION.fullmatch(text) else ""
+        if why := odd or fault(text) or (_MANY if _is_several(value) else ""):
+            raise DataError(f"{whose} has the label {_quoted(text)} in {at(i)}, {why}")
+        found.append(text)
+    if all(_WHOLE.fullmatch(text) for text in found):  # of a column with gaps, 1 is written as 1.0
+        found = [text.partition(".")[0] for text in found]
+    known = dict.fromkeys(found)
+    for text in known:
+        parts = [part.strip() for part in _JOINED.split(text)]
+        if len(parts) > 1 and all(part in known for part in parts):
+            its = f"the label {_quoted(text)} in {at(found.index(text))}"
+            raise DataError(f"{whose} has {its}, whose parts are classes, too: {_ONE}")
+    _check_alike(known, whose)
+    return found
+
+
+def check(names: Iterable[str], whose: object) -> None:
+    """Check names of classes, as folders or a list of names give them.
+
+    Raises:
+        DataError: one is the name of no class, or two mean the same number.
+    """
+    names = list(names)
+    for name in names:
+        if why := fault(name) if name.strip() else "which is empty: give it a name":
+            raise DataError(f"{whose} has the class {_quoted(name)}, {why}")
+    _check_alike(names, whose)
+
+
+def united(of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The classes of several sites, by name: numbers in their order, then names in theirs.
+
+    Sites that have the same classes in one order keep it.
+
+    Args:
+        of: each site's classes, by its name.
+
+    Raises:
+        DataError: two sites call one class differently, in case, spaces or digits; or one numbers
+            its classes and another names them.
+    """
+    lists = list(dict.fromkeys(tuple(classes) for classes in of.values()))
+    every = {name: site for site, classes in of.items() for name in classes}
+    if len(lists) == 1:
+        return lists[0]
+    seen: dict[str, str] = {}
+    for name, site in every.items():
+        other = seen.setdefault(plain(name), name)
+        if other != name:
+            raise DataError(
+                f"{every[other]} has the class {_quoted(other)} and {site} {_quoted(name)}: give "
+                f"both the same name if they are one class, else names that differ in more than "
+                f"case, spaces or zeros"
+            )
+    numbered = {site: all(n.isdecimal() for n in classes) for site, classes in of.items()}
+    if len(set(numbered.values())) > 1:
+        number, name = (next(s for s in numbered if numbered[s] is kind) for kind in (True, False))
+        raise DataError(f"{number} numbers its classes and {name} names them: do the same at both")
+    return tuple(sorted(every, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else n)))
+
+
+def plain(name: str) -> str:
+    """A class's name without case and spaces; of a whole number its value."""
+    text = "".join(name.lower().split())
+    return f"{float(text):g}" if _WHOLE.fullmatch(text) else text
+
+
+def _text(value: Any) -> str:
+    """A label as text; empty if there is none."""
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape").strip()
+    if value is None or type(value).__name__ in ("NaTType", "NAType"):
+        return ""
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        number = float(value)
+        return "" if math.isnan(number) else f"{number:.0f}" if number % 1 == 0 else str(number)
+    return str(value).strip()
+
+
+def _is_several(value: Any) -> bool:
+    """Whether a label is a list or the like."""
+    return not isinstance(value, str | bytes) and hasattr(value, "__len__")
+
+
+def _check_alike(names: Iterable[str], whose: object) -> None:
+    """Refuse names of one and the same number."""
+    numbers: dict[str, str] = {}
+    for name in names:
+        other = numbers.setdefault(plain(name), name) if _WHOLE.fullmatch(name) else name
+        if other != name:
+            raise DataError(
+                f"{whose} has the labels {other!r} and {name!r}, which are one number: write them "
+                f"alike"
+            )
+
+
+def _quoted(name: str) -> str:
+    """A name for a message: what is no plain text becomes escapes."""
+    return "'" + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:60]) + "'"
