@@ -177,6 +177,9 @@ class Site:
             self.offer()
         assert self._described is not None
         self._described.check_fit(task.names, task.window)
+        counts = self._described.counts
+        if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
+            logger.warning("the run has classes of which this site has no example: %s", lacks)
 
     @property
     def examples(self) -> int:
@@ -210,7 +213,7 @@ class Site:
         key = (task.dims, task.resize, task.window)
         self.training(*key)
         apart = self._apart.get(key)
-        return None if apart is None else self.frozen.outputs("held out", task, apart)
+        return None if apart is None else _named(self.frozen.outputs("held out", task, apart), task)
 
     @property
     def blocks(self) -> Blocks:
@@ -292,13 +295,15 @@ class Site:
     def learnt_from(self, task: Task) -> "data.Labelled | data.Unlabelled":
         """What the run's model takes, for every training image: images, or a frozen part's outputs.
 
+        Labels are numbered as the run numbers its classes, by name.
+
         Raises:
             ConfigError: the site has too few images for a block.
+            DataError: the site has a class that the run has not.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        return self.frozen.outputs(
-            "train", task, self.training(task.dims, task.resize, task.window)
-        )
+        images = self.training(task.dims, task.resize, task.window)
+        return _named(self.frozen.outputs("train", task, images), task)
 
     def views(self, task: Task) -> torch.Tensor | None:
         """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.
@@ -339,6 +344,13 @@ def offer(
         "version": __version__,
         "keys": keys,
     }
+
+
+def _named(images: T, task: Task) -> T:
+    """The same examples, their labels numbered as the run numbers its classes; others unchanged."""
+    if isinstance(images, data.Labelled) and task.names:
+        return data.align(images, task.names)
+    return images
 
 
 class Staying(Protocol):

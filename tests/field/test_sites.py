@@ -1,0 +1,182 @@
+"""No site is passed over without a word, and `check` refuses whatever a run would refuse."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import fedda
+from clients.site.memory import Site
+from fedda import data
+from fedda.cli.data import app
+from fedda.data import naming
+from fedda.errors import DataError, RunError
+from fedda.settings import Task
+
+CLASSES = ("cat", "dog", "fox")
+
+
+def arrays(count: int = 30) -> dict[str, np.ndarray]:
+    y = np.arange(count) % 2
+    noise = np.random.default_rng(0).integers(0, 40, (count, 8, 8))
+    return {"x": (60 + 130 * y[:, None, None] + noise).astype(np.uint8), "y": y}
+
+
+def folders(place: Path, classes: tuple[str, ...], test: tuple[str, ...] = ()) -> Path:
+    for split, names in (("train", classes), ("test", test)):
+        for name in names:
+            (place / split / name).mkdir(parents=True)
+            for i in range(12):
+                level = 60 + 80 * CLASSES.index(name) + i + (split == "test")
+                Image.new("L", (8, 8), level).save(place / split / name / f"{i}.png")
+    return place
+
+
+def site(root: Path, form: str) -> str:
+    """Write a site -> its name."""
+    if form == "npz":
+        np.savez(root / "a.npz", **arrays())  # type: ignore[arg-type]
+    elif form == "NPZ":
+        np.savez(root / "b.npz", **arrays())  # type: ignore[arg-type]
+        (root / "b.npz").rename(root / "b.NPZ")
+    elif form == "h5":
+        with pytest.importorskip("h5py").File(root / "c.h5", "w") as file:
+            for name, values in arrays().items():
+                file[name] = values
+    elif form == "folder":
+        folders(root / "d", ("cat", "dog"))
+    elif form == "csv":
+        (root / "e.csv").write_text("path;label\nd/train/cat/0.png;cat\n")
+    else:
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({"image": [b"x"], "label": ["cat"]}), root / "f.parquet")
+    return {"npz": "a", "NPZ": "b", "h5": "c", "folder": "d", "csv": "e", "parquet": "f"}[form]
+
+
+FORMS = ("npz", "NPZ", "h5", "folder", "csv", "parquet")
+
+
+def test_each_form_is_a_site_and_all_else_is_named(tmp_path: Path) -> None:
+    names = [site(tmp_path, form) for form in FORMS]
+    assert list(data.domains(tmp_path)) == names
+    assert data.passed_over(tmp_path) == ""
+    (tmp_path / "README.md").touch()
+    (tmp_path / "costs.csv").write_text("what,euros\n")
+    (tmp_path / ".hidden").touch()
+    assert list(data.domains(tmp_path)) == names
+    said = data.passed_over(tmp_path)
+    assert "2 files" in said and "README.md" in said and "costs.csv" in said
+
+
+@pytest.mark.parametrize("form", ["npz", "h5", "csv", "parquet"])
+def test_two_sites_of_one_name_are_refused(tmp_path: Path, form: str) -> None:
+    (tmp_path / site(tmp_path, form)).mkdir()
+    with pytest.raises(RunError, match="would both be the site"):
+        data.domains(tmp_path)
+
+
+def test_a_site_in_hdf5_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("npz", "h5"):
+        site(tmp_path, form)
+    np.savez(tmp_path / "t.npz", **arrays())  # type: ignore[arg-type]
+    (tmp_path / "notes.txt").touch()
+    run = fedda.simulate(
+        tmp_path, "t", "fedavg", rounds=1, baseline="none", model_name="mlp", model_sizes="4"
+    )
+    assert [each["name"] for each in run.results.raw["sites"]] == ["a", "c", "t"]
+    assert "notes.txt" in capsys.readouterr().err
+
+
+# ---- classes of which a site has none ------------------------------------------------------------
+
+
+def task(classes: tuple[str, ...]) -> Task:
+    return Task(shape="1,8,8", class_names="\n".join(classes))
+
+
+@pytest.mark.parametrize("classes", [CLASSES, ("fox", "dog", "cat"), ("dog", "eel", "cat", "fox")])
+@pytest.mark.parametrize("own", [CLASSES, ("cat", "fox"), ("fox",)])
+def test_a_sites_labels_are_numbered_as_the_run_does(
+    tmp_path: Path, own: tuple[str, ...], classes: tuple[str, ...]
+) -> None:
+    place = folders(tmp_path / "x", own, own)
+    found = Site({"role": "source", "data": str(place), "reproducible": True})
+    for labelled in (found.learnt_from(task(classes)), found.tested_on(task(classes))):
+        assert isinstance(labelled, data.Labelled) and labelled.classes == classes
+        for x, y in zip(labelled.x[:, 0, 0, 0].tolist(), labelled.y.tolist(), strict=True):
+            assert classes[y] == CLASSES[(x - 60) // 80]
+
+
+def test_a_source_is_told_which_classes_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = folders(tmp_path / "x", ("cat", "dog"))
+    found = Site({"role": "source", "data": str(place)})
+    found.check_fit(task(CLASSES))
+    assert "no example: ['fox']" in caplog.text
+    assert found.offer()["classes"] == ["cat", "dog"]  # and no counts
+    with pytest.raises(DataError, match="class 'dog' of this site is not among"):
+        found.learnt_from(task(("cat", "fox")))
+
+
+def test_an_empty_class_folder_is_a_class_without_examples(tmp_path: Path) -> None:
+    place = folders(tmp_path / "x", ("cat", "dog"))
+    (place / "train" / "fox").mkdir()
+    found = data.verify(place, "source")
+    assert found.classes == CLASSES and found.counts == {"cat": 12, "dog": 12, "fox": 0}
+    assert any("no example of the class fox" in text for text in found.warnings)
+    assert data.load_source(place).classes == CLASSES
+    (place / "train" / "fox" / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"holds no images, only notes\.txt"):
+        data.describe(place, "source")
+
+
+UNITED: list[tuple[list[tuple[str, ...]], tuple[str, ...] | str]] = [
+    ([("a", "b"), ("b", "a")], ("a", "b")),
+    ([("b", "a"), ("b", "a")], ("b", "a")),
+    ([("a", "b"), ("a", "c")], ("a", "b", "c")),
+    ([("0", "1", "10"), ("0", "2")], ("0", "1", "2", "10")),
+    ([("a",), ("b",)], ("a", "b")),
+    ([("cat", "dog"), ("Cat", "dog")], "same name"),
+    ([("1", "2"), ("01", "2")], "same name"),
+    ([("0", "1"), ("cat", "dog")], "numbers its classes"),
+]
+
+
+@pytest.mark.parametrize(("given", "right"), UNITED)
+def test_the_classes_of_several_sites(given: Any, right: Any) -> None:
+    sites = {f"s{i}": classes for i, classes in enumerate(given)}
+    if isinstance(right, str):
+        with pytest.raises(DataError, match=right):
+            naming.united(sites)
+    else:
+        assert naming.united(sites) == right
+
+
+# ---- what a run would refuse, `check` refuses ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"nan", b"-1"])
+def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, name: bytes) -> None:
+    place = folders(tmp_path / "x", ("cat", "dog"))
+    os.mkdir(os.fsencode(place / "train") + b"/" + name)
+    image = (place / "train" / "cat" / "0.png").read_bytes()
+    Path(os.fsdecode(os.fsencode(place / "train") + b"/" + name + b"/1.png")).write_bytes(image)
+    shown = ascii(os.fsdecode(name))[1:-1]
+    for command in ("check", "show"):
+        done = CliRunner().invoke(app, [command, str(place)])
+        assert done.exit_code == 1 and "Traceback" not in done.output
+        assert f"'{shown}'" in done.output
+    with pytest.raises(DataError, match="rename it"):
+        data.load_source(place)
+
+
+def test_check_lists_what_it_found_before_it_refuses(tmp_path: Path) -> None:
+    place = folders(tmp_path / "x", ("cat", "dog"))
+    done = CliRunner().invoke(app, ["check", str(place)])
+    assert done.exit_code == 1
+    assert "cat: 12, dog: 12" in done.stdout and "24 training examples" in done.stderr
