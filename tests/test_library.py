@@ -523,7 +523,7 @@ def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, fo
         assert finished.model.predict(given, batch=7) == [row[1] for row in rows]
     p = finished.model.probabilities(x)
     assert p.shape == (30, 3) and np.allclose(p.sum(axis=1), 1)
-    with pytest.raises(DataError, match="inputs of shape"):
+    with pytest.raises(DataError, match="one image or several"):
         finished.model.predict(np.zeros((3, 5)))
 
 
