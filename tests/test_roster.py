@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "one name of targets": ([ANNA, TOWN, offer("town", "target")], "'town' is the name of two"),
     "one name": ([ANNA, BERT, offer("anna"), TOWN], "'anna' is the name of two sites"),
     "versions": ([ANNA, offer("bert", version="0.0.9"), TOWN], "different versions of fedda"),
-    "classes": ([ANNA, offer("bert", classes=["dog", "cat"]), TOWN], "classes differ"),
+    "classes": ([ANNA, offer("bert", classes=["Dog", "cat"]), TOWN], "the same name"),
     "vectors": ([offer("anna", shape=[400]), offer("bert", shape=[300]), TOWN], "equally long"),
     "vectors and images": ([offer("anna", shape=[400]), TOWN], "have different shapes"),
     "colours": ([ANNA, offer("bert", shape=[3, 8, 8]), TOWN], "set input.channels to 1 or 3"),
@@ -192,16 +192,19 @@ def test_of_two_sources_the_larger_cannot_raise_its_own_bound() -> None:
     assert bounded.counts["anna"] == 50 and bounded.counts["bert"] == 250
 
 
-def test_classes_that_differ_are_named() -> None:
-    anna, bert = offer("anna", classes=["cat", "dog"]), offer("bert", classes=["cat", "dogg"])
-    with pytest.raises(RosterError, match="anna has dog and bert has dogg, which others lack"):
-        form(nodes(anna, bert, TOWN))
-    spaced = offer("bert", classes=["cat", "Dog "])
-    with pytest.raises(RosterError, match=r"lack \('Dog ' and 'dog' differ only in case or space"):
-        form(nodes(anna, spaced, TOWN))
-    turned = offer("bert", classes=["dog", "cat"])
-    with pytest.raises(RosterError, match="the same in another order"):
-        form(nodes(anna, turned, TOWN))
+def test_classes_of_sources_are_united_by_name() -> None:
+    """Also in another order; a name that differs in case or spaces is one by mistake."""
+    for theirs, all_of_them in (
+        (["dog", "cat"], ("cat", "dog")),
+        (["cat", "fox"], ("cat", "dog", "fox")),
+        (["fox"], ("cat", "dog", "fox")),
+    ):
+        joined = form(nodes(offer("anna"), offer("bert", classes=theirs), TOWN))
+        assert joined.classes == all_of_them
+        assert joined.without("anna").classes == all_of_them
+        assert Roster.parse(joined.text()).classes == all_of_them
+    with pytest.raises(RosterError, match=r"'dog' and bert 'Dog '"):
+        form(nodes(offer("anna"), offer("bert", classes=["cat", "Dog "]), TOWN))
 
 
 def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:

@@ -4,11 +4,12 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from fedda import __version__
 from fedda.config import InputConfig, is_site_name
-from fedda.errors import RosterError
+from fedda.data.naming import united
+from fedda.errors import DataError, RosterError
 from fedda.wire import Role
 
 OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version", "keys"}
@@ -99,7 +100,7 @@ class Roster:
     nodes: tuple[Node, ...]
     shape: tuple[int, ...]
     counts: Mapping[str, int]
-    class_names: tuple[str, ...] = ()  # of the model that a run without sources starts from
+    class_names: tuple[str, ...] = ()  # of all sources, or of the model that the run starts from
     several: bool = False  # whether the run has further targets
 
     @property
@@ -122,7 +123,7 @@ class Roster:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.sources[0].classes if self.sources else self.class_names
+        return self.class_names or self.sources[0].classes
 
     def facing(self, target: Node, earlier: Sequence[Node] = ()) -> "Roster":
         """Return the roster of one training: all sources, this target, and those adapted before."""
@@ -296,26 +297,13 @@ def form(
         _refuse(nodes, "there is no target; start fedda-client --role target where labels are not")
     if len({n.version for n in nodes}) > 1:
         _refuse(nodes, "the sites run different versions of fedda; install the same everywhere")
-    if len({n.classes for n in sources}) > 1:
-        _refuse(nodes, f"the sources' classes differ: {_odd_classes(sources)}")
+    try:
+        classes = united({n.name: n.classes for n in sources}) if sources else class_names
+    except DataError as error:
+        _refuse(nodes, str(error))
     counts = {n.name: n.examples for n in nodes}
     shape = _common_shape(nodes, unified)
-    return Roster(tuple(sources + targets), shape, counts, () if sources else class_names)
-
-
-def _odd_classes(sources: list[Node]) -> str:
-    """Say which classes only some of the sources have."""
-    everywhere = set.intersection(*(set(n.classes) for n in sources))
-    odd = {n.name: [c for c in n.classes if c not in everywhere] for n in sources}
-    lists = [f"{name} has {', '.join(c[:5])}" for name, c in odd.items() if c]
-    if not lists:
-        return "they are the same in another order"
-    plain: dict[str, set[str]] = {}
-    for name in {c for classes in odd.values() for c in classes}:
-        plain.setdefault("".join(name.lower().split()), set()).add(name)
-    alike = [" and ".join(map(repr, sorted(names))) for names in plain.values() if len(names) > 1]
-    near = f" ({min(alike)} differ only in case or spaces)" if alike else ""
-    return f"{' and '.join(lists)}, which others lack{near}; all sources need the same class names"
+    return Roster(tuple(sources + targets), shape, counts, classes)
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
@@ -337,6 +325,6 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
     return (channels.pop(), height, width)
 
 
-def _refuse(nodes: list[Node], why: str) -> None:
+def _refuse(nodes: list[Node], why: str) -> NoReturn:
     offers = "".join(f"\n  {n}" for n in nodes) or "\n  (no site has joined)"
     raise RosterError(f"No run is possible with these sites: {why}.{offers}")

@@ -135,6 +135,20 @@ def test_an_empty_class_folder_is_a_class_without_examples(tmp_path: Path) -> No
         data.describe(place, "source")
 
 
+@pytest.mark.parametrize("method", ["fedavg", "kd3a", "feddadil", "shot", "decision", "mdan"])
+def test_a_source_without_one_class_takes_part(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, classes in (("a", CLASSES), ("b", ("fox", "cat")), ("t", CLASSES)):
+        folders(tmp_path / "sites" / name, classes, CLASSES if name == "t" else ())
+    model: dict[str, Any] = {"model_name": "mlp", "model_sizes": "4", "train_batch_size": 8}
+    if method == "mdan":
+        model |= {"exchange_min_examples": 4, "exchange_expose_features": True, "rounds": 4}
+    run = fedda.simulate(tmp_path / "sites", "t", method, baseline="none", **{"rounds": 2, **model})
+    assert run.results.classes == CLASSES
+    assert "b: it has no example of the classes dog" in capsys.readouterr().err
+
+
 UNITED: list[tuple[list[tuple[str, ...]], tuple[str, ...] | str]] = [
     ([("a", "b"), ("b", "a")], ("a", "b")),
     ([("b", "a"), ("b", "a")], ("b", "a")),
