@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fedda import plugins
-from fedda.wire import CALIBRATE, Kind, Part, Rule
+from fedda.wire import BESIDE, CALIBRATE, Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
@@ -83,7 +83,8 @@ def _parts_together(
 def _text(rule: Rule) -> str:
     arrays = [_named(name, kind) for name, kind in rule.arrays.items()]
     arrays += [f"[{_named(name, kind)}]" for name, kind in rule.optional.items()]
-    parts = [", ".join(arrays), _listed(sorted(rule.numbers))]
+    numbers = {"agreed-N" if name in BESIDE else name for name in rule.numbers}
+    parts = [", ".join(arrays), _listed(sorted(numbers))]
     return "; ".join(part for part in parts if part) or "nothing"
 
 
