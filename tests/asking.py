@@ -17,7 +17,7 @@ from fedda.settings import RunConfig, Task
 from fedda.wire import Kind
 
 SOURCES: dict[str, type[Client]] = {"fedavg": fedavg.Source, "fedprox": fedprox.Source}
-CLASSES = ("a", "b", "c")
+CLASSES = ("0", "1", "2")
 
 
 def make_source(folder: Path, images: int, side: int = 8, **node: Any) -> Site:

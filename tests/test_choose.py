@@ -577,7 +577,7 @@ def test_a_few_labels_take_part_in_the_choice(root: Path, tmp_path: Path) -> Non
     drew = CliRunner().invoke(app, ["label", "--target", town, "--n", "20", "--out", str(labels)])
     assert drew.exit_code == 0, drew.output
     rows = (labels / "labels.csv").read_text().splitlines()
-    filled = [f"{row}{int(row.split(',')[1]) % 4}" for row in rows[1:]]  # its class, by its row
+    filled = [f"{row}{int(row.split('/')[1].rstrip(',')) % 4}" for row in rows[1:]]  # by row
     (labels / "labels.csv").write_text("\n".join([rows[0], *filled]) + "\n")
     result = call(root, tmp_path / "out", "--method", "kd3a", "--labels", str(labels))
     assert result.exit_code == 0, result.output

@@ -334,6 +334,9 @@ def test_a_site_answers_any_request_with_a_code_or_with_what_is_listed(
                 assert code is not Code.INTERNAL, (sent.metadata.message_type, sent.content)
                 assert reply.error.reason == code.public and not reply.has_content()
                 seen["refused"] += 1
+                if code is Code.LOST:  # another training of the same name has taken the place
+                    bench = Bench(domains, method)
+                    honest = requests(bench)
                 continue
             arrays, tables = records.read(reply.content)
             names = {*arrays, *tables.get("metrics", {})}
