@@ -12,6 +12,8 @@ from torch import nn, optim
 
 from fedda import __version__, data, models, plugins, wire
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE
+from fedda.data import naming
+from fedda.data.sets import listed
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer, repeatable
@@ -179,7 +181,8 @@ class Site:
         self._described.check_fit(task.names, task.window)
         counts = self._described.counts
         if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
-            logger.warning("the run has classes of which this site has no example: %s", lacks)
+            names = listed([naming.quoted(name) for name in lacks])  # a server chose them
+            logger.warning("the run has classes of which this site has no example: [%s]", names)
 
     @property
     def examples(self) -> int:

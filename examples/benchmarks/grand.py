@@ -35,7 +35,7 @@ The last line is one JSON object:
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -144,19 +144,16 @@ class Task:
     @cached_property
     def truth(self) -> dict[str, float]:
         """Mean accuracy by method; a method that does not fit has FedAvg's."""
-        own = {
-            name: statistics.fmean(s.last for s in scores if s.last is not None)
-            for name, scores in self.scores.items()
-        }
-        return {name: own.get(name, own[BASELINE.name]) for name in self.names}
+        return self._means(lambda score: score.last)
 
     @cached_property
     def refined(self) -> dict[str, float]:
         """The same for what the target's last step makes of each model, or leaves as it is."""
+        return self._means(lambda score: score.last if score.refined is None else score.refined)
+
+    def _means(self, accuracy: Callable[[Score], float | None]) -> dict[str, float]:
         own = {
-            name: statistics.fmean(
-                s.last if s.refined is None else s.refined for s in scores if s.last is not None
-            )
+            name: statistics.fmean(a for s in scores if (a := accuracy(s)) is not None)
             for name, scores in self.scores.items()
         }
         return {name: own.get(name, own[BASELINE.name]) for name in self.names}

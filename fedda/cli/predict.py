@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,31 +107,26 @@ def table(
         ConfigError: this machine does not have the device.
     """
     from fedda import models
-    from fedda.data import (
-        Reading,
-        keys,
-        stream,
-    )  # torch takes seconds to import, and --help should not
+    from fedda.data import Reading, batches  # torch takes seconds to import; --help should not
 
     network, about = models.load(model)
     network.to(load("clients", "site.memory").pick_device(device))
     # The first batch is read before the heading is written: an error leaves an empty output.
     reading = (reading or Reading()).within(about.window)
-    batches = stream(data, about.shape, batch, about.resize, reading, like)
-    first = next(batches)
-    own, done = keys(data, reading), 0  # a table's own names of its rows come last
+    rest = batches(data, about.shape, batch, about.resize, reading, like)
+    first = next(rest)
     heading = ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
-    yield heading + ["key"] * bool(own)
-    for names, examples in chain([first], batches):
+    yield heading + ["key"] * bool(first.keys)  # a table's own names of its rows come last
+    for names, examples, keys in chain([first], rest):
         p = models.predict(network, examples.x, batch)  # (N, C)
         best, label = p.max(dim=1)
-        answers = zip(names, label.tolist(), best.tolist(), p.tolist(), strict=True)
-        for name, c, top, each in answers:
+        own = ([key] for key in keys) if keys else repeat([], len(names))
+        answers = zip(names, label.tolist(), best.tolist(), p.tolist(), own, strict=True)
+        for name, c, top, each, key in answers:
             # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
             row = [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
-            yield row + own[done : done + 1]
-            done += 1
+            yield row + key
 
 
 def _warnings(model: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
-from fedda.data.batchwise import keys, stream
+from fedda.data.batchwise import batches, stream
 from fedda.data.cache import Cache
 from fedda.data.form import Reading, Resize
 from fedda.data.load import (
@@ -37,11 +37,11 @@ __all__ = [
     "Role",
     "Unlabelled",
     "align",
+    "batches",
     "conform",
     "describe",
     "domains",
     "identities",
-    "keys",
     "load_evaluation",
     "load_source",
     "load_target",

@@ -82,7 +82,7 @@ class ArrayFile:
         """The number of each training example, as predictions have it."""
         with opened(self.path) as npz:
             x = _train(npz, self._split)
-            before = f"{x}/" if x != "x_test" and npz.has("x_test") and not self._split else ""
+            before = f"{x}/" if npz.has("x_test") and not self._split else ""
             return [f"{before}{i}" for i in range(npz.shape(x)[0])]
 
     def check(self, progress: Progress | None, notice: Callable[[str], object]) -> None:

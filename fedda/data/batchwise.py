@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,20 @@ from fedda.data.table import Table
 from fedda.data.unify import conform
 from fedda.errors import DataError
 
-Named = tuple[list[str], Unlabelled]
+
+class Batch(NamedTuple):
+    """Some examples in a fixed order.
+
+    Attributes:
+        names: what they are called, as `stream` says.
+        examples: in the model's shape.
+        keys: what a table itself calls its rows; empty of other data, and if it names none.
+    """
+
+    names: list[str]
+    examples: Unlabelled
+    keys: Sequence[str] = ()
+
 
 _ARRAYS = ("x_train", "x_test", "x")
 
@@ -32,7 +46,7 @@ def stream(
     resize: Resize = "stretch",
     reading: Reading = AS_IT_IS,
     like: str | Path | None = None,
-) -> Iterator[Named]:
+) -> Iterator[tuple[list[str], Unlabelled]]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
     Row i is example i of the data, and every one is there, of all splits unless one is named. An
@@ -40,8 +54,8 @@ def stream(
     `test/` too: first a folder's own images, sorted by name, then the folders in it. A row of an
     .npz file is named by its number from 0; if there are several arrays, by array and number, as
     `x_train/0`. A row of a table is named likewise, of several files as `train-0.parquet/0`
-    (`keys` gives the table's own names). A reader of another package gives what a target would
-    train on, named by number.
+    (`batches` has the table's own names, too). A reader of another package gives what a target
+    would train on, named by number.
 
     Args:
         path: an image folder, an .npz file, a folder that holds exactly one .npz file, a table of
@@ -56,23 +70,34 @@ def stream(
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
     """
+    for some in batches(path, shape, batch, resize, reading, like):
+        yield some.names, some.examples
+
+
+def batches(
+    path: str | Path,
+    shape: tuple[int, ...],
+    batch: int,
+    resize: Resize = "stretch",
+    reading: Reading = AS_IT_IS,
+    like: str | Path | None = None,
+) -> Iterator[Batch]:
+    """As `stream`, with what a table itself calls its rows."""
     if reading.own:
         plain = replace(reading, window="")
-        whose = [x.x for _, x in stream(like or path, shape, batch, resize, plain)]
+        whose = [some.examples.x for some in batches(like or path, shape, batch, resize, plain)]
         scale = Scale(torch.cat(whose), like or path)
-        for names, examples in stream(path, shape, batch, resize, plain):
-            yield names, scale.of(examples)
+        for some in batches(path, shape, batch, resize, plain):
+            yield some._replace(examples=scale.of(some.examples))
         return
     site = open_site(path, reading)
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site.path, only, shape, batch, resize)
     elif isinstance(site, Table):
-        rows = site.every()
         form = Form(resize=resize, gray=reading.gray)
-        yield from _read(
-            [row.image for row in rows], [row.number for row in rows], path, shape, batch, form
-        )
+        numbers, keys, images, _ = map(list, zip(*site.every(), strict=True))
+        yield from _read(images, numbers, path, shape, batch, form, keys if any(keys) else ())
     elif isinstance(site, ImageFolder):
         folder, inside = site.chosen, Inside(Path(path), reading.follow_links)
         form = Form(resize=resize, gray=reading.gray)
@@ -83,10 +108,10 @@ def stream(
 
 
 def _rows(
-    path: Path, names: tuple[str, ...], shape: tuple[int, ...], batch: int, resize: Resize
-) -> Iterator[Named]:
+    path: Path, only: tuple[str, ...], shape: tuple[int, ...], batch: int, resize: Resize
+) -> Iterator[Batch]:
     with opened(path) as npz:
-        arrays = [x for x in names if npz.has(x)]
+        arrays = [x for x in only if npz.has(x)]
         if not arrays:
             raise DataError(
                 f"{path} has no examples; found: {listed(npz.keys, 12) or 'nothing'}; needed: "
@@ -97,10 +122,8 @@ def _rows(
         for x in arrays:
             prefix, start = f"{x}/" if len(arrays) > 1 else "", 0
             for rows in (rows for some in npz.examples(x, batch) for rows in some.split(batch)):
-                yield (
-                    [f"{prefix}{start + i}" for i in range(len(rows))],
-                    fitted(Unlabelled(rows), shape, resize),
-                )
+                names = [f"{prefix}{start + i}" for i in range(len(rows))]
+                yield Batch(names, fitted(Unlabelled(rows), shape, resize))
                 start += len(rows)
 
 
@@ -111,7 +134,7 @@ def _images(
     batch: int,
     form: Form,
     skip_broken: bool,
-) -> Iterator[Named]:
+) -> Iterator[Batch]:
     files = list(_walk(folder, inside, set()))
     files = sound(files, form.gray, folder) if skip_broken else files
     if not files:
@@ -129,7 +152,8 @@ def _read(
     shape: tuple[int, ...],
     batch: int,
     form: Form,
-) -> Iterator[Named]:
+    keys: Sequence[str] = (),
+) -> Iterator[Batch]:
     """Images with their names, some at a time."""
     _check(f"{where} holds", (3, 0, 0), shape)
     channels, height, width = shape
@@ -138,12 +162,13 @@ def _read(
     form = replace(form, notice=lambda _: None)  # a batch says little about the whole set
     for start in range(0, len(files), batch):
         some = slice(start, start + batch)
-        yield names[some], fitted(Unlabelled(read_images(files[some], form, None)), shape)
+        x = read_images(files[some], form, None)
+        yield Batch(names[some], fitted(Unlabelled(x), shape), keys[some])
 
 
 def _others(
     site: Checked, path: Path, shape: tuple[int, ...], batch: int, form: Form
-) -> Iterator[Named]:
+) -> Iterator[Batch]:
     _check(f"{path} holds", site.describe("target").shape, shape)
     channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
     form = replace(form, channels=channels, size=height if height == width else 0)
@@ -151,14 +176,7 @@ def _others(
     for rows in examples.x.split(batch):
         names = [str(start + i) for i in range(len(rows))]
         start += len(rows)
-        yield names, fitted(Unlabelled(rows), shape)
-
-
-def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
-    """What a table itself calls its rows, in the order of `stream`; nothing of other data."""
-    site = open_site(path, reading)
-    found = [row.key for row in site.every()] if isinstance(site, Table) else []
-    return found if any(found) else []
+        yield Batch(names, fitted(Unlabelled(rows), shape))
 
 
 def _walk(folder: Path, inside: Inside, seen: set[Path]) -> Iterator[Path]:

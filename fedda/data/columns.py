@@ -230,10 +230,7 @@ def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str
 def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            rows = csv.reader(
-                stream, delimiter=_delimiter(stream), skipinitialspace=True, strict=True
-            )
-            there = [name.strip() for name in next(rows, [])]
+            there, rows = _rows_of(stream)
             names = _chosen(file, there, wanted)
             columns: Columns = {name: [] for name in names}
             places = [(name, there.index(name)) for name in names]
@@ -248,6 +245,12 @@ def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
     return columns
+
+
+def _rows_of(stream: TextIO) -> tuple[list[str], Any]:
+    """The names of a CSV file's columns, and a `csv.reader` of the rows below."""
+    rows = csv.reader(stream, delimiter=_delimiter(stream), skipinitialspace=True, strict=True)
+    return [name.strip() for name in next(rows, [])], rows
 
 
 def _delimiter(stream: TextIO) -> str:
@@ -269,7 +272,6 @@ def headings(file: Path) -> tuple[str, ...]:
             needed("pyarrow", "parquet", f"{file} is a parquet file, which")
             return tuple(import_module("pyarrow.parquet").read_schema(file).names)
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            found = next(csv.reader(stream, delimiter=_delimiter(stream)), [])
-            return tuple(name.strip() for name in found)
+            return tuple(_rows_of(stream)[0])
     except (OSError, ValueError, csv.Error):
         return ()

@@ -93,9 +93,9 @@ def _by_bits(deep: Deep, name: object, gray: Gray) -> tuple[np.ndarray, Light]:
     for rows, into in _strips(deep.values, scaled):
         whole = rows.astype(np.uint32).clip(0, 2**BITS - 1)
         into[:] = (whole * 255 + white // 2) // white
-    return scaled, Light(white - high, white - low, white) if deep.inverted else Light(
-        low, high, white
-    )
+    if deep.inverted:
+        low, high = white - high, white - low
+    return scaled, Light(low, high, white)
 
 
 def to_bytes(

@@ -308,11 +308,11 @@ def domains(root: Path) -> dict[str, Path]:
 
 def passed_over(root: Path) -> str:
     """A sentence about the files of a folder of domains that are none; empty if all are."""
-    domains_ = {*domains(root).values()}
-    files = [path.name for path in _visible(root) if path not in domains_]
-    return f"{root}: {len(files)} files are no sites and are passed over ({listed(files)})" * bool(
-        files
-    )
+    sites = {*domains(root).values()}
+    files = [path.name for path in _visible(root) if path not in sites]
+    if not files:
+        return ""
+    return f"{root}: {len(files)} files are no sites and are passed over ({listed(files)})"
 
 
 def _visible(root: Path) -> list[Path]:

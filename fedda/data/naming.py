@@ -64,7 +64,7 @@ def names(
             raise DataError(f"{whose} has no label in {at(i)}: fill or remove it")
         odd = "a measurement: give whole numbers, or names" if _FRACTION.fullmatch(text) else ""
         if why := odd or fault(text) or (_MANY if _is_several(value) else ""):
-            raise DataError(f"{whose} has the label {_quoted(text)} in {at(i)}, {why}")
+            raise DataError(f"{whose} has the label {quoted(text)} in {at(i)}, {why}")
         found.append(text)
     if all(_WHOLE.fullmatch(text) for text in found):  # of a column with gaps, 1 is written as 1.0
         found = [text.partition(".")[0] for text in found]
@@ -72,7 +72,7 @@ def names(
     for text in known:
         parts = [part.strip() for part in _JOINED.split(text)]
         if len(parts) > 1 and all(part in known for part in parts):
-            its = f"the label {_quoted(text)} in {at(found.index(text))}"
+            its = f"the label {quoted(text)} in {at(found.index(text))}"
             raise DataError(f"{whose} has {its}, whose parts are classes, too: {_ONE}")
     _check_alike(known, whose)
     return found
@@ -87,7 +87,7 @@ def check(names: Iterable[str], whose: object) -> None:
     names = list(names)
     for name in names:
         if why := fault(name) if name.strip() else "which is empty: give it a name":
-            raise DataError(f"{whose} has the class {_quoted(name)}, {why}")
+            raise DataError(f"{whose} has the class {quoted(name)}, {why}")
     _check_alike(names, whose)
 
 
@@ -112,7 +112,7 @@ def united(of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         other = seen.setdefault(plain(name), name)
         if other != name:
             raise DataError(
-                f"{every[other]} has the class {_quoted(other)} and {site} {_quoted(name)}: give "
+                f"{every[other]} has the class {quoted(other)} and {site} {quoted(name)}: give "
                 f"both the same name if they are one class, else names that differ in more than "
                 f"case, spaces or zeros"
             )
@@ -127,6 +127,11 @@ def plain(name: str) -> str:
     """A class's name without case and spaces; of a whole number its value."""
     text = "".join(name.lower().split())
     return f"{float(text):g}" if _WHOLE.fullmatch(text) else text
+
+
+def quoted(name: str) -> str:
+    """A name for a message: what is no plain text becomes escapes."""
+    return "'" + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:60]) + "'"
 
 
 def _text(value: Any) -> str:
@@ -156,8 +161,3 @@ def _check_alike(names: Iterable[str], whose: object) -> None:
                 f"{whose} has the labels {other!r} and {name!r}, which are one number: write them "
                 f"alike"
             )
-
-
-def _quoted(name: str) -> str:
-    """A name for a message: what is no plain text becomes escapes."""
-    return "'" + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:60]) + "'"

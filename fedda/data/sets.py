@@ -201,11 +201,11 @@ def odd_classes(counts: Mapping[str, int]) -> list[str]:
     """
     absent = [name for name, count in counts.items() if not count]
     counts = {name: count for name, count in counts.items() if count}
-    if len(counts) == 1:
-        return [f"there is one class only: {next(iter(counts))}"]
     warnings, seen = [], dict[str, str]()
     if absent:
         warnings.append(f"the training set has no example of the class {listed(absent)}")
+    if len(counts) == 1:
+        return [*warnings, f"there is one class only: {next(iter(counts))}"]
     for name in counts:
         other = seen.setdefault(plain(name), name)
         if other != name:
