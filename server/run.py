@@ -9,6 +9,8 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedda import plugins
+from fedda.data.naming import quoted
+from fedda.data.sets import listed
 from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
@@ -256,6 +258,9 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
         text = f"claims {joined.counts[name]} examples and counts as {members.counts[name]}"
         text += " beside all sources"
         journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
+    for name, classes in joined.alone().items():
+        text = f"alone names the classes {listed([quoted(each) for each in classes])}"
+        journal.trouble("classes", name, f"{text}; all sites' models have them")
     checkpoint.replace(path, members.text().encode())
     return members
 

@@ -207,6 +207,15 @@ def test_classes_of_sources_are_united_by_name() -> None:
         form(nodes(offer("anna"), offer("bert", classes=["cat", "Dog "]), TOWN))
 
 
+def test_classes_that_one_source_alone_names_are_told() -> None:
+    """A slip such as dogg is a class of its own, and any source may make all models larger."""
+    anna, bert = offer("anna"), offer("bert", classes=["cat", "dogg", "eel"])
+    assert form(nodes(anna, bert, TOWN)).alone() == {"anna": ["dog"], "bert": ["dogg", "eel"]}
+    assert form(nodes(anna, BERT, TOWN)).alone() == {}
+    assert form(nodes(anna, BERT, offer("carl", classes=["dog"]), TOWN)).alone() == {}
+    assert form(nodes(anna, TOWN)).alone() == {}
+
+
 def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:
     """Two sources of 20 examples are idle: they must not make a pair's round short."""
     claims = {"anna": 20, "bert": 20, "carl": 4000}

@@ -27,6 +27,7 @@ WORDS = {
     "no offer": "gave no usable offer",
     "negative transfer": "adaptation made it worse",
     "bounded": "counts for fewer examples",
+    "classes": "names classes that no other source has",
     "small": "too few examples to sum gradients",
 }
 

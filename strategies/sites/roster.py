@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, cast
@@ -124,6 +125,17 @@ class Roster:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.class_names or self.sources[0].classes
+
+    def alone(self) -> dict[str, list[str]]:
+        """The classes that one source alone names beside others, by source.
+
+        Every site's model has them, whether they are a slip or a claim that nobody can check.
+        """
+        if len(self.sources) < 2:
+            return {}
+        named = Counter(name for node in self.sources for name in node.classes)
+        own = {node.name: [c for c in node.classes if named[c] == 1] for node in self.sources}
+        return {name: classes for name, classes in own.items() if classes}
 
     def facing(self, target: Node, earlier: Sequence[Node] = ()) -> "Roster":
         """Return the roster of one training: all sources, this target, and those adapted before."""

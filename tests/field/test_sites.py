@@ -1,5 +1,6 @@
 """No site is passed over without a word, and `check` refuses whatever a run would refuse."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,9 @@ def test_a_source_without_one_class_takes_part(
         model |= {"exchange_min_examples": 4, "exchange_expose_features": True, "rounds": 4}
     run = fedda.simulate(tmp_path / "sites", "t", method, baseline="none", **{"rounds": 2, **model})
     assert run.results.classes == CLASSES
+    events = json.loads((run.folder / "results.json").read_text())["events"]
+    (told,) = (event for event in events if event["what"] == "classes")
+    assert told["site"] == "a" and "alone names the classes 'dog';" in told["text"]
     assert "b: it has no example of the classes dog" in capsys.readouterr().err
 
 
