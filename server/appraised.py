@@ -6,7 +6,9 @@ The entries of a training in results.json:
                         (`fedda.maths.validators`); largest, the share of the class given most often
     estimate            of accuracy (`fedda.maths.estimates`), None without a source's calibration:
         accuracy        with its interval, low to high
-        parts           the estimates that it is the mean of: two of ATC, and DoC
+        parts           three estimates: two of ATC, and DoC
+        changed         the share of the answers that was taken off DoC's, as the target's last step
+                        changed them; None: the mean of the three
         held_out        whether all sources calibrated on images that they do not train on; else
                         the estimate is too high
         same_model      whether the sources tested the model that the target predicts with; where
@@ -95,7 +97,8 @@ def read(
             )
     found = None
     if sites:
-        made = estimates.estimate([*sites.values()], said["confidence"], examples[target])
+        changed = refined.get("changed") if same else None
+        made = estimates.estimate([*sites.values()], said["confidence"], examples[target], changed)
         found = asdict(made) | {
             "held_out": all(calibrations[s]["held"] == 1 for s in sites),
             "same_model": same,

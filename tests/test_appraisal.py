@@ -53,7 +53,9 @@ def test_a_training_says_what_its_model_is_worth(results: dict[str, Any]) -> Non
     assert estimate["low"] <= estimate["accuracy"] <= estimate["high"] == 1
     assert estimate["accuracy"] > 0.9
     assert set(estimate["parts"]) == {"atc-confidence", "atc-entropy", "doc"}
-    assert estimate["accuracy"] == pytest.approx(sum(estimate["parts"].values()) / 3)
+    changed = training["refined"]["changed"]
+    assert estimate["changed"] == changed
+    assert estimate["accuracy"] == pytest.approx(estimate["parts"]["doc"] - changed)
     assert estimate["held_out"] and estimate["same_model"]
     assert {s: n["tested"] for s, n in estimate["sources"].items()} == dict.fromkeys(
         SOURCES, TESTED
@@ -160,7 +162,9 @@ def test_where_the_adapted_model_stays_at_the_target_the_estimate_says_so(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
     stays, _ = run(domains, runs | {"method": "dils", "dils.share": False})
-    assert not only(stays, "dils")["estimate"]["same_model"]
+    rough = only(stays, "dils")["estimate"]
+    assert not rough["same_model"] and rough["changed"] is None
+    assert rough["accuracy"] == pytest.approx(sum(rough["parts"].values()) / 3)
     assert set(only(stays, "dils")["estimate"]["sources"]) == {"anna"}  # the collaborator
     assert any(text.startswith("DILS: the target predicts") for text in remarks(stays))
     shares, _ = run(domains, runs | {"method": "dils", "run.name": "shares"})

@@ -50,6 +50,16 @@ def test_negative_transfer_by_hand(ours: dict[str, Any], expected: bool) -> None
     assert (transfer.doubt(ours, training(), "FedAvg") is not None) is expected
 
 
+def test_estimates_by_two_rules_are_not_compared() -> None:
+    """One training took the last step, the other could not."""
+    ours = training(0.6)
+    ours["estimate"]["changed"] = 0.1
+    assert not transfer.negative(ours, training())
+    theirs = training()
+    theirs["estimate"]["changed"] = 0.0
+    assert transfer.negative(ours, theirs)
+
+
 def test_a_source_only_model_that_has_collapsed_too_is_no_better() -> None:
     assert not transfer.negative(training(largest=0.95), training(largest=0.99))
 

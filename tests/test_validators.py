@@ -146,6 +146,17 @@ def test_an_estimate_by_hand() -> None:
     assert found.high == pytest.approx(0.8 + 1.96 * math.sqrt(0.16 / 100))
 
 
+def test_answers_that_the_last_step_changed_are_counted_as_wrong_by_hand() -> None:
+    """DoC says .675, and 7 in 100 answers changed: .605, which the interval holds, as 0 at least."""
+    site = estimates.Calibration(300, 0.875, 0.9, {"confidence": 0.8, "entropy": 0.7})
+    found = estimates.estimate([site], here=0.7, images=100, changed=0.07)
+    assert (found.accuracy, found.changed) == (pytest.approx(0.605), 0.07)
+    assert found.parts["doc"] == pytest.approx(0.675)
+    lowest = 0.605 - 1.96 * math.sqrt(0.605 * 0.395 / 100)
+    assert found.low == pytest.approx(lowest / (lowest + (1 - lowest) * math.e))
+    assert estimates.estimate([site], here=0.7, images=100, changed=0.7).accuracy == 0
+
+
 def test_a_model_without_a_shift_is_estimated_within_the_interval() -> None:
     """Labels drawn from the predictions: source and target are of one domain and calibrated."""
     p = drawn(11, N=4000)

@@ -101,7 +101,8 @@ def _changes(training: Training, source_only: Training) -> dict[str, float]:
     both_have = [name for name in VOTERS if name in ours and name in theirs]
     changes = {name: round(ours[name] - theirs[name], 6) for name in both_have}
     estimates = [each.get("estimate") or {"same_model": False} for each in both]
-    if all(each["same_model"] for each in estimates):
+    one_rule = len({each.get("changed") is None for each in estimates}) == 1
+    if one_rule and all(each["same_model"] for each in estimates):
         change = estimates[0]["accuracy"] - estimates[1]["accuracy"]
         changes["estimate"] = round(change, 6)  # a point is not more than a point
     return changes

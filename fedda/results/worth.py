@@ -19,9 +19,10 @@ VALIDATORS = {  # name -> heading, decimals; higher is better
 }
 ECE = "calibration error"
 WHAT = (
-    "estimate: mean of two thresholded confidences (ATC) and the difference of confidences (DoC), "
-    "calibrated where sources have labels; in brackets from the lowest to the highest of them, "
-    "with the sampling error. It cannot see a shift that makes the model sure and wrong"
+    "estimate: the difference of confidences (DoC), calibrated where sources have labels, without "
+    "the answers that the target's last step changed; where no step was taken, its mean with two "
+    "thresholded confidences (ATC). In brackets from the lowest to the highest of all, with the "
+    "sampling error. It cannot see a shift that makes the model sure and wrong"
 )
 SEEN = (
     "{} calibrated on images that it trains on, as it has no test files, or none but those: the "
