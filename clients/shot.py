@@ -81,6 +81,7 @@ class Target(Client):
         """Prepare for a request: put the models that came, or those kept here, side by side."""
         super().begin(request)
         self.refused: list[str] = []
+        self.alike: float | None = None
         arrays = self.usable(dict(sorted(request.arrays.items())))
         if arrays:
             self.names = [name.partition("/")[2] for name in arrays]
@@ -91,10 +92,12 @@ class Target(Client):
     def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:
         """Leave out models whose numbers would be about few images, or that give no numbers.
 
+        How often two of the others give an image the same class is `alike`; None of one alone.
+
         Raises:
             WireError: none is left.
         """
-        kept, plain = {}, self.model
+        kept, labels, plain = {}, [], self.model
         for name, packed in arrays.items():
             models.load_arrays(plain, packed.unpack())
             try:
@@ -102,11 +105,14 @@ class Target(Client):
                 if not p.isfinite().all():
                     raise WireError("It gives answers that are no numbers.")
                 kept[name] = packed
+                labels.append(p.argmax(dim=1))
             except WireError as error:
                 logger.error("the model %s is not used: %s", name, error)
                 self.refused.append(name.partition("/")[2])
         if arrays and not kept:
             raise WireError("None of the models that came can be used; see above.")
+        if len(labels) > 1:
+            self.alike = shot.alike(torch.stack(labels))
         return kept
 
     def recall(self) -> None:
@@ -159,7 +165,9 @@ class Target(Client):
         self.settle()  # before the models are saved
         self.save()
         loss = float(total) / max(steps, 1)
-        told = {f"refused/{name}": 1 for name in self.refused}
+        told: Numbers = {f"refused/{name}": 1 for name in self.refused}
+        if self.alike is not None:
+            told["alike"] = self.released("alike", self.alike, len(self.data))
         loss = self.released("loss", loss, len(self.data), -LOSS_MOST)
         return {"loss": loss, "steps": steps} | told
 

@@ -131,7 +131,8 @@ def test_the_target_computes_the_same_as_one_loop(
 
 def test_what_may_cross_besides_shots_messages(domains: list[Node], tmp_path: Path) -> None:
     (adapt,) = decision.METHOD.phases[1].hops.values()
-    assert adapt["target"].leaves.numbers == {"loss", "steps", "seconds", "refused/*", "weight/*"}
+    own = {"loss", "steps", "seconds", "alike", "refused/*", "weight/*"}
+    assert adapt["target"].leaves.numbers == own
     assert adapt["target"].enters == shot.ADAPT["target"].enters
     grid = ScriptedGrid(domains)
     results, _ = run(domains, DECISION | {"run.dir": str(tmp_path)}, grid=grid)

@@ -50,6 +50,8 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
         (9, {"clipped": [0.6, 0.9, 0.51]}, [("clipped", 3)]),
         (9, {"clipped": [0.5, 0.5, 0.5]}, []),
         (9, {"discriminator-accuracy": [0.39, 0.39, 0.4, None]}, []),
+        (9, {"alike": [None, 0.49, None]}, [("sources", 2)]),  # it is said once
+        (9, {"alike": [None, 0.5]}, []),
         (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
     ],
 )

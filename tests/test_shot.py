@@ -83,6 +83,14 @@ def test_pseudo_labels_by_hand() -> None:
     close(mu, torch.tensor([[1.0, 0.0], [0.15, 1.0]]))
 
 
+def test_how_alike_models_are_by_hand() -> None:
+    """Three models of two images: of the first image's three pairs all agree, then one of three."""
+    label = torch.tensor([[2, 0], [2, 1], [2, 1]])
+    assert shot.alike(label) == pytest.approx((1 + 1 / 3) / 2)
+    pairs = [(label[i] == label[j]).double().mean() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert shot.alike(label) == pytest.approx(float(sum(pairs) / 3))
+
+
 def test_a_class_that_no_image_is_near_to_is_no_label() -> None:
     v = torch.tensor([[1.0, 0.0], [0.9, 0.1]])
     label, mu = shot.pseudo_labels(v, torch.tensor([[0.6, 0.2, 0.2], [0.6, 0.2, 0.2]]))
@@ -320,6 +328,8 @@ def test_a_source_whose_model_the_target_cannot_use_is_left_out(
     lie = {"bert": reshaped(lambda model: {n: times(a, factor) for n, a in model.items()})}
     results, events = run(nodes, settings, script=lie)
     (training,) = results["trainings"][method]
+    assert ["alike" in each for each in training["rounds"]] == [False, True, False]
+    assert 0 <= training["rounds"][1]["alike"] <= 1
     assert [each["weights"].keys() for each in training["rounds"][1:]] == [{"anna", "carl"}] * 2
     said = [(e["site"], e["text"]) for e in events if e.get("what") == "refused"]
     assert said == [("bert", "the target cannot use its model; the target's log says why")]
@@ -340,6 +350,7 @@ def test_what_may_cross() -> None:
         "loss",
         "steps",
         "seconds",
+        "alike",
         "refused/*",
     }
     assert not adapt.test.enters.arrays and not adapt.test.enters.numbers

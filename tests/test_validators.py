@@ -147,7 +147,7 @@ def test_an_estimate_by_hand() -> None:
 
 
 def test_answers_that_the_last_step_changed_are_counted_as_wrong_by_hand() -> None:
-    """DoC says .675, and 7 in 100 answers changed: .605, which the interval holds, as 0 at least."""
+    """DoC says .675, and 7 in 100 answers changed: .605, which the interval holds."""
     site = estimates.Calibration(300, 0.875, 0.9, {"confidence": 0.8, "entropy": 0.7})
     found = estimates.estimate([site], here=0.7, images=100, changed=0.07)
     assert (found.accuracy, found.changed) == (pytest.approx(0.605), 0.07)

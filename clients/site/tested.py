@@ -23,7 +23,7 @@ EXACT = math.inf  # the number follows from the settings, and from no image
 STEP = {
     **dict.fromkeys(("infomax", "loss", "kept", "bnm", "snd", "ami", "largest"), 0.01),
     **dict.fromkeys(("ece", "confidence", "above", "threshold"), 0.01),
-    **dict.fromkeys(("changed", "agreed"), 0.01),
+    **dict.fromkeys(("changed", "agreed", "alike"), 0.01),
     **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
     **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
     **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
@@ -32,7 +32,14 @@ STEP = {
     **dict.fromkeys(("steps", "tested", "held", "predicted", "refused"), WHOLE),
     "epsilon": EXACT,
 }  # by name, without the site after a slash, or by the name's part before a dash
-SHARES = {"above", "largest", "kept", "changed", "agreed"}  # of images, so that a share is a count
+SHARES = {
+    "above",
+    "largest",
+    "kept",
+    "changed",
+    "agreed",
+    "alike",
+}  # of images, so that a share is a count
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 LOSS_MOST = 10.0  # nats

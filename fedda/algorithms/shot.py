@@ -128,6 +128,16 @@ def pseudo_labels(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     return nearest(v, mu, first.sum(dim=0) > 0), mu
 
 
+def alike(label: Tensor) -> float:
+    """How often two of K models (K, N) give an image the same class -> share of pairs and images.
+
+    Ours: a sign of whether sources' models are good enough here to make pseudo-labels of.
+    """
+    K = len(label)
+    count = F.one_hot(label).sum(dim=0)  # (N, C) models that give an image a class
+    return float((count * (count - 1)).sum(dim=1).double().mean() / (K * (K - 1)))
+
+
 def target_loss(logits: Tensor, label: Tensor | None, beta: float) -> Tensor:
     """The objective of one model: L_ent + L_div + beta CE(logits, label) -> scalar."""
     loss = information_loss(logits)
@@ -145,7 +155,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
 TOLD = TEST.leaves.numbers - ABOVE  # no source calibrates
-TRAINED = frozenset({"loss", "steps", "seconds", "refused/*"})
+TRAINED = frozenset({"loss", "steps", "seconds", "alike", "refused/*"})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
 TRAINING: dict[str, Scalar] = {
