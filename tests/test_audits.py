@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from fedda import data, models
 from fedda.algorithms import feddadil, kd3a
 from fedda.audits import drawings, membership, properties, shares, update
+from fedda.audits.finding import Audit, Audits, Finding, collect, parse
 from fedda.audits.subject import Subject, subject
 from fedda.cli import app
 from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import ConfigError, DataError
 from fedda.page import page
-from fedda.page.attacked import collect, parse, rows
 from fedda.page.noted import Noted
 from fedda.train import generator
 from tests.test_page import Read, results
@@ -102,13 +102,14 @@ def test_an_update_of_one_step_is_the_gradient(tmp_path: Path) -> None:
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
     s = site(made(tmp_path, 40, side=4))
-    found = update.invert(s, iterations=60)
-    assert [u.early for u in found.updates] == 5 * [True] + 5 * [False]
-    by_size = {u.examples: u for u in found.updates if not u.early}
+    found, pictures = update.invert(s, iterations=60)
+    assert [f.on for f in found.findings] == 5 * ["early"] + 5 * ["last"]
+    by_size = {f.examples: f for f in found.findings if f.on == "last"}
     assert list(by_size) == [1, 2, 4, 8, 16]
-    assert by_size[1].recovered == 1 and by_size[1].psnr > found.guess + 5
-    assert by_size[16].recovered < 0.2
-    assert found.threshold >= 15 and len(found.pictures) == 10
+    one, many = by_size[1], by_size[16]
+    assert one.recovered["images"] == 1 and one.recovered["psnr"] > one.guess["psnr"] + 5
+    assert many.recovered["images"] < 0.2
+    assert found.settings["threshold"] >= 15 and len(pictures) == 10
 
 
 def test_psnr_by_hand() -> None:
@@ -137,9 +138,9 @@ def test_guesses_set_the_threshold(tmp_path: Path) -> None:
     """Of images that are all alike nothing counts as recovered: everybody could guess them."""
     s = site(made(tmp_path, 40, side=4))
     alike = s.x[:1].repeat(40, 1, 1, 1) + 0.001 * torch.rand(40, 1, 4, 4)
-    found = update.invert(replace(s, x=alike), iterations=20)
-    assert found.threshold > 30
-    assert max(u.recovered for u in found.updates) <= 0.5
+    found, _ = update.invert(replace(s, x=alike), iterations=20)
+    assert found.settings["threshold"] > 30
+    assert max(f.recovered["images"] for f in found.findings) <= 0.5
 
 
 # ---- membership ----------------------------------------------------------------------------------
@@ -192,11 +193,11 @@ def test_every_example_is_in_half_of_the_models() -> None:
 def test_auc_is_sklearns_and_the_rates_are_by_hand() -> None:
     score = torch.randn(200, generator=generator(0)).round(decimals=1)
     inside = torch.rand(200, generator=generator(1)) < 0.4
-    assert membership.told(score, inside).auc == pytest.approx(roc_auc_score(inside, score))
+    assert membership.told(score, inside)["auc"] == pytest.approx(roc_auc_score(inside, score))
     score = torch.tensor([9.0, 5.0, 2.0, *range(8), 8.0, 8.0])  # three members, ten others
     found = membership.told(score, torch.arange(13) < 3, (0.0, 0.2, 1.0))
-    assert found.tpr == {0.0: 1 / 3, 0.2: pytest.approx(1 / 3), 1.0: 1.0}
-    assert (found.members, found.others) == (3, 10)
+    del found["auc"]
+    assert found == {"tpr@0": 1 / 3, "tpr@0.2": pytest.approx(1 / 3), "tpr@1": 1.0}
     with pytest.raises(DataError, match="some examples are members"):
         membership.told(score, torch.ones(13, dtype=torch.bool))
 
@@ -205,9 +206,9 @@ def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Pa
     s = site(made(tmp_path))
     hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))  # nothing to learn
     phi, inside = membership.shadows(hard, 8, 60, seed=0)
-    assert membership.told(membership.scores(phi, inside), inside).auc > 0.7
+    assert membership.told(membership.scores(phi, inside), inside)["auc"] > 0.7
     phi, inside = membership.shadows(hard, 8, 0, seed=0)  # nothing was learnt
-    assert 0.3 < membership.told(membership.scores(phi, inside), inside).auc < 0.7
+    assert 0.3 < membership.told(membership.scores(phi, inside), inside)["auc"] < 0.7
 
 
 @pytest.mark.slow
@@ -216,15 +217,15 @@ def test_noise_hides_members(tmp_path: Path) -> None:
     s = site(made(tmp_path), privacy=PrivacyConfig(noise=4.0))
     hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))
     phi, inside = membership.shadows(hard, 8, 60, seed=0)
-    assert membership.told(membership.scores(phi, inside), inside).auc < 0.65
+    assert membership.told(membership.scores(phi, inside), inside)["auc"] < 0.65
 
 
 def test_atoms_at_training_features_give_them_away() -> None:
     z, held = torch.randn(20, 3, generator=generator(0)), torch.randn(30, 3, generator=generator(1))
-    assert membership.near(z, held, z).auc == 1
+    assert membership.near(z, held, z)["auc"] == 1
     both = membership.near(z, held, torch.zeros(1, 3))
     distance = -torch.cat([z, held]).norm(dim=1)
-    assert both.auc == pytest.approx(roc_auc_score(np.arange(50) < 20, distance))
+    assert both["auc"] == pytest.approx(roc_auc_score(np.arange(50) < 20, distance))
 
 
 # ---- class shares --------------------------------------------------------------------------------
@@ -254,15 +255,23 @@ def test_shares_that_follow_a_line_are_found() -> None:
 
 
 def test_one_step_leaks_and_the_mean_over_sites_does_less(tmp_path: Path) -> None:
-    found = shares.leaked(site(made(tmp_path, 240)), sites=9)
-    assert found.step < 0.1 < found.guess
-    assert found.step <= found.last <= found.mean + 0.05
+    found = errors(shares.leaked(site(made(tmp_path, 240)), sites=9))
+    assert found["step"] < 0.1 < found["guess"]
+    assert found["step"] <= found["last"] <= found["mean"] + 0.05
     with pytest.raises(DataError, match="needs two classes and 24 examples"):
         shares.leaked(replace(site_of(tmp_path), x=torch.rand(12, 12), y=torch.arange(12) % 3))
 
 
 def site_of(tmp_path: Path) -> Subject:
     return site(tmp_path / "run")
+
+
+def errors(found: Audit) -> dict[str, float]:
+    """The errors of shares, by what they are from; by guesses, too."""
+    assert len({f.guess["error"] for f in found.findings}) == 1
+    return {f.on: f.recovered["error"] for f in found.findings} | {
+        "guess": found.findings[0].guess["error"]
+    }
 
 
 # ---- moments, numbers and coordinates ------------------------------------------------------------
@@ -299,11 +308,10 @@ def test_coordinates_go_to_the_atom_that_is_like_the_site() -> None:
 def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) -> None:
     s = site(made(tmp_path, 360))
     model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(12))  # the classes' means lie 1 apart
-    found = properties.leaked(replace(s, model=model), sites=9)
-    assert found.moments is not None and found.moments_mean is not None
-    assert 2 * found.moments < found.guess
-    assert found.moments < found.moments_mean
-    assert found.vote is None and found.coordinates is None
+    found = errors(properties.leaked(replace(s, model=model), sites=9))
+    assert set(found) == {"moments", "moments_mean", "guess"}
+    assert 2 * found["moments"] < found["guess"]
+    assert found["moments"] < found["moments_mean"]
     with pytest.raises(DataError, match="needs two classes and 36 examples"):
         properties.leaked(replace(s, x=s.x[:20], y=s.y[:20]))
     with pytest.raises(DataError, match="nothing for this attack"):
@@ -313,8 +321,8 @@ def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) 
 def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Path) -> None:
     s = site(made(tmp_path, 360))
     options = kd3a.Config(gate=kd3a.Gate(low=0.4, high=0.5))
-    found = properties.leaked(s, options=options, epochs=3, sites=30)
-    assert found.vote is not None and found.vote < found.guess
+    found = errors(properties.leaked(s, options=options, epochs=3, sites=30))
+    assert found["vote"] < found["guess"]
 
 
 # ---- the command and the page --------------------------------------------------------------------
@@ -330,19 +338,22 @@ def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
     shown = run_audit("all", run, *words, "--epochs", 1)
     assert shown.exit_code == 0, shown.output
-    found = json.loads((run / "attacks.json").read_text())
-    assert set(found) == {"update", "membership", "shares", "properties", "data", "seed"}
-    assert found["properties"]["moments"] > 0 and found["properties"]["vote"] is None
+    found = json.loads((run / "findings.json").read_text())
+    assert set(found) == {"update", "membership", "shares", "properties"}
+    assert {(about["data"], about["seed"]) for about in found.values()} == {("clinic.npz", 0)}
+    told = found["properties"]["findings"]
+    assert [row["on"] for row in told] == ["moments", "moments_mean"]
+    assert told[0]["recovered"]["error"] > 0 and "secure sums" in told[0]["closed_by"]
     with Image.open(run / "recovered.png") as picture:
         assert picture.size == (10 * 104 + 8, 216)  # both models, over 1 to 16 examples
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     html = (run / "report.html").read_text()
-    table = Read(html).tables["Audit of models"]
+    table = Read(html).tables["Audit"]
     assert len(table) == 1 + 10 + 2 + 4 + 2
     assert "<img" not in html
     again = run_audit("membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
     assert json.loads(again.stdout)["membership"] == found["membership"]
-    assert set(json.loads((run / "attacks.json").read_text())) == set(found)
+    assert set(json.loads((run / "findings.json").read_text())) == set(found)
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
@@ -357,50 +368,115 @@ def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
     ):
         shown = run_audit("shares", *words)
         assert shown.exit_code == 1 and says in shown.stderr, shown.stderr
-    assert not (run / "attacks.json").exists()
+    assert not (run / "findings.json").exists()
 
 
 FOUND: dict[str, Any] = {
-    "data": "<b>clinic</b>",
     "update": {
+        "data": "<b>clinic</b>",
         "threshold": 19.2,
-        "guess": 13.2,
-        "updates": [{"early": True, "examples": 64, "psnr": 10.5, "best": 17.0, "recovered": 0.0}],
+        "findings": [
+            {
+                "on": "early",
+                "examples": 64,
+                "recovered": {"images": 0.0, "psnr": 10.5},
+                "guess": {"images": 0.01, "psnr": 13.2},
+            }
+        ],
     },
     "membership": {
+        "data": "<b>clinic</b>",
         "shadows": 8,
         "epochs": 5,
-        "examples": 600,
         "noise": 1.0,
-        "lira": {"auc": 0.6, "tpr": {"0.001": 0, "0.01": 0.05, "0.1": 0.2}},
-        "confidence": {"auc": 0.5, "tpr": {"0.001": 0, "0.01": 0.01, "0.1": 0.1}},
+        "findings": [
+            {
+                "on": on,
+                "examples": 600,
+                "recovered": {"auc": auc, "tpr@0.001": 0, "tpr@0.01": found},
+                "guess": membership.GUESS,
+            }
+            for on, auc, found in (("model", 0.6, 0.05), ("confidence", 0.5, 0.01))
+        ],
     },
 }
 
 
 def test_the_page_shows_numbers_and_escapes_names(tmp_path: Path) -> None:
-    (tmp_path / "attacks.json").write_text(json.dumps(FOUND))
-    html = page(results(), Noted(), tried=collect(tmp_path))
-    assert "<b>clinic" not in html
+    (tmp_path / "findings.json").write_text(json.dumps(FOUND))
+    html = page(results(), Noted(), collect(tmp_path))
+    assert "<b>clinic" not in html and "&lt;b&gt;clinic" in html
     words = Read(html).words
     assert "AUC 0.600; 5.0 % at 1 % false" in words and "with privacy.noise=1" in words
-    assert (
-        next(row[0] for row in rows(parse(FOUND))) == "images from a step of an early model over 64"
+    (row, *_) = parse(FOUND)[0].findings
+    assert row.cells() == (
+        "images from a step of an early model over 64",
+        "0.0 % of the images; 10.5 dB",
+        "1.0 % of the images; 13.2 dB",
+        "more images in a block (--min-images), privacy.noise, secure sums",
     )
+    assert "secure sums" not in replace(row, examples=8).closed_by
+
+
+def test_no_text_of_a_file_reaches_the_page_but_names(tmp_path: Path) -> None:
+    """Words come from fedda, whatever the file says."""
+    evil = "call this number"
+    forged = json.loads(json.dumps(FOUND))
+    forged["update"]["why"] = forged["update"]["findings"][0]["closed_by"] = evil
+    forged["update"]["findings"][0]["recovered"][evil] = 1.0
+    (tmp_path / "findings.json").write_text(json.dumps(forged))
+    html = page(results(), Noted(), collect(tmp_path))
+    assert evil not in html and "more images in a block" in html
+
+
+def test_what_is_written_is_read_again() -> None:
+    row = Finding("shares", "last", 30, {"error": 0.2, "named": 0.5}, {"error": 0.4, "named": 0.3})
+    audit = Audit("shares", {"data": "clinic", "seed": 1, "sites": 9}, (row,))
+    assert parse(json.loads(json.dumps({"shares": audit.to_json()}))) == (audit,)
+    assert row.cells()[1] == "error 0.20; largest class named for 50.0 %"
+
+
+EVIL, ROW = "<evil>", FOUND["membership"]["findings"][0]
 
 
 @pytest.mark.parametrize(
-    "change", [{"update": {}}, {"membership": {"lira": "<script>"}}, {"update": None}, None]
+    "change",
+    [
+        {"update": {}},
+        {"update": None},
+        {"update": FOUND["update"] | {"findings": []}},
+        {"update": FOUND["update"] | {"threshold": EVIL}},
+        {"membership": FOUND["membership"] | {"findings": [ROW | {"on": EVIL}]}},
+        {"membership": FOUND["membership"] | {"findings": [ROW | {"examples": 0}]}},
+        {"membership": FOUND["membership"] | {"findings": [ROW | {"recovered": {"auc": 0.5}}]}},
+        {"membership": FOUND["membership"] | {"findings": [ROW | {"guess": {"auc": EVIL}}]}},
+        {"membership": {k: v for k, v in FOUND["membership"].items() if k != "shadows"}},
+        {EVIL: FOUND["update"]},
+        None,
+    ],
 )
 def test_a_file_in_another_format_is_left_out(tmp_path: Path, change: Any) -> None:
-    (tmp_path / "attacks.json").write_text(json.dumps(FOUND | change if change else []))
-    html = page(results(), Noted(), tried=collect(tmp_path))
-    assert "Left out: " in html and "attacks.json cannot be read" in html
+    (tmp_path / "findings.json").write_text(json.dumps(FOUND | change if change else []))
+    found = collect(tmp_path)
+    assert not found.audits
+    html = page(results(), Noted(), found)
+    assert "Left out: " in html and "findings.json cannot be read" in html
+    assert EVIL not in html
 
 
-def test_a_run_without_attacks_has_no_section(tmp_path: Path) -> None:
-    assert collect(tmp_path) is None
-    assert ("a", {"href": "#attacks"}) not in Read(page(results(), Noted())).elements
+@pytest.mark.parametrize("name", ["audit.json", "attacks.json"])
+def test_a_file_of_an_earlier_version_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    words = Read(page(results(), Noted(), collect(tmp_path))).words
+    assert f"{name} is of an earlier version; run `fedda audit` again" in words
+
+
+def test_a_run_without_an_audit_has_no_section(tmp_path: Path) -> None:
+    assert collect(tmp_path) == Audits()
+    read = Read(page(results(), Noted()))
+    assert ("a", {"href": "#audit"}) not in read.elements
+    assert "section" in {tag for tag, _ in read.elements}
+    assert not [a for tag, a in read.elements if tag == "section" and a["id"] == "audit"]
 
 
 def test_a_picture_has_the_original_above_what_was_made(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from clients.policy.rules import Policy
+from fedda.audits import membership
+from fedda.audits.finding import Audit, Finding
 from fedda.cli import app
 from fedda.cli.prove import ABOVE, Proof
 from fedda.errors import ConfigError, KeyFileError
@@ -17,40 +18,49 @@ from fedda.page import evidence
 from tests.test_audits import made, run_audit
 from tests.test_page import Read
 
-RATES = {"tpr": {0.01: 0.3, 0.001: 0.02}, "auc": 0.7}
-FOUND: dict[str, Any] = {
-    "update": {
-        "threshold": 13.2,
-        "guess": 13.2,
-        "updates": [
-            {"early": True, "examples": n, "psnr": 15.0, "best": 16.0, "recovered": share}
+
+def row(attack: str, on: str, examples: int, **recovered: float) -> Finding:
+    guess = {"images": 0.01, "psnr": 13.2, "error": 0.4} | membership.GUESS
+    named = {k.replace("tpr_", "tpr@0."): v for k, v in recovered.items()}
+    return Finding(attack, on, examples, named, guess)
+
+
+ERRORS = {"step": 0.1, "first": 0.5, "last": 0.3, "mean": 0.0}
+SHARES = tuple(row("shares", on, 20, error=error) for on, error in ERRORS.items())
+FOUND = (
+    Audit(
+        "update",
+        {"threshold": 13.2},
+        tuple(
+            row("update", "early", n, images=share, psnr=15.0)
             for n, share in ((1, 1.0), (16, 0.5), (64, 0.055))
-        ],
-    },
-    "membership": {
-        "shadows": 4,
-        "epochs": 1,
-        "examples": 80,
-        "noise": 0.0,
-        "lira": RATES,
-        "confidence": {"tpr": {0.01: 0.2, 0.001: 0.01}, "auc": 0.6},
-    },
-    "shares": {"guess": 0.4, "step": 0.1, "first": 0.5, "last": 0.3, "mean": 0.0}
-    | {"sites": 30, "examples": 20, "named": 0.5, "chance": 0.3},
-}
+        ),
+    ),
+    Audit(
+        "membership",
+        {"shadows": 4, "epochs": 1, "noise": 0.0},
+        (
+            row("membership", "model", 80, auc=0.7, tpr_01=0.3, tpr_001=0.02),
+            row("membership", "confidence", 80, auc=0.6, tpr_01=0.2, tpr_001=0.01),
+            row("membership", "atoms", 80, auc=0.6, tpr_01=0.2, tpr_001=0.9),
+        ),
+    ),
+    Audit("shares", {"sites": 30}, SHARES),
+)
+ROWS = [finding for audit in FOUND for finding in audit.findings]
+for audit in FOUND:
+    audit.settings["data"] = "clinic-a"
 
 
 def test_the_figures_are_the_worst_that_the_site_lets_happen() -> None:
-    assert evidence.figures(FOUND, 64) == {"images": 0.055, "membership": 0.02, "shares": 0.75}
-    assert evidence.figures(FOUND, 16)["images"] == 0.5
-    assert evidence.figures(FOUND, 100)["images"] == 0.055  # of the most that could be tried
-    read = json.loads(json.dumps(FOUND))
-    assert evidence.figures(read, 64) == evidence.figures(FOUND, 64)
-    assert evidence.figures({}, 64) == dict.fromkeys(evidence.MEANING)
+    assert evidence.figures(ROWS, 64) == {"images": 0.055, "membership": 0.02, "shares": 0.75}
+    assert evidence.figures(ROWS, 16)["images"] == 0.5
+    assert evidence.figures(ROWS, 100)["images"] == 0.055  # of the most that could be tried
+    assert evidence.figures([], 64) == dict.fromkeys(evidence.MEANING)
 
 
 def test_what_was_not_measured_is_above_any_threshold() -> None:
-    found = evidence.figures({"shares": FOUND["shares"]}, 64)
+    found = evidence.figures(SHARES, 64)
     assert evidence.above(found, dict.fromkeys(evidence.MEANING)) == []
     most = {"images": 1.0, "membership": None, "shares": 0.75}
     assert evidence.above(found, most) == ["images"]
@@ -58,11 +68,11 @@ def test_what_was_not_measured_is_above_any_threshold() -> None:
 
 
 def test_the_risks_follow_what_crossed_and_the_settings() -> None:
-    seen = " ".join(evidence.open_risks({}, ["from source model"], FOUND))
+    seen = " ".join(evidence.open_risks({}, ["from source model"], ROWS))
     assert "each single source" in seen and "differential privacy" in seen and "BatchNorm" in seen
     assert "Not tried: properties." in seen and "Gradients" not in seen
     config = {"privacy.noise": 1.0, "model.norm": "group"}
-    hidden = " ".join(evidence.open_risks(config, ["from source masked", "to target gradient"], {}))
+    hidden = " ".join(evidence.open_risks(config, ["from source masked", "to target gradient"], []))
     assert "each single source" not in hidden and "differential privacy" not in hidden
     assert "BatchNorm" not in hidden and "Gradients" in hidden
 
@@ -89,7 +99,7 @@ def verified(page: Path, peers: Path | None = None) -> tuple[int, str]:
 def test_the_page_says_what_crossed_what_was_tried_and_what_is_open(written: Path) -> None:
     html = written.read_text()
     tables = Read(html).tables
-    assert {"What crossed", "Figures", "Audit of models", "Settings of the attacks"} <= set(tables)
+    assert {"What crossed", "Figures", "Audit", "Settings of the attacks"} <= set(tables)
     assert ["seed", "7"] in tables["Settings of the attacks"]
     assert len(tables["What crossed"]) > 1 and "lower bounds" in html
     assert "<b>" not in html and "&lt;b&gt;" in html and "src=" not in html

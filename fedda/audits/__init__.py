@@ -1,13 +1,14 @@
 """Attacks on what leaves a site, tried on the site's own data.
 
+gradients     features from the gradients of a discriminator
 update        images from the change that training makes to a model
 membership    whether an example was trained on, from a model, or from atoms
 shares        how many examples of each class a site has, from the change of a model's head
 properties    the same from moments, numbers and coordinates, without any label at the site
 subject       the data and the run that are attacked
+finding       the rows that all of them return, their words, and the file that holds them
 drawings      pictures of what was recovered
 
 Each says beside its figures what somebody recovers who knows nothing of the run. All of them are
-lower bounds: better attacks find more. The attack on discriminators' gradients is
-`fedda.adversarial.attack`.
+lower bounds: better attacks find more.
 """

@@ -13,13 +13,11 @@ Each shadow model stands once for the model that leaves a site, and the others f
 own. The attacker knows all of the site's examples and how it trains, and asks of each whether it
 was among those of this model: more than a server knows, so a bound of what it finds.
 
-    AUC       chance that a member has a higher score than another example; .5 for guesses
-    TPR       share of the members that are found, where so many of the others are taken for members
+    auc       chance that a member has a higher score than another example; .5 for guesses
+    tpr@s     share of the members that are found, if a share s of the others is taken for members
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,28 +27,47 @@ from fedda.errors import DataError
 from fedda.models import Model, evaluating
 from fedda.train import generator, seed_for
 
+from .finding import Audit, Finding
 from .subject import Subject
 
 FALSE = (0.001, 0.01, 0.1)  # shares of others taken for members
 FEW = 64  # shadow models; with fewer, one variance for all examples
 SPARE = 1e-7
+Note = Callable[[int], None]
+GUESS = {"auc": 0.5} | {f"tpr@{share:g}": share for share in FALSE}
 
 
-@dataclass(frozen=True)
-class Found:
-    """How well members are told from others.
+def audit(
+    subject: Subject,
+    *,
+    count: int = 16,
+    epochs: int = 1,
+    atoms: Tensor | None = None,
+    seed: int = 0,
+    note: Note = lambda done: None,
+) -> Audit:
+    """Tell members by models trained on halves, and by the nearest atom if there are any.
 
-    Attributes:
-        auc: .5 if they cannot be told.
-        tpr: by the share of others taken for members.
-        members: how many were to be found.
-        others: how many were not.
+    Args:
+        subject: what is attacked.
+        count: shadow models, an even number.
+        epochs: that each trains.
+        atoms: (K, d) all points; they are attacked if the site has other examples to compare with.
+        seed: of every draw.
+        note: is told how many models have been trained.
     """
-
-    auc: float
-    tpr: dict[float, float]
-    members: int
-    others: int
+    phi, inside = shadows(subject, count, epochs, seed, note)
+    found = {"model": told(scores(phi, inside), inside), "confidence": told(phi, inside)}
+    rows = [Finding("membership", on, phi.shape[1], r, GUESS) for on, r in found.items()]
+    settings = {"shadows": count, "epochs": epochs, "noise": subject.privacy.noise}
+    if atoms is not None and subject.held is not None:
+        with torch.no_grad():
+            inputs = subject.x, subject.held[0]
+            z, held = (subject.model.eval().features(x).flatten(1).cpu() for x in inputs)
+        if z.shape[1] == atoms.shape[1]:
+            settings |= {"atoms": len(atoms), "held": len(held)}
+            rows.append(Finding("membership", "atoms", len(z), near(z, held, atoms), GUESS))
+    return Audit("membership", settings, tuple(rows))
 
 
 def confidences(model: Model, x: Tensor, y: Tensor) -> Tensor:
@@ -97,7 +114,7 @@ def scores(phi: Tensor, inside: Tensor) -> Tensor:
     return likely + (phi - mu_out) ** 2 / (2 * var_out) + var_out.log() / 2
 
 
-def told(score: Tensor, inside: Tensor, false: Sequence[float] = FALSE) -> Found:
+def told(score: Tensor, inside: Tensor, false: Sequence[float] = FALSE) -> dict[str, float]:
     """How well a score tells members from others; ties count half.
 
     Args:
@@ -114,17 +131,20 @@ def told(score: Tensor, inside: Tensor, false: Sequence[float] = FALSE) -> Found
     order = others.sort().values
     below = torch.searchsorted(order, members, right=False)
     up_to = torch.searchsorted(order, members, right=True)
-    auc = float((below + up_to).double().mean() / 2 / len(others))
-    tpr = {}
+    found = {"auc": float((below + up_to).double().mean() / 2 / len(others))}
     for share in false:
         allowed = int(share * len(others))
         limit = order[len(order) - 1 - allowed] if allowed < len(order) else -torch.inf
-        tpr[share] = float((members > limit).double().mean())
-    return Found(auc, tpr, len(members), len(others))
+        found[f"tpr@{share:g}"] = float((members > limit).double().mean())
+    return found
 
 
 def shadows(
-    subject: Subject, count: int, epochs: int, seed: int, note: Any = lambda done: None
+    subject: Subject,
+    count: int,
+    epochs: int,
+    seed: int,
+    note: Note = lambda done: None,
 ) -> tuple[Tensor, Tensor]:
     """Train models on halves of a site's examples -> phi (S, N), inside (S, N)."""
     inside = halves(count, len(subject.x), generator(seed, "shadows"))
@@ -138,7 +158,7 @@ def shadows(
     return torch.stack(phi), inside
 
 
-def near(z: Tensor, held: Tensor, atoms: Tensor) -> Found:
+def near(z: Tensor, held: Tensor, atoms: Tensor) -> dict[str, float]:
     """Whether atoms lie closer to a site's training features than to others.
 
     Args:

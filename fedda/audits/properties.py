@@ -19,7 +19,6 @@ is the attacker's own, from the last third the attacked sites are made.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from fedda.maths import optimal_transport
 from fedda.models import batchnorms, evaluating, inputs_of
 from fedda.train import generator, seed_for
 
+from .finding import Audit, Finding
 from .shares import OWN, error, error_of_means, fit, skewed
 from .subject import Subject
 
@@ -37,29 +37,6 @@ TEACHERS = 3
 STEPS = 30  # of the coordinates, at points that stay where they are
 POINTS = 60  # of each atom and of the site, in such a step
 Signature = Callable[[Tensor], Tensor]  # indices of a site's examples -> u (D,)
-
-
-@dataclass(frozen=True)
-class Properties:
-    """How well a site's class shares are known; None for what this run does not send.
-
-    Attributes:
-        sites: how many were attacked.
-        examples: of each.
-        guess: mean error of the attacker's average shares.
-        moments: mean error from BatchNorm's moments.
-        moments_mean: the same for each of three sites, of which only the mean moments are known.
-        vote: mean error from KD3A's numbers.
-        coordinates: mean error from FedDaDiL's coordinates.
-    """
-
-    sites: int
-    examples: int
-    guess: float
-    moments: float | None = None
-    moments_mean: float | None = None
-    vote: float | None = None
-    coordinates: float | None = None
 
 
 def leaked(
@@ -70,8 +47,10 @@ def leaked(
     epochs: int = 5,
     sites: int = 30,
     seed: int = 0,
-) -> Properties:
-    """Attack made sites whose classes are uneven.
+) -> Audit:
+    """Attack made sites whose classes are uneven -> mean errors of their shares.
+
+    moments_mean is the error for each of three sites, of which only the mean moments are known.
 
     Args:
         subject: what is attacked.
@@ -111,8 +90,9 @@ def leaked(
             "This run's models have no BatchNorm, and its method sends no vote and no atoms, so "
             "there is nothing for this attack; `fedda audit shares` attacks its weights."
         )
-    guess = float(error(known.mean(dim=0), true).mean())
-    return Properties(sites, n, guess, **found)
+    guess = {"error": float(error(known.mean(dim=0), true).mean())}
+    rows = [Finding("properties", on, n, {"error": e}, guess) for on, e in found.items()]
+    return Audit("properties", {"sites": sites}, tuple(rows))
 
 
 @torch.no_grad()

@@ -22,7 +22,6 @@ It is compared with the guess of one who knows the average shares alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from fedda.errors import DataError
 from fedda.models import Model, evaluating
 from fedda.train import generator, seed_for
 
+from .finding import Audit, Finding
 from .subject import Subject, copy_of
 
 SKEW = 0.5  # of the Dirichlet distribution that draws a site's shares
@@ -40,33 +40,6 @@ OWN = 60  # sites that the attacker makes
 GROUP = 3  # sites of a sum
 RIDGE = 0.001
 SHOWN = 256  # of the attacker's examples, at which a changed model is asked
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How well a site's class shares are known.
-
-    Attributes:
-        sites: how many were attacked.
-        examples: of each.
-        step: mean error from a new model that took a single step over all examples.
-        first: mean error from a new model that took a round's steps.
-        last: mean error from the run's last model that took a round's steps.
-        mean: the same for each of three sites, of which only the mean change is known.
-        guess: mean error of the attacker's average shares.
-        named: share of the sites whose largest class is named, from the run's last model.
-        chance: the same if the commonest largest class is always named.
-    """
-
-    sites: int
-    examples: int
-    step: float
-    first: float
-    last: float
-    mean: float
-    guess: float
-    named: float
-    chance: float
 
 
 def error(s: Tensor, true: Tensor) -> Tensor:
@@ -108,8 +81,14 @@ def error_of_means(predict: Callable[[Tensor], Tensor], u: Tensor, true: Tensor)
     return float(error(of_mean, true[:whole]).mean())
 
 
-def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
-    """Attack made sites whose classes are uneven.
+def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Audit:
+    """Attack made sites whose classes are uneven -> mean errors of their shares.
+
+    step     from a new model that took a single step over all examples
+    first    from a new model that took a round's steps
+    last     from the run's last model that took a round's steps; named is the share of the sites
+             whose largest class is named, by guesses always as the commonest one
+    mean     as `last`, for each of three sites, of which only the mean change is known
 
     Raises:
         DataError: there are too few examples or classes.
@@ -128,7 +107,7 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
     others = [skewed(subject, order[half:], n, generator(seed, "site", i)) for i in range(sites)]
     known, true = (torch.stack([shares for _, shares in some]) for some in (own, others))
     new, batch = subject.fresh(seed_for(seed, "shares")), subject.train.batch_size
-    errors = {}
+    found: dict[str, dict[str, float]] = {}
     for what, start, size in (
         ("step", new, n),
         ("first", new, batch),
@@ -138,13 +117,17 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Shares:
         seen = torch.stack([change(subject, start, chosen, shown, size) for chosen, _ in others])
         predict = fit(torch.stack(changes), known)
         s = predict(seen)
-        errors[what] = float(error(s, true).mean())
-    named = float((s.argmax(dim=1) == true.argmax(dim=1)).float().mean())
-    errors["mean"] = error_of_means(predict, seen, true)
+        found[what] = {"error": float(error(s, true).mean())}
+    found["last"]["named"] = float((s.argmax(dim=1) == true.argmax(dim=1)).float().mean())
+    found["mean"] = {"error": error_of_means(predict, seen, true)}
     common = int(known.argmax(dim=1).bincount(minlength=subject.classes).argmax())
-    chance = float((true.argmax(dim=1) == common).float().mean())
-    guess = float(error(known.mean(dim=0), true).mean())
-    return Shares(sites, n, guess=guess, named=named, chance=chance, **errors)
+    guess = {"error": float(error(known.mean(dim=0), true).mean())}
+    named = guess | {"named": float((true.argmax(dim=1) == common).float().mean())}
+    rows = [
+        Finding("shares", on, n, recovered, named if "named" in recovered else guess)
+        for on, recovered in found.items()
+    ]
+    return Audit("shares", {"sites": sites}, tuple(rows))
 
 
 def change(

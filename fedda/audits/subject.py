@@ -5,11 +5,11 @@ of a frozen part
 y   (N,)         labels, as indices of the model's classes
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedda.halves import load
 from fedda.models import Model
 from fedda.train import generator, learning_rate, make_optimizer
 
+T = TypeVar("T", data.Labelled, data.Unlabelled)
 MOST = 4000  # examples that an audit looks at, drawn at random
 
 
@@ -53,6 +54,11 @@ class Subject:
     def classes(self) -> int:
         """The number of classes."""
         return len(self.about.classes)
+
+    @property
+    def epochs(self) -> int:
+        """How many passes over its examples a site made in the run."""
+        return max(1, round(self.rounds / self.train.rounds_per_epoch))
 
     @property
     def are_images(self) -> bool:
@@ -145,18 +151,9 @@ def subject(
         ModelError: the data do not fit the model.
         DataError: there are too few examples, or no labels.
     """
-    model, about = models.load(file)
-    channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
-    form: dict[str, Any] = {"channels": channels, "size": size, "resize": about.resize}
-    reading = reading.within(about.window)
-    own = data.load_source(folder, **form, reading=reading)
-    if own.shape != about.shape:
-        raise ModelError(
-            f"{folder} holds examples of {'x'.join(map(str, own.shape))} and the model takes "
-            f"{'x'.join(map(str, about.shape))}; give data that the model was trained for."
-        )
+    model, about, own, form = opened(data.load_source, file, folder, reading)
     own = data.align(own, about.classes)
-    tests = data.load_evaluation(folder, classes=about.classes, **form, reading=reading)
+    tests = data.load_evaluation(folder, classes=about.classes, **form)
     same = tests is not None and tests.x.shape == own.x.shape and bool((tests.x == own.x).all())
     held = None if tests is None or same else tests
     if len(own.y) < 4:
@@ -173,6 +170,45 @@ def subject(
     privacy = validate(PrivacyConfig, tree.get("privacy", {}), "privacy")
     model.attach(None)
     return Subject(model, about, train, privacy, int(config.get("rounds", 10)), x, y, others)
+
+
+def opened(
+    read: Callable[..., T], file: Path, folder: Path, reading: data.Reading
+) -> tuple[Model, models.Meta, T, dict[str, Any]]:
+    """Read a run's model and data that fit it -> the model, about it, the data, how to read them.
+
+    Args:
+        read: `data.load_source` or another.
+        file: the model.
+        folder: the data.
+        reading: what the site says of its files.
+
+    Raises:
+        ModelError: the data do not fit the model.
+    """
+    model, about = models.load(file)
+    channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
+    form: dict[str, Any] = {"channels": channels, "size": size, "resize": about.resize}
+    form["reading"] = reading.within(about.window)
+    own = read(folder, **form)
+    if own.shape != about.shape:
+        raise ModelError(
+            f"{folder} holds examples of {'x'.join(map(str, own.shape))} and the model takes "
+            f"{'x'.join(map(str, about.shape))}; give data that the model was trained for."
+        )
+    return model, about, own, form
+
+
+def atoms_of(run: Path) -> tuple[Tensor, Tensor] | None:
+    """The atoms in a run's folder: z (K, n, d) and y (K, n, C); None if it has none."""
+    checkpoint = load("server", "checkpoint")
+    for facts in sorted(run.glob("*/checkpoint.json")):
+        state = checkpoint.read(facts.parent)
+        if state is not None and "atoms" in state.arrays:
+            atoms = state.arrays["atoms"].unpack()
+            z, y = (torch.tensor(atoms[name]).float() for name in "zy")
+            return z, y / y.sum(dim=2, keepdim=True)
+    return None
 
 
 @torch.no_grad()

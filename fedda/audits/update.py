@@ -17,8 +17,7 @@ above what one in a hundred reaches by guesses, and at least 15 dB.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -29,6 +28,7 @@ from fedda.errors import DataError
 from fedda.models import Model
 from fedda.train import generator, seed_for
 
+from .finding import Audit, Finding
 from .subject import Subject, copy_of, flat, parameters_of
 
 SIZES = (1, 2, 4, 8, 16, 64)  # examples in one update
@@ -36,51 +36,13 @@ LEAST = 15.0  # dB
 CHANCE = 0.01
 SMOOTH = 1e-4  # tv
 
-
-@dataclass(frozen=True)
-class Inverted:
-    """What the attack made of updates over so many examples.
-
-    Attributes:
-        early: from a new model after one epoch; otherwise from the run's last.
-        examples: in an update.
-        steps: that the site took on them.
-        psnr: of each original with what it was matched with, in dB, mean over all trials.
-        best: the highest of them.
-        recovered: share of the originals above the threshold.
-    """
-
-    early: bool
-    examples: int
-    steps: int
-    psnr: float
-    best: float
-    recovered: float
+Pair = tuple[Tensor, Tensor]  # an image, and what was made of noise
 
 
-@dataclass(frozen=True)
-class Inversion:
-    """Updates of both models and all sizes, and what to compare them with.
-
-    Attributes:
-        threshold: PSNR above which an image counts as recovered.
-        guess: mean PSNR of an original with the best of as many guesses.
-        iterations: of the attack.
-        trials: updates of each size.
-        updates: the early model's by size, then the last one's.
-        pictures: original and reconstruction of the best of each, if these are images.
-    """
-
-    threshold: float
-    guess: float
-    iterations: int
-    trials: int
-    updates: tuple[Inverted, ...]
-    pictures: tuple[tuple[Tensor, Tensor], ...]
-
-
-def invert(subject: Subject, *, trials: int = 2, iterations: int = 300, seed: int = 0) -> Inversion:
-    """Attack updates of one step over few examples.
+def invert(
+    subject: Subject, *, trials: int = 2, iterations: int = 300, seed: int = 0
+) -> tuple[Audit, list[Pair]]:
+    """Attack updates of one step over few examples -> what was recovered, and the best pictures.
 
     Args:
         subject: what is attacked.
@@ -98,37 +60,36 @@ def invert(subject: Subject, *, trials: int = 2, iterations: int = 300, seed: in
     guesses = [_guess(subject, n, seed) for n in sizes]
     every = torch.cat(guesses)
     threshold = max(LEAST, float(every.quantile(1 - CHANCE)))
+    guess = {"images": CHANCE, "psnr": float(every.mean())}
     found, pictures = [], []
-    for early, attacked in _models(subject, seed):
+    for on, attacked in _models(subject, seed):
         for n in sizes:
-            one, picture = _tried(attacked, early, n, trials, iterations, seed, threshold)
-            found.append(one)
+            quality, picture = _tried(attacked, n, trials, iterations, seed)
+            recovered = {
+                "images": float((quality > threshold).float().mean()),
+                "psnr": float(quality.mean()),
+                "best": float(quality.max()),
+            }
+            found.append(Finding("update", on, n, recovered, guess))
             if subject.are_images:
                 pictures.append(picture)
-    return Inversion(
-        threshold, float(every.mean()), iterations, trials, tuple(found), tuple(pictures)
-    )
+    settings = {"threshold": threshold, "iterations": iterations, "trials": trials}
+    return Audit("update", settings, tuple(found)), pictures
 
 
-def _models(subject: Subject, seed: int) -> list[tuple[bool, Subject]]:
+def _models(subject: Subject, seed: int) -> list[tuple[str, Subject]]:
     """The models that a server could send: one after a first epoch, if it can be made; the last."""
     if subject.about.extension is not None:
-        return [(False, subject)]
+        return [("last", subject)]
     new = subject.fresh(seed_for(seed, "update"))
     subject.train_on(new, torch.arange(len(subject.x)), 1, seed_for(seed, "early"))
-    return [(True, replace(subject, model=new)), (False, subject)]
+    return [("early", replace(subject, model=new)), ("last", subject)]
 
 
 def _tried(
-    subject: Subject,
-    early: bool,
-    n: int,
-    trials: int,
-    iterations: int,
-    seed: int,
-    threshold: float,
-) -> tuple[Inverted, tuple[Tensor, Tensor]]:
-    """Attack updates over n examples -> what was recovered, and the best original and its copy."""
+    subject: Subject, n: int, trials: int, iterations: int, seed: int
+) -> tuple[Tensor, Pair]:
+    """Attack updates over n examples -> PSNR (trials n,), and the best original and its copy."""
     each, best, picture = [], -math.inf, None
     for trial in range(trials):
         draws = generator(seed, "update", n, trial)
@@ -142,9 +103,7 @@ def _tried(
         if picture is None or float(quality[k]) > best:
             best, picture = float(quality[k]), (x[k].cpu(), made[order[k]].cpu())
     assert picture is not None
-    quality = torch.cat(each)
-    share = float((quality > threshold).float().mean())
-    return Inverted(early, n, 1, float(quality.mean()), float(quality.max()), share), picture
+    return torch.cat(each), picture
 
 
 def update(subject: Subject, chosen: Tensor) -> Tensor:
@@ -244,9 +203,3 @@ def _mode(model: Model, n: int, dropout: bool = True) -> None:
         drop = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         if (norm and n < 2) or (drop and not dropout):
             module.eval()
-
-
-def to_json(found: Inversion) -> dict[str, Any]:
-    """The figures as plain JSON types, without the pictures."""
-    plain = {k: v for k, v in vars(found).items() if k not in ("updates", "pictures")}
-    return plain | {"updates": [vars(u) for u in found.updates]}

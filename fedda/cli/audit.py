@@ -1,10 +1,8 @@
-"""`fedda audit`: attack a site's own data, to measure what would be revealed.
-
-This module has the attack on gradients; the others are in `fedda.cli.attacks`.
-"""
+"""`fedda audit`: attack a site's own data, to measure what would be revealed."""
 
 import json
-import math
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,22 +11,54 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedda.cli import attacks, prove
+from fedda.audits.finding import FINDINGS, HEADS, Audit
+from fedda.cli import prove
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SplitOption, reading_of
-from fedda.errors import ConfigError, ModelError
+from fedda.config import unflatten, validate
+from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
 from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from fedda.adversarial.attack import Audit, Leak
+    from fedda.audits.gradients import Settings
+    from fedda.audits.subject import Subject
     from fedda.data import Reading
 
-CONFIG, AUDIT = "config.json", "audit.json"
+CONFIG, PICTURES = "config.json", "recovered.png"
+NOT_TRIED = "not tried"
 
 app = typer.Typer(no_args_is_help=True, help="Attack a site's own data, as an attacker could.")
+app.command()(prove.verify)
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help=f"A finished run's folder, or a {MODEL}.")
+]
+DataOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR", help="A site's labelled data, which the attacks are tried on; it stays here."
+    ),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+TrialsOption = Annotated[int, typer.Option(min=1, help="Updates to try of each size.")]
+StepsOption = Annotated[int, typer.Option(min=1, help="Steps of the attack on an update.")]
+ShadowsOption = Annotated[int, typer.Option(min=4, help="Models to train; an even number.")]
+EpochsOption = Annotated[
+    int, typer.Option(min=0, help="Epochs of each.", show_default="as many as the run's")
+]
+NoiseOption = Annotated[
+    float,
+    typer.Option(
+        help="What if the site trained with so much privacy.noise?",
+        show_default="the run's privacy.noise",
+    ),
+]
+SitesOption = Annotated[int, typer.Option(min=3, help="Made sites to attack.")]
 
 
 @app.callback()
@@ -38,9 +68,7 @@ def _group() -> None:
 
 @app.command()
 def gradients(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help=f"A finished run's folder, or a {MODEL}.")
-    ],
+    run: RunArgument,
     data: Annotated[
         Path,
         typer.Option(
@@ -94,7 +122,7 @@ def gradients(
         ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=100, help="Windows to try of each size.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: SeedOption = 0,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -106,8 +134,8 @@ def gradients(
     delta: Annotated[
         float, typer.Option(help="With noise: the delta that belongs to epsilon.")
     ] = 1e-5,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     follow_links: FollowOption = False,
@@ -118,8 +146,7 @@ def gradients(
     bias is a weighted mean of features. This command computes the features that RUN's encoder
     makes of the training examples in DIR, without their labels, and counts how many of them the
     attack recovers: from windows of 1 to 512 examples, with the bare gradient and with the gradient
-    as the run would send it. The figures go to audit.json in the run's folder, where `fedda report`
-    finds them.
+    as the run would send it.
 
       fedda audit gradients runs/dils --data ./clinic-b
 
@@ -132,135 +159,341 @@ def gradients(
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
     with clear_exit():
-        file, home = model_file(run), attacks.home_of(run)
-        config = attacks.read_table(home / CONFIG)
-        from fedda.adversarial.attack import Settings
+        reading = reading_of(split, gray_bits, follow_links=follow_links)
+        attacker = _Attacker(run, data, seed, device, reading)
+        from fedda.audits.gradients import Settings
 
-        own = Settings.of(config, method)
+        own = Settings.of(attacker.config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
         settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
-        other = settings != own or own.method != config.get("method")
-        results = attacks.read_table(home / RESULTS)
-        sent = windows or planned(config | {"method": own.method}, results, settings.p)
-        reading = reading_of(split, gray_bits, follow_links=follow_links)
-        result = _attack(file, data, settings, trials, seed, device, reading)
-        about = result.to_json() | {"data": data.resolve().name, "privacy": None, "what-if": other}
-        if settings.noise:
-            about["privacy"] = _privacy(settings.noise, sent, delta)
-        place = _write(home / AUDIT, about)
-        if as_json:
-            echo(json.dumps(about, indent=1))
-        else:
-            _print(result, about)
-        echo(f"audit: {place}; fedda report shows it", err=as_json)
+        what_if = settings != own or own.method != attacker.config.get("method")
+        attacker.gradients(settings, what_if, trials, windows, delta)
+        attacker.finish(as_json)
 
 
-app.command()(attacks.update)
-app.command()(attacks.membership)
-app.command()(attacks.shares)
-app.command()(attacks.properties)
-app.command("all")(attacks.every)
-app.command()(prove.verify)
+@app.command()
+def update(
+    run: RunArgument,
+    data: DataOption,
+    trials: TrialsOption = 1,
+    steps: StepsOption = 200,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Recover images from the change of a model, as the server could that gets it.
 
+    The site takes one step on 1 to 64 of its examples, from the run's last model and from a new one
+    after one epoch. The attack looks for images whose gradient points where the model went. Its
+    best results are drawn into recovered.png beside the figures: that file shows images of the
+    site, so keep it there.
 
-def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
-    """Return the most windows that a site sends in one training, if no round is repeated.
-
-    Where the method has them, this counts rounds that are rounded up to whole windows, a critic's
-    extra steps, and a target's windows in its pair with every source or candidate.
+      fedda audit update runs/fedavg --data ./clinic-b
     """
-    from fedda import plugins
-    from fedda.config import unflatten, validate
-
-    sites, method = results.get("sites", []), config.get("method", "")
-    most = max((site.get("examples", 0) for site in sites), default=0)
-    size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
-    steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
-    about = plugins.method(method or "fdann")  # a model alone does not say how it was trained
-    options: Any = validate(about.config, unflatten(config).get(method, {}), method)
-    stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
-    summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
-    if method in ("dils", "fruda"):  # their rounds are longer, with a critic longer still
-        steps *= options.epochs * options.steps_of_discriminator(p)
-    if method == "dils":  # one window may span several rounds
-        return max(1, summing * steps // p)
-    if method == "fruda":
-        adapting = sum(s.last - s.first + 1 for s in stages if s.phase.name == "adapt")
-        critics = max(1, len(sites) - 1) + 1  # one per candidate, and one after the adaptation
-        return adapting * steps // p + critics * options.measure.steps
-    sources = sum(site.get("role") == "source" for site in sites)
-    pairs = max(1, sources) if getattr(options, "pairs", False) else 1
-    return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
+    with clear_exit():
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker.update(trials, steps)
+        attacker.finish(as_json)
 
 
-def _attack(
-    file: Path,
-    data: Path,
-    settings: Any,
-    trials: int,
-    seed: int,
-    device: str,
-    reading: "Reading",
-) -> "Audit":
-    from fedda import models
-    from fedda.adversarial import attack
-    from fedda.data import load_target
+@app.command()
+def membership(
+    run: RunArgument,
+    data: DataOption,
+    shadows: ShadowsOption = 16,
+    epochs: EpochsOption = 0,
+    noise: NoiseOption = -1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Tell which examples a model was trained on (LiRA), and whether atoms lie close to them.
 
-    network, about = models.load(file)
-    network.to(load_folder("clients", "site.memory").pick_device(device))
-    channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
-    reading = reading.within(about.window)
-    examples = load_target(  # reads no labels
-        data, channels=channels, size=size, resize=about.resize, reading=reading
-    )
-    if examples.shape != about.shape:
-        raise ModelError(
-            f"{data} holds examples of {'x'.join(map(str, examples.shape))} and the model takes "
-            f"{'x'.join(map(str, about.shape))}; give data that the model was trained for."
+    Trains models like the run's, each on another half of the site's examples, and asks of each
+    example whether it was among those of one model, by the others. If RUN has atoms and the data
+    has labelled tests, it also compares the atoms' distances to training and test images.
+
+      fedda audit membership runs/kd3a --data ./clinic-b --shadows 64
+
+      fedda audit membership runs/kd3a --data ./clinic-b --noise 1
+    """
+    with clear_exit():
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits), noise)
+        attacker.membership(shadows, epochs)
+        attacker.finish(as_json)
+
+
+@app.command()
+def shares(
+    run: RunArgument,
+    data: DataOption,
+    sites: SitesOption = 30,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Tell how many examples of each class a site has, from the change of a model's last layer.
+
+    Half of the data is the attacker's. From the other half, sites with uneven classes are made and
+    attacked: by one step, by a round, and by the mean over three sites, which is all that a secure
+    sum shows.
+
+      fedda audit shares runs/fedavg --data ./clinic-b
+    """
+    with clear_exit():
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker.shares(sites)
+        attacker.finish(as_json)
+
+
+@app.command()
+def properties(
+    run: RunArgument,
+    data: DataOption,
+    sites: SitesOption = 30,
+    epochs: EpochsOption = 0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+) -> None:
+    """Tell class shares from what crosses besides weights; that needs no labels at the site.
+
+    From BatchNorm's moments, if the model has such layers; from the vote's numbers, if the run's
+    method is KD3A; and from FedDaDiL's coordinates, if RUN has atoms. The sites are made of DIR's
+    labelled data, as for `shares`.
+
+      fedda audit properties runs/kd3a --data ./clinic-b
+    """
+    with clear_exit():
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker.properties(sites, epochs)
+        attacker.finish(as_json)
+
+
+@app.command("all")
+def every(
+    run: RunArgument,
+    data: DataOption,
+    trials: TrialsOption = 1,
+    steps: StepsOption = 200,
+    shadows: ShadowsOption = 16,
+    epochs: EpochsOption = 0,
+    sites: SitesOption = 30,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    split: SplitOption = "",
+    gray_bits: GrayOption = "auto",
+    evidence: prove.EvidenceOption = None,
+    key: prove.KeyOption = None,
+    policy: prove.PolicyOption = None,
+) -> None:
+    """Try every attack on what RUN's sites send, and say beside each what guesses would reach.
+
+    Runs `update`, `membership`, `shares` and `properties`; if the run's method has a discriminator,
+    `fedda audit gradients` attacks that. It takes some minutes.
+
+      fedda audit all runs/kd3a --data ./clinic-b
+
+    With --evidence it writes a page for whoever decides about the export: what crossed, the
+    attacks and their settings, and what is not protected, signed with the site's key.
+
+      fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --key clinic-b --policy p.toml
+    """
+    with clear_exit():
+        proof = prove.Proof(home_of(run), evidence, key, policy)
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
+        tries: list[Callable[[], None]] = [
+            lambda: attacker.update(trials, steps),
+            lambda: attacker.membership(shadows, epochs),
+            lambda: attacker.shares(sites),
+            lambda: attacker.properties(sites, epochs),
+        ]
+        for attack in tries:
+            try:
+                attack()
+            except FeddaError as error:
+                echo(f"{NOT_TRIED}: {error}", err=True)
+        if not attacker.found:
+            raise DataError("No attack could be tried on these data; see above.")
+        attacker.finish(as_json)
+        options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
+        options |= {"sites": sites, "seed": seed, "split": split, "gray-bits": gray_bits}
+        attacker.prove(proof, options)
+
+
+class _Attacker:
+    """Tries attacks on one run and one site, and writes what they find.
+
+    Args:
+        run: the run.
+        folder: the site's data.
+        seed: of every draw.
+        device: to compute on.
+        reading: what the site says of its files.
+        noise: in place of the run's `privacy.noise`, unless it is negative.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        folder: Path,
+        seed: int,
+        device: str,
+        reading: "Reading",
+        noise: float = -1.0,
+    ) -> None:
+        self._file, self._home = model_file(run), home_of(run)
+        self.config = read_table(self._home / CONFIG)
+        if noise >= 0:
+            self.config["privacy.noise"] = noise
+        self._device = load_folder("clients", "site.memory").pick_device(device)
+        self._folder, self._seed, self._reading = folder, seed, reading
+        self._about = {"data": folder.resolve().name, "seed": seed}
+        self._pictures = False
+        self.found: list[Audit] = []
+
+    @cached_property
+    def subject(self) -> "Subject":
+        """The run's model and the site's labelled data."""
+        from fedda.audits.subject import subject
+
+        about = self._file, self.config, self._folder, self._reading
+        return subject(*about, self._device, self._seed)
+
+    def gradients(
+        self, settings: "Settings", what_if: bool, trials: int, windows: int | None, delta: float
+    ) -> None:
+        """Attack a discriminator's gradients; no label is read."""
+        from fedda.audits import gradients as attack
+        from fedda.audits.subject import opened
+        from fedda.data import load_target
+
+        config = self.config | {"method": settings.method}
+        sent = windows or attack.planned(config, read_table(self._home / RESULTS), settings.p)
+        model, _, data, _ = opened(load_target, self._file, self._folder, self._reading)
+        z = attack.features(model.to(self._device), data.x, seed=self._seed)
+        found = attack.audit(z, settings, trials=trials, seed=self._seed, what_if=what_if)
+        if settings.noise:
+            found.settings["privacy"] = attack.epsilon(settings.noise, sent, delta)
+        self.found.append(found)
+
+    def update(self, trials: int, steps: int) -> None:
+        """Attack a model's update."""
+        from fedda.audits import drawings
+        from fedda.audits import update as attack
+
+        _say("recovering images from updates")
+        found, pictures = attack.invert(
+            self.subject, trials=trials, iterations=steps, seed=self._seed
         )
-    z = attack.features(network, examples.x, seed=seed)
-    return attack.audit(z, settings, trials=trials, seed=seed)
+        self.found.append(found)
+        if pictures:
+            drawings.pairs(pictures, self._home / PICTURES)
+            self._pictures = True
+
+    def membership(self, shadows: int, epochs: int) -> None:
+        """Attack a model and atoms."""
+        from fedda.audits import membership as attack
+        from fedda.audits.subject import atoms_of
+
+        count, atoms = shadows + shadows % 2, atoms_of(self._home)
+        found = attack.audit(
+            self.subject,
+            count=count,
+            epochs=epochs or self.subject.epochs,
+            atoms=None if atoms is None else atoms[0].flatten(end_dim=-2),
+            seed=self._seed,
+            note=lambda done: _say(f"training {count} models on halves: {done}"),
+        )
+        self.found.append(found)
+
+    def shares(self, sites: int) -> None:
+        """Attack class shares."""
+        from fedda.audits import shares as attack
+
+        _say("telling class shares")
+        self.found.append(attack.leaked(self.subject, sites=sites, seed=self._seed))
+
+    def properties(self, sites: int, epochs: int) -> None:
+        """Attack moments, the vote's numbers and coordinates, as far as the run has them."""
+        from fedda.algorithms import feddadil, kd3a
+        from fedda.audits import properties as attack
+        from fedda.audits.subject import atoms_of
+
+        _say("telling class shares from moments and numbers")
+        settings, atoms = unflatten(self.config), atoms_of(self._home)
+        options, dictionary = (
+            validate(module.Config, settings.get(name, {}), name)
+            for name, module in (("kd3a", kd3a), ("feddadil", feddadil))
+        )
+        found = attack.leaked(
+            self.subject,
+            options=options if settings.get("method") == "kd3a" else None,
+            atoms=None if atoms is None else (*atoms, dictionary),
+            epochs=epochs or self.subject.epochs,
+            sites=sites,
+            seed=self._seed,
+        )
+        self.found.append(found)
+
+    def finish(self, as_json: bool) -> None:
+        """Write what was found beside what earlier calls found, and print it."""
+        path = self._home / FINDINGS
+        for audit in self.found:
+            audit.settings.update(self._about)
+        found = {audit.attack: audit.to_json() for audit in self.found}
+        table = (read_table(path) if path.is_file() else {}) | found
+        with replacing(path) as part:
+            part.write_text(json.dumps(table, indent=1))
+        if as_json:
+            echo(json.dumps(found, indent=1))
+        else:
+            _print(self.found)
+        echo(f"audit: {path}; fedda report shows it", err=as_json)
+        if self._pictures:
+            shown = self._home / PICTURES
+            echo(f"pictures: {shown}; they show images of this site", err=as_json)
+
+    def prove(self, proof: prove.Proof, options: dict[str, Any]) -> None:
+        """Make evidence of what was found with these options."""
+        proof.finish(self._file, self.config, self._about["data"], self.found, options)
 
 
-def _privacy(noise: float, windows: int, delta: float) -> dict[str, Any]:
-    """Return epsilon for one window and for all windows, or why it cannot be computed."""
-    from fedda.adversarial import privacy
+def _say(text: str) -> None:
+    echo(f"{text} ...", err=True)
 
-    about: dict[str, Any] = {"delta": delta, "windows": windows}
+
+def home_of(run: Path) -> Path:
+    """Find the folder with the run's results, given the run, one of its trainings, or a file."""
+    folder = run if run.is_dir() else run.parent
+    return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
+
+
+def read_table(file: Path) -> dict[str, Any]:
+    """Read a JSON table; empty if the file is missing, as beside a model without its run."""
     try:
-        one, all_ = (privacy.spent(noise, n, delta) for n in (1, windows))
-    except ConfigError as error:
-        return about | {"missing": str(error)}
-    return about | {"one": one._asdict(), "all": all_._asdict()}
+        return dict(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); give a finished run.") from None
 
 
-def _write(path: Path, about: dict[str, Any]) -> Path:
-    with replacing(path) as part:
-        part.write_text(json.dumps(about, indent=1))
-    return path
-
-
-def _print(result: "Audit", about: dict[str, Any]) -> None:
-    from fedda.page.recovered import parse, remarks
-
-    def text(leak: "Leak | None") -> str:
-        if leak is None:
-            return "not sent"
-        return f"{100 * leak.recovered:.1f} % {leak.cosine:.3f}"
-
-    shown = Table(
-        title=Text("features recovered, and mean best cosine", style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    shown.add_column("window", justify="right")
-    heads = ("one batch", "fixed", "moving", "if sent" if about["what-if"] else "as sent")
-    for head in (*heads, "norm"):
-        shown.add_column(head, justify="right", no_wrap=True)
-    for w in result.windows:
-        cells = map(text, (w.bare, w.fixed, w.moving, w.sent))
-        shown.add_row(str(w.examples), *cells, f"{w.norm:.3g}")
+def _print(found: list[Audit]) -> None:
+    table = Table(*HEADS, box=box.SIMPLE_HEAD)
+    for finding in (finding for audit in found for finding in audit.findings):
+        table.add_row(*map(Text, finding.cells()))
     console = PlainConsole()
-    console.print(shown)
-    for line in remarks(parse(about)):
+    console.print(table)
+    for line in (line for audit in found for line in audit.remarks()):
         console.print(Text(line))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedda import __version__
+from fedda.audits.finding import Audit
 from fedda.cli.exits import clear_exit
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
@@ -76,13 +77,14 @@ class Proof:
         model: Path,
         config: Mapping[str, Any],
         data: str,
-        found: Mapping[str, Any],
+        found: Sequence[Audit],
         options: Mapping[str, Any],
     ) -> None:
         """Write and sign the page, and end with exit code 4 if a figure is above its threshold."""
         from fedda.page import evidence
 
-        figures = evidence.figures(found, self._least)
+        rows = [row for audit in found for row in audit.findings]
+        figures = evidence.figures(rows, self._least)
         limits = self._policy.audit.model_dump(by_alias=True)
         odd = evidence.above(figures, limits)
         if self._page is not None:
@@ -96,11 +98,11 @@ class Proof:
                 "data": data,
                 "model": f"SHA-256 {hashlib.sha256(model.read_bytes()).hexdigest()}",
                 "crosses": crosses,
-                "attacks": dict(found),
+                "attacks": {audit.attack: audit.to_json() for audit in found},
                 "figures": figures,
                 "thresholds": limits,
                 "above": odd,
-                "risks": evidence.open_risks(config, kinds, found),
+                "risks": evidence.open_risks(config, kinds, rows),
                 "options": dict(options),
                 "config": dict(config),
             }

@@ -5,7 +5,7 @@ style.py       colours and sizes, for light and dark, narrow and wide
 script.py      values under the pointer, figures as files
 parts.py       tables, figures, legends
 axes.py        axes around a drawing that stretches
-line.py        curves over the rounds
+line.py        curves over the rounds, or over windows of an audit
 bars.py        stacked bars over the rounds
 series.py      results.json, in the form that the sections need
 headline.py    the first screen
@@ -16,10 +16,8 @@ noted.py       the sites' own notes, if they are on this machine
 confusion.py   confusion matrix of the target's test
 features.py    features of all sites, before and after adaptation
 labels.py      where the names of their classes go
-recovered.py   what `fedda audit` recovered from gradients, if it was run
-attacked.py    what it recovered from models and atoms
+recovered.py   what `fedda audit` recovered, if it was run
 evidence.py    a page of its own: what crossed, attacks and what is not protected
-windows.py     curves of that audit
 """
 
 from .page import page, write

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedda.audits.finding import Audits, Finding, parse
 from fedda.results.read import human
 
-from . import attacked
 from .html import Html, e
 from .page import document
 from .parts import note, section, table
+from .recovered import section_of
 
 MEANING = {
     "images": "images recovered from a step over the site's least images or more",
@@ -16,17 +17,25 @@ MEANING = {
     "shares": "class shares told: 0 as by guesses, 1 all of them",
 }
 ATTACKS = ("update", "membership", "shares", "properties")
-RARE = 0.001  # others taken for members
+RARE = "tpr@0.001"  # of one in a thousand others taken for members
+ALONE = ("step", "first", "last", "moments", "vote", "coordinates")  # of a single site
 
 
-def figures(found: Mapping[str, Any], least: int) -> dict[str, float | None]:
+def figures(found: Sequence[Finding], least: int) -> dict[str, float | None]:
     """The worst of each kind -> shares from 0 to 1; None if the attack was not tried.
 
     Args:
-        found: what the attacks found, as in attacks.json.
+        found: what the attacks found.
         least: images over which this site takes a step, at least.
     """
-    return {"images": _images(found, least), "membership": _members(found), "shares": _told(found)}
+    images = [f for f in found if f.attack == "update"]
+    largest = max((f.examples for f in images), default=0)  # no more could be tried on these data
+    most = {
+        "images": [f.recovered["images"] for f in images if f.examples >= min(least, largest)],
+        "membership": [f.recovered[RARE] for f in found if f.on in ("model", "confidence")],
+        "shares": [_told(f) for f in found if "error" in f.recovered and f.on in ALONE],
+    }
+    return {name: max(values, default=None) for name, values in most.items()}
 
 
 def above(found: Mapping[str, float | None], most: Mapping[str, float | None]) -> list[str]:
@@ -40,7 +49,7 @@ def above(found: Mapping[str, float | None], most: Mapping[str, float | None]) -
 
 
 def open_risks(
-    config: Mapping[str, Any], crosses: Sequence[str], found: Mapping[str, Any]
+    config: Mapping[str, Any], crosses: Sequence[str], found: Sequence[Finding]
 ) -> list[str]:
     """What is not protected in a run with these settings, in whole sentences.
 
@@ -62,7 +71,7 @@ def open_risks(
         risks.append("BatchNorm's moments, if the network has such layers, tell class shares.")
     if any("gradient" in kind for kind in crosses):
         risks.append("Gradients crossed; `fedda audit gradients` attacks them, and not this page.")
-    missing = [name for name in ATTACKS if name not in found]
+    missing = [name for name in ATTACKS if name not in {f.attack for f in found}]
     if missing:
         risks.append(f"Not tried: {', '.join(missing)}.")
     return [*risks, "All that take part know the mean model; the server knows numbers of tests."]
@@ -78,7 +87,6 @@ def page(about: Mapping[str, Any]) -> str:
     said = "No figure is above a threshold of the policy."
     if about["above"]:
         said = f"Above the policy's threshold: {', '.join(about['above'])}."
-    tried = attacked.parse({**about["attacks"], "data": about["data"]})
     facts = [(name, str(about[name])) for name in ("made", "fedda", "run", "data", "model")]
     return document(
         title,
@@ -86,7 +94,7 @@ def page(about: Mapping[str, Any]) -> str:
         e("p", said, class_="strong"),
         table(("what", "is"), facts, left=2, wrap=(1,), label="What was attacked"),
         _judged(about),
-        attacked.section_of(attacked.Attacked(tried)),
+        section_of(Audits(parse(about["attacks"]))),
         _crossed(about["crosses"]),
         section("risks", "Not protected", e("ul", *(e("li", risk) for risk in about["risks"]))),
         _settings("options", "Settings of the attacks", about["options"]),
@@ -126,31 +134,6 @@ def _settings(anchor: str, title: str, values: Mapping[str, Any]) -> Html:
     return section(anchor, title, table(("setting", "value"), rows, left=2, wrap=(1,), label=title))
 
 
-def _images(found: Mapping[str, Any], least: int) -> float | None:
-    tried = found.get("update", {}).get("updates", ())
-    if not tried:
-        return None
-    largest = max(u["examples"] for u in tried)  # no more could be tried on these data
-    return max(u["recovered"] for u in tried if u["examples"] >= min(least, largest))
-
-
-def _members(found: Mapping[str, Any]) -> float | None:
-    tried = found.get("membership")
-    if tried is None:
-        return None
-    rates = [
-        {float(k): v for k, v in tried[kind]["tpr"].items()} for kind in ("lira", "confidence")
-    ]
-    return max(rate[RARE] for rate in rates)
-
-
-def _told(found: Mapping[str, Any]) -> float | None:
-    worst = None
-    signs = {"shares": ("step", "first", "last"), "properties": ("moments", "vote", "coordinates")}
-    for attack, names in signs.items():
-        about = found.get(attack, {})
-        for error in (about.get(name) for name in names):
-            if error is not None:
-                told = max(0.0, 1 - error / about["guess"]) if about["guess"] else 1.0
-                worst = told if worst is None else max(worst, told)
-    return worst
+def _told(finding: Finding) -> float:
+    error, guess = finding.recovered["error"], finding.guess["error"]
+    return max(0.0, 1 - error / guess) if guess else 1.0

@@ -1,4 +1,4 @@
-"""Curves over the rounds: a figure with axes, legend, values on hover and a table of the numbers.
+"""Curves over rounds or other numbers: axes, legend, values on hover and a table of the numbers.
 
 The drawing stretches with the page, while lines and letters keep their size: only lines are SVG,
 with strokes that do not scale, and every letter is HTML beside it.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .axes import SIZE, axis, drawing, frame, stripe
+from .axes import SIZE, axis, drawing, frame, frame_over, stripe
 from .html import Html, e, join, n
 from .parts import NOTHING, figure, folded, key, legend, note, table
 
@@ -78,6 +78,7 @@ def chart(
     thin: bool = True,
     tall: bool = False,
     troubles: Mapping[int, int] | None = None,
+    over: tuple[str, Sequence[int]] | None = None,
 ) -> Html | None:
     """Draw a figure of curves over the rounds; None if they have no values.
 
@@ -90,6 +91,7 @@ def chart(
         thin: whether each seed has a thin line of its own.
         tall: whether the figure is higher, for many curves.
         troubles: number of troubles by round; marked on the axis.
+        over: what the curves are over in place of rounds, and its number at each round.
     """
     curves = [c for c in curves if any(c.seeds.values())]
     drawn = [c for c in curves if c.drawn]
@@ -104,7 +106,8 @@ def chart(
     def x(number: float) -> float:
         return SIZE * (number - 0.5) / rounds
 
-    place = Place(x, y, rounds)
+    what, names = over or ("round", range(1, rounds + 1))
+    place = Place(x, y, rounds, what, names)
     art = drawing(
         low,
         high,
@@ -113,26 +116,36 @@ def chart(
         *_rings(drawn, place),
         *_troubles(troubles or {}, place),
         *_hits(drawn, place, scale, troubles or {}),
-        said=_spoken(title, drawn, scale),
+        said=_spoken(title, drawn, scale, place),
     )
+    framed = frame(art, low, high, ticks, rounds, tall)
+    if over:
+        places = {name: x(r) for r, name in enumerate(names, 1)}
+        framed = frame_over(art, low, high, ticks, places, what)
     entries = [(key(c.css), c.name, _last(c, rounds, scale)) for c in drawn]
     return figure(
         title,
         scale.unit,
-        frame(art, low, high, ticks, rounds, tall),
+        framed,
         legend(entries),
         note(remark) if remark else None,
-        folded("Numbers", _numbers(curves, scale, rounds, title)),
+        folded("Numbers", _numbers(curves, scale, place, title)),
     )
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a round and a value are in the drawing."""
+    """Where a round and a value are in the drawing, and how the round is called."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]
     rounds: int
+    what: str
+    names: Sequence[int]
+
+    def called(self, number: int) -> str:
+        """What a round is called."""
+        return f"{self.what} {self.names[number - 1]}"
 
 
 def _path(values: Values, place: Place) -> str:
@@ -189,7 +202,7 @@ def _hits(
         lines += [f"troubles: {troubles[r]}"] if r in troubles else []
         if lines:
             left, right = place.x(r - 0.5), place.x(r + 0.5)
-            yield stripe(left, right - left, [f"round {r}", *lines])
+            yield stripe(left, right - left, [place.called(r), *lines])
 
 
 def _last(curve: Curve, rounds: int, scale: Scale) -> str:
@@ -197,20 +210,22 @@ def _last(curve: Curve, rounds: int, scale: Scale) -> str:
     return NOTHING if value is None else scale.text(value)
 
 
-def _spoken(title: str, curves: Sequence[Curve], scale: Scale) -> str:
+def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Place) -> str:
     said = []
     for curve in curves[:8]:
         ends = list(curve.mean.items())
         (first, a), (last, b) = ends[0], ends[-1]
         said.append(
-            f"{curve.name} from {scale.text(a)} in round {first} to {scale.text(b)} in round {last}"
+            f"{curve.name} from {scale.text(a)} in {place.called(first)} to {scale.text(b)} in "
+            f"{place.called(last)}"
         )
     return f"{title}: {'; '.join(said)}. The numbers follow in a table."
 
 
-def _numbers(curves: Sequence[Curve], scale: Scale, rounds: int, title: str) -> Html:
+def _numbers(curves: Sequence[Curve], scale: Scale, place: Place, title: str) -> Html:
     """Make the table of values by round; if it is too long, of means only, then of fewer rounds."""
     columns: list[tuple[str, Values]] = []
+    rounds, name = place.rounds, place.names
     seeds = any(len(c.seeds) > 1 for c in curves)
     each = sum(1 + len(c.seeds) for c in curves) * rounds <= CELLS
     for c in curves:
@@ -220,11 +235,14 @@ def _numbers(curves: Sequence[Curve], scale: Scale, rounds: int, title: str) -> 
             columns += [(f"{c.name}, seed {s}", values) for s, values in c.seeds.items()]
     every = math.ceil(len(columns) * rounds / CELLS)
     numbers = [r for r in range(1, rounds + 1) if r % every == 0 or r in (1, rounds)]
-    rows = [[r, *(scale.text(v[r]) if r in v else NOTHING for _, v in columns)] for r in numbers]
+    rows = [
+        [name[r - 1], *(scale.text(v[r]) if r in v else NOTHING for _, v in columns)]
+        for r in numbers
+    ]
     left_out = note(
         "Means over the seeds" * (seeds and not each),
         f"{', e' if seeds and not each else 'E'}very {every}th round" * (every > 1),
         "; the rest is in results.json.",
     )
-    made = table(["round", *(name for name, _ in columns)], rows, label=title, open_=False)
+    made = table([place.what, *(head for head, _ in columns)], rows, label=title, open_=False)
     return join(made, left_out if every > 1 or (seeds and not each) else None)

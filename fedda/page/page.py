@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda.audits.finding import Audits
+from fedda.audits.finding import collect as audits_of
 from fedda.files import replacing, writing
 from fedda.results.read import Results
 
-from . import attacked, recovered
 from .collaborators import collaborators
 from .conditions import doubts, events, settings, sites
 from .confusion import confusions
@@ -18,6 +19,7 @@ from .headline import headline
 from .html import Html, e
 from .noted import Noted, collect
 from .parts import note, section
+from .recovered import section_of
 from .rounds import rounds
 from .script import SCRIPT, allowed
 from .series import Run
@@ -29,6 +31,7 @@ POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed(SCRIPT)}; "
     "base-uri 'none'; form-action 'none'"
 )
+NONE = Audits()
 PARTS = {
     "worth": "Worth",
     "collaborators": "Collaborators",
@@ -36,7 +39,6 @@ PARTS = {
     "training": "Training",
     "inside": "Confusion and features",
     "audit": "Audit",
-    "attacks": "Attacks",
     "bytes": "Bytes",
     "time": "Time",
     "sites": "Sites",
@@ -59,22 +61,17 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
         RunError: a given directory holds no notes of this run, or the file cannot be written.
     """
     noted = collect(results, run, given)
-    text = page(results, noted, recovered.collect(run), attacked.collect(run))
+    text = page(results, noted, audits_of(run))
     with writing(path, "give another file by --html"), replacing(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
 
 
-def page(
-    results: Results,
-    noted: Noted,
-    audited: recovered.Audited | None = None,
-    tried: attacked.Attacked | None = None,
-) -> str:
+def page(results: Results, noted: Noted, audited: Audits = NONE) -> str:
     """Return the whole document."""
     run = Run(results)
     title = f"{run.short(run.own)} on {run.target}: {results['name']}"
-    return document(title, headline(run), *parts(run, noted, audited, tried))
+    return document(title, headline(run), *parts(run, noted, audited))
 
 
 def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRIPT) -> str:
@@ -99,16 +96,11 @@ def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRI
     return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
 
 
-def parts(
-    run: Run,
-    noted: Noted,
-    audited: recovered.Audited | None = None,
-    tried: attacked.Attacked | None = None,
-) -> list[Html | None]:
+def parts(run: Run, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
     """Make everything below the headline: the links to the sections, and the sections."""
-    audits, attacks = recovered.section_of(audited), attacked.section_of(tried)
-    doubted, chosen, judged = doubts(run), collaborators(run), worth(run)
-    maybe = {"audit": audits, "attacks": attacks, "doubts": doubted}
+    audits, doubted = section_of(audited), doubts(run)
+    chosen, judged = collaborators(run), worth(run)
+    maybe = {"audit": audits, "doubts": doubted}
     maybe |= {"collaborators": chosen, "worth": judged}
     absent = {anchor for anchor, part in maybe.items() if not part}
     links = [
@@ -121,7 +113,6 @@ def parts(
         rounds(run),
         inside(run, noted),
         audits,
-        attacks,
         costs(run),
         sites(run),
         events(run),

@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedda import models, plugins
-from fedda.adversarial.attack import (
+from fedda.adversarial.discriminators import (
+    Discriminator,
+    Network,
+    called_target,
+    flat_gradient,
+    gradient_penalty,
+    low,
+)
+from fedda.adversarial.privacy import spent
+from fedda.algorithms import dils
+from fedda.audits.finding import Audit, collect, parse
+from fedda.audits.gradients import (
     HALVES,
     LOSSES,
     MOST,
@@ -27,24 +38,14 @@ from fedda.adversarial.attack import (
     best_cosines,
     candidates,
     features,
+    planned,
     window_gradient,
 )
-from fedda.adversarial.discriminators import (
-    Discriminator,
-    Network,
-    called_target,
-    flat_gradient,
-    gradient_penalty,
-    low,
-)
-from fedda.algorithms import dils
 from fedda.cli import app
-from fedda.cli.audit import planned
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, DataError
 from fedda.page import page
 from fedda.page.noted import Noted
-from fedda.page.recovered import collect, parse, remarks
 from fedda.settings import RunConfig
 from fedda.train import generator
 from tests.test_page import Read, results
@@ -166,49 +167,56 @@ def test_a_critics_penalty_changes_only_the_gradient_of_its_weights() -> None:
 # ---- the audit ---------------------------------------------------------------------------------
 
 
+def by_size(found: Audit, form: str) -> dict[int, dict[str, float]]:
+    """What one form of the attack recovered, by examples in a window."""
+    return {
+        f.examples: {"features": f.recovered[form], "cosine": f.recovered[f"{form}-cosine"]}
+        for f in found.findings
+        if form in f.recovered
+    }
+
+
 def test_few_examples_are_recovered_and_many_are_not() -> None:
     found = audit(random_features(200), SMALL, trials=2)
-    windows = {w.examples: w for w in found.windows}
-    assert list(windows) == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert windows[1].bare.recovered == windows[1].moving.recovered == 1
-    assert windows[1].bare.cosine == pytest.approx(1, abs=1e-5)
-    assert windows[2].bare.recovered > 0.4  # ten units cannot separate all pairs
-    assert windows[128].bare.recovered < 0.02
-    assert windows[128].bare.cosine < windows[8].bare.cosine
-    assert all(w.bare.recovered == pytest.approx(w.fixed.recovered) for w in found.windows)
+    bare, fixed, moving = (by_size(found, form) for form in ("bare", "fixed", "moving"))
+    assert list(bare) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert bare[1]["features"] == moving[1]["features"] == 1
+    assert bare[1]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert bare[2]["features"] > 0.4  # ten units cannot separate all pairs
+    assert bare[128]["features"] < 0.02
+    assert bare[128]["cosine"] < bare[8]["cosine"]
+    assert all(bare[n]["features"] == pytest.approx(fixed[n]["features"]) for n in bare)
 
 
 def test_windows_that_are_not_sent_are_not_attacked() -> None:
     found = audit(random_features(), SMALL, trials=1)
-    assert [w.examples for w in found.windows if w.sent is None] == [1, 2, 4, 8]
-    assert [w.sent for w in found.windows if w.examples >= 16] == [
-        w.moving for w in found.windows if w.examples >= 16
-    ]  # no gradient is long enough to be clipped
+    sent, moving = by_size(found, "sent"), by_size(found, "moving")
+    assert list(moving) == [1, 2, 4, 8, 16, 32, 64] and list(sent) == [16, 32, 64]
+    assert sent == {n: moving[n] for n in sent}  # no gradient is long enough to be clipped
 
 
 @pytest.mark.slow
 def test_clipping_does_not_stop_the_attack_and_noise_does() -> None:
     bare = replace(SMALL, min_examples=1)
     for settings in (bare, replace(bare, clip=1e-3)):
-        window = audit(random_features(), settings, trials=2).windows[0]
-        assert window.sent is not None
-        assert window.sent.recovered == 1
-    noisy = audit(random_features(), replace(bare, noise=0.1), trials=2).windows[0]
-    assert noisy.bare.recovered == 1
-    assert noisy.sent is not None
-    assert noisy.sent.recovered == 0
-    assert noisy.sent.cosine < 0.9
+        found = audit(random_features(), settings, trials=2)
+        assert by_size(found, "sent")[1]["features"] == 1
+    noisy = audit(random_features(), replace(bare, noise=0.1), trials=2)
+    assert by_size(noisy, "bare")[1]["features"] == 1
+    assert by_size(noisy, "sent")[1]["features"] == 0
+    assert by_size(noisy, "sent")[1]["cosine"] < 0.9
 
 
 def test_nearly_equal_features_do_not_count_as_recovered() -> None:
     z = torch.ones(256, D) + 0.01 * random_features(256)
     found = audit(z, SMALL, trials=2)
-    assert found.other.recovered == 1  # cosine above .999 even without an attack
-    assert found.threshold > 0.9999
-    largest = found.windows[-1]
-    assert largest.bare.cosine > 0.999
-    assert largest.bare.recovered < 0.1  # it would be 0.16 if the mean did not count as a guess
-    assert any("hardly tells" in line for line in remarks(parse(about(found))))
+    assert found.findings[0].guess["features"] == 1  # cosine above .999 even without an attack
+    assert found.settings["threshold"] > 0.9999
+    largest = by_size(found, "bare")[256]
+    assert largest["cosine"] > 0.999
+    assert largest["features"] < 0.1  # it would be 0.16 if the mean did not count as a guess
+    found.settings["data"] = "clinic"
+    assert any("hardly tells" in line for line in found.remarks())
 
 
 def test_the_attack_is_compared_with_guesses_from_the_same_data() -> None:
@@ -217,7 +225,7 @@ def test_the_attack_is_compared_with_guesses_from_the_same_data() -> None:
     # One of the 47 other features is equal; ten of the 47 are guessed.
     assert ((found - 1).abs() < 1e-6).float().mean() == pytest.approx(10 / 47, abs=0.02)
     assert found.mean() == pytest.approx(10 / 47, abs=0.02)
-    assert audit(z[:D], SMALL, trials=1).other.cosine == 0
+    assert audit(z[:D], SMALL, trials=1).findings[0].guess["cosine"] == 0
 
 
 def test_the_mean_of_other_features_counts_as_a_guess() -> None:
@@ -229,7 +237,7 @@ def test_the_mean_of_other_features_counts_as_a_guess() -> None:
 def test_the_seed_determines_the_result() -> None:
     first, again, other = (audit(random_features(), SMALL, trials=1, seed=s) for s in (0, 0, 1))
     assert first == again
-    assert first.windows != other.windows
+    assert first.findings != other.findings
 
 
 def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
@@ -240,7 +248,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
         replace(SMALL, network=Network(sizes="")),
     ):
         found = audit(random_features(8), settings, trials=1)
-        assert found.windows[0].bare.recovered == 1
+        assert by_size(found, "bare")[1]["features"] == 1
     with pytest.raises(DataError, match="one feature or none"):
         audit(random_features(1), SMALL)
 
@@ -318,15 +326,11 @@ def test_features_come_from_the_encoder_in_evaluation_mode(monkeypatch: pytest.M
     assert z.shape == (5, model.width)
     assert sorted(z.sum(dim=1).tolist()) == pytest.approx(sorted(expected.sum(dim=1).tolist()))
     assert model.training
-    monkeypatch.setattr("fedda.adversarial.attack.MOST", 3)
+    monkeypatch.setattr("fedda.audits.gradients.MOST", 3)
     assert len(features(model, x)) == 3 < MOST
 
 
 # ---- the command and the page ------------------------------------------------------------------
-
-
-def about(found: Any, **others: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(found.to_json() | {"data": "clinic", "privacy": None} | others))
 
 
 @pytest.fixture
@@ -356,32 +360,39 @@ def test_the_command_and_the_report(finished: Path) -> None:
     words = [finished, "--data", data, "--trials", 1, "--min-examples", 8, "--sizes", "6"]
     shown = run(*words)
     assert shown.exit_code == 0, shown.output
-    assert "features recovered" in shown.stdout
-    assert "not sent" in shown.stdout
-    found = json.loads((finished / "audit.json").read_text())
-    assert found["settings"] | {"network": None} == {
+    assert "fewer than 8 examples is not sent" in shown.stdout.replace("\n", " ")
+    found = json.loads((finished / "findings.json").read_text())["gradients"]
+    assert {k: found[k] for k in ("method", "p", "min-examples", "clip", "noise", "loss")} == {
         "method": "dils",
         "p": 2,
         "min-examples": 8,
         "clip": 10.0,
         "noise": 0.0,
         "loss": "adda",
-        "penalty": 0.0,
-        "network": None,
     }
+    assert (found["penalty"], found["network"]["sizes"], found["what-if"]) == (0, "6", True)
     assert (found["data"], found["features"], found["width"]) == ("clinic.npz", 40, 8)
-    assert [w["examples"] for w in found["windows"]] == [1, 2, 4, 8, 16, 32]
+    assert [row["examples"] for row in found["findings"]] == [1, 2, 4, 8, 16, 32]
+    assert [row["examples"] for row in found["findings"] if "what-if" in row["recovered"]] == [
+        8,
+        16,
+        32,
+    ]
     assert CliRunner().invoke(app, ["report", str(finished)]).exit_code == 0
     read = Read((finished / "report.html").read_text())
-    table = read.tables["Features recovered by examples in a window"]
-    assert len(table) == 1 + 6
-    first = found["windows"][0]["bare"]
-    assert table[1][:3] == ["1", f"{100 * first['recovered']:.1f} %", f"{first['cosine']:.3f}"]
-    assert table[1][-3] == "–" and table[4][-3].endswith(" %")
+    assert len(read.tables["Audit"]) == 1 + len(found["findings"])
+    first = found["findings"][0]["recovered"]
+    name, recovers, *_ = read.tables["Audit"][1]
+    assert name == "features from a window of 1"
+    assert recovers.startswith(f"bare {100 * first['bare']:.1f} %; fixed ")
+    assert recovers.endswith(f"; norm {first['norm']:.3g}")
+    numbers = read.tables["Features recovered"]
+    assert [row[0] for row in numbers] == ["examples", "1", "2", "4", "8", "16", "32"]
+    assert numbers[3][-1] == "–" and numbers[4][-1].endswith(" %")
     assert ("a", {"href": "#audit"}) in read.elements
-    assert "smallest window that is sent, 8" in read.words
+    assert "A ring marks the smallest window that is sent" in read.words
     again = run(*words, "--json")
-    assert json.loads(again.stdout) == found
+    assert json.loads(again.stdout) == {"gradients": found}
 
 
 SENT, WHAT_IF = "as the run sends it", "as a run would send it"
@@ -407,8 +418,8 @@ def test_what_the_run_sent_is_distinguished_from_a_what_if(finished: Path) -> No
         (finished / "config.json").write_text(json.dumps(config))
         shown = run(*words, *more)
         assert shown.exit_code == 0, shown.output
-        found = json.loads((finished / "audit.json").read_text())
-        assert found["settings"]["method"] == method
+        found = json.loads((finished / "findings.json").read_text())["gradients"]
+        assert found["method"] == method
         assert found["what-if"] == (named == WHAT_IF)
         assert ("What if: no run has sent" in shown.stdout) == found["what-if"]
         assert ("The critic's penalty" in shown.stdout) == (method == "fwdgrl")
@@ -433,9 +444,10 @@ def test_a_run_without_a_discriminator_is_refused(finished: Path) -> None:
             "dils, fada, fdann, fruda, fwdgrl, mdan have one: give one of them as --method"
             in shown.stderr
         )
-        assert not (what.parent / "audit.json").exists()
+        assert not (what.parent / "findings.json").exists()
     assert run(alone, *words, "--method", "dils").exit_code == 0
-    assert json.loads((alone.parent / "audit.json").read_text())["what-if"] is True
+    found = json.loads((alone.parent / "findings.json").read_text())
+    assert found["gradients"]["what-if"] is True
 
 
 def test_labels_are_neither_needed_nor_read(finished: Path) -> None:
@@ -445,50 +457,42 @@ def test_labels_are_neither_needed_nor_read(finished: Path) -> None:
     assert run(finished, "--data", data, "--trials", 1).exit_code == 0
 
 
-def test_a_run_without_an_audit_has_no_section(tmp_path: Path) -> None:
-    assert collect(tmp_path) is None
-    read = Read(page(results(), Noted()))
-    assert ("a", {"href": "#audit"}) not in read.elements
-    assert "section" in {tag for tag, _ in read.elements}
-    assert not [a for tag, a in read.elements if tag == "section" and a["id"] == "audit"]
-
-
 @pytest.mark.parametrize(
-    "change",
-    [{"threshold": "<b>"}, {"windows": []}, {"windows": [{"examples": 0}]}, {"other": {}}, None],
+    "change", [{"threshold": "<evil>"}, {"method": 1j}, {"p": None}, {"findings": []}]
 )
-def test_an_audit_in_another_format_is_left_out(tmp_path: Path, change: Any) -> None:
-    found: Any = about(audit(random_features(4), SMALL, trials=1))
-    (tmp_path / "audit.json").write_text(json.dumps(found | change if change else []))
-    audited = collect(tmp_path)
-    assert audited is not None and audited.about is None
-    words = Read(page(results(), Noted(), audited)).words
-    assert "Left out: " in words and "audit.json cannot be read" in words
+def test_settings_in_another_format_are_left_out(tmp_path: Path, change: Any) -> None:
+    found: Any = audit(random_features(4), SMALL, trials=1).to_json() | {"data": "<evil>"}
+    text = json.dumps({"gradients": found | change}, default=lambda _: float("nan"))
+    (tmp_path / "findings.json").write_text(text)
+    html = page(results(), Noted(), collect(tmp_path))
+    assert "findings.json cannot be read" in html and "<evil>" not in html
 
 
 def test_names_in_an_audit_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    found = about(audit(random_features(4), SMALL, trials=1), data=evil)
-    (tmp_path / "audit.json").write_text(json.dumps(found))
-    assert evil not in page(results(), Noted(), collect(tmp_path))
+    found = audit(random_features(4), replace(SMALL, method=evil), trials=1, what_if=True)
+    (tmp_path / "findings.json").write_text(
+        json.dumps({"gradients": found.to_json() | {"data": evil}})
+    )
+    html = page(results(), Noted(), collect(tmp_path))
+    assert "A run of &lt;script&gt;" in html and evil not in html
 
 
 def test_noise_is_reported_with_its_epsilon(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedda.adversarial.privacy import spent
-
     words = [finished, "--data", finished.parent / "clinic.npz", "--trials", 1, "--noise", 2]
     shown = run(*words, "--windows", 30, "--json")
     assert shown.exit_code == 0, shown.output
-    found = json.loads(shown.stdout)
+    (audited,) = parse(json.loads(shown.stdout))
+    found = audited.settings
     assert found["privacy"] == {
         "delta": 1e-5,
         "windows": 30,
         "one": spent(2, 1)._asdict(),
         "all": spent(2, 30)._asdict(),
     }
-    text = " ".join(remarks(parse(found)))
+    text = " ".join(audited.remarks())
     assert f"epsilon {spent(2, 1).presence:.3g} for one window" in text
     assert "an example has the site's epsilon and none of its own" in text
     assert "takes nothing from this attack" not in text
@@ -546,7 +550,7 @@ def test_what_cannot_be_audited_is_refused(finished: Path, tmp_path: Path) -> No
         assert shown.exit_code == 1
         assert shown.stderr.startswith("error: ")
         assert text in shown.stderr
-    assert not (finished / "audit.json").exists()
+    assert not (finished / "findings.json").exists()
 
 
 def test_the_help_text_loads_no_heavy_module() -> None:
@@ -555,8 +559,8 @@ def test_the_help_text_loads_no_heavy_module() -> None:
     assert "fedda.errors" in eager
     assert not eager & {
         "torch",
-        "fedda.adversarial.attack",
+        "fedda.audits.gradients",
+        "fedda.audits.subject",
         "fedda.models",
-        "fedda.page.recovered",
         "fedda.adversarial.privacy",
     }

@@ -26,8 +26,9 @@ This is a lower bound of what leaks. Attacks that optimise, combine windows, or 
 penalty out of its gradients, find more.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda import plugins
+from fedda.adversarial import privacy
 from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
@@ -55,9 +57,12 @@ from fedda.errors import ConfigError, DataError
 from fedda.models import Model, as_inputs, evaluating
 from fedda.train import generator, seed_for
 
+from .finding import Audit, Finding
+
 WINDOWS = tuple(2**k for k in range(10))  # examples: 1 to 512
 COSINE = 0.999
 CHANCE = 0.01  # share of the examples that guesses may recover
+FORMS = ("bare", "fixed", "moving", "sent")
 MOST = 4096  # features that an audit looks at, drawn at random
 
 # The methods that sum a discriminator's gradients, and its loss; None: the one in their settings.
@@ -97,6 +102,11 @@ class Settings:
             )
         return settings
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON types, under the names that a run gives them."""
+        plain = {k.replace("_", "-"): v for k, v in vars(self).items()}
+        return plain | {"network": self.network.flat()}
+
     @classmethod
     def of(cls, flat: Mapping[str, Any], method: str = "") -> "Settings":
         """The settings in a run's config.json, with defaults for those it does not have.
@@ -130,81 +140,26 @@ class Settings:
         return cls(method, **given, loss=loss, penalty=gamma, network=options.discriminator)
 
 
-@dataclass(frozen=True)
-class Leak:
-    """What one attack recovered: the share of the examples, and the mean of their best cosines."""
+def audit(
+    z: Tensor, settings: Settings, *, trials: int = 5, seed: int = 0, what_if: bool = False
+) -> Audit:
+    """Attack windows of every size that there are enough features for, in four forms.
 
-    recovered: float
-    cosine: float
-
-
-@dataclass(frozen=True)
-class Window:
-    """Windows of n examples, attacked in four forms.
-
-    Attributes:
-        examples: n.
-        norm: mean length of G / p in `moving`, to compare with the clip.
-        bare: from the gradient of one batch of n, without a critic's penalty, as if
-            an attacker had taken it out.
-        fixed: from the sum of p gradients, while the discriminator stands still. If p divides n and
-            there is no penalty, that is p times the gradient of `bare`, and reveals as much.
-        moving: from the sum of p gradients, while the discriminator moves as in a run.
-        sent: as `moving`, clipped and with noise as in the run; None: the site refuses to send it.
-    """
-
-    examples: int
-    norm: float
-    bare: Leak
-    fixed: Leak
-    moving: Leak
-    sent: Leak | None
-
-
-@dataclass(frozen=True)
-class Audit:
-    """All windows, and what to compare them with.
-
-    Attributes:
-        settings: of the run.
-        features: how many features the windows were drawn from.
-        width: d.
-        parameters: P.
-        trials: windows of each size.
-        seed: of every draw.
-        guesses: H, how many other features each feature was compared with.
-        other: what guesses recover: H other features and their mean in place of the attack's
-            candidates; its `recovered` is the share above .999.
-        threshold: cosine above which an example counts as recovered.
-        windows: by size, from one example on.
-    """
-
-    settings: Settings
-    features: int
-    width: int
-    parameters: int
-    trials: int
-    seed: int
-    guesses: int
-    other: Leak
-    threshold: float
-    windows: tuple[Window, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The audit as plain JSON types, its settings under the names that a run gives them."""
-        settings = {k.replace("_", "-"): v for k, v in asdict(self.settings).items()}
-        settings["network"] = self.settings.network.flat()
-        return asdict(self) | {"settings": settings}
-
-
-def audit(z: Tensor, settings: Settings, *, trials: int = 5, seed: int = 0) -> Audit:
-    """Attack windows of every size that there are enough features for.
+    bare     from the gradient of one batch, without a critic's penalty, as if an attacker had
+             taken it out
+    fixed    from the sum of p gradients, while the discriminator stands still. If p divides n and
+             there is no penalty, that is p times the gradient of `bare`, and reveals as much
+    moving   from the sum of p gradients, while the discriminator moves as in a run
+    sent     as `moving`, clipped and with noise as in the run, or `what-if` no run has sent this;
+             not of windows that a site refuses to send
+    norm     mean length of G / p in `moving`, to compare with the clip
 
     Args:
         z: (N, d) features, as `features` makes them.
         settings: of the run.
         trials: windows per size, each with a new discriminator.
         seed: of every draw.
+        what_if: whether no run has sent this.
 
     Raises:
         DataError: there are fewer than two features.
@@ -214,19 +169,63 @@ def audit(z: Tensor, settings: Settings, *, trials: int = 5, seed: int = 0) -> A
     guesses = min((*settings.network.hidden, 1)[0], len(z) // 2)
     cosines = torch.cat([_others(z, guesses, generator(seed, "others", t)) for t in range(trials)])
     threshold = max(COSINE, float(cosines.quantile(1 - CHANCE)))
-    sizes = [n for n in WINDOWS if n <= len(z)]
-    return Audit(
-        settings=settings,
-        features=len(z),
-        width=z.shape[1],
-        parameters=count(z.shape[1], settings.network.hidden),
-        trials=trials,
-        seed=seed,
-        guesses=guesses,
-        other=_leak(cosines, COSINE),
-        threshold=threshold,
-        windows=tuple(_window(z, n, settings, threshold, trials, seed) for n in sizes),
-    )
+    guess = _leak(cosines, COSINE)
+    found = []
+    for n in (n for n in WINDOWS if n <= len(z)):
+        attacks = [_attack(z, n, settings, (seed, n, t)) for t in range(trials)]
+        recovered = {"norm": sum(norm for norm, _ in attacks) / trials}
+        for form in FORMS if n >= settings.min_examples else FORMS[:-1]:
+            leak = _leak(torch.cat([best[form] for _, best in attacks]), threshold)
+            name = "what-if" if form == "sent" and what_if else form
+            recovered |= {name: leak["features"], f"{name}-cosine": leak["cosine"]}
+        found.append(Finding("gradients", "window", n, recovered, guess))
+    about = settings.to_json() | {
+        "features": len(z),
+        "width": z.shape[1],
+        "parameters": count(z.shape[1], settings.network.hidden),
+        "trials": trials,
+        "guesses": guesses,
+        "threshold": threshold,
+        "what-if": what_if,
+    }
+    return Audit("gradients", about, tuple(found))
+
+
+def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
+    """Return the most windows that a site sends in one training, if no round is repeated.
+
+    Where the method has them, this counts rounds that are rounded up to whole windows, a critic's
+    extra steps, and a target's windows in its pair with every source or candidate.
+    """
+    sites, method = results.get("sites", []), config.get("method", "")
+    most = max((site.get("examples", 0) for site in sites), default=0)
+    size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
+    steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
+    about = plugins.method(method or "fdann")  # a model alone does not say how it was trained
+    options: Any = validate(about.config, unflatten(config).get(method, {}), method)
+    stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
+    summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
+    if method in ("dils", "fruda"):  # their rounds are longer, with a critic longer still
+        steps *= options.epochs * options.steps_of_discriminator(p)
+    if method == "dils":  # one window may span several rounds
+        return max(1, summing * steps // p)
+    if method == "fruda":
+        adapting = sum(s.last - s.first + 1 for s in stages if s.phase.name == "adapt")
+        critics = max(1, len(sites) - 1) + 1  # one per candidate, and one after the adaptation
+        return adapting * steps // p + critics * options.measure.steps
+    sources = sum(site.get("role") == "source" for site in sites)
+    pairs = max(1, sources) if getattr(options, "pairs", False) else 1
+    return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
+
+
+def epsilon(noise: float, windows: int, delta: float) -> dict[str, Any]:
+    """Epsilon for one window and for all windows, or why it cannot be computed."""
+    about: dict[str, Any] = {"delta": delta, "windows": windows}
+    try:
+        one, all_ = (privacy.spent(noise, n, delta) for n in (1, windows))
+    except ConfigError as error:
+        return about | {"missing": str(error)}
+    return about | {"one": one._asdict(), "all": all_._asdict()}
 
 
 @torch.no_grad()
@@ -292,24 +291,6 @@ class Moves:
     optimizer: torch.optim.Optimizer
 
 
-def _window(
-    z: Tensor, n: int, settings: Settings, threshold: float, trials: int, seed: int
-) -> Window:
-    attacks = [_attack(z, n, settings, (seed, n, t)) for t in range(trials)]
-
-    def leak(form: str) -> Leak:
-        return _leak(torch.cat([cosines[form] for _, cosines in attacks]), threshold)
-
-    return Window(
-        examples=n,
-        norm=sum(norm for norm, _ in attacks) / trials,
-        bare=leak("bare"),
-        fixed=leak("fixed"),
-        moving=leak("moving"),
-        sent=leak("sent") if n >= settings.min_examples else None,
-    )
-
-
 def _attack(
     z: Tensor, n: int, settings: Settings, seed: tuple[int, int, int]
 ) -> tuple[float, dict[str, Tensor]]:
@@ -351,5 +332,6 @@ def _others(z: Tensor, guesses: int, draws: torch.Generator) -> Tensor:
     return best_cosines(z[order[:n]], torch.cat([others, others.mean(dim=0, keepdim=True)]))
 
 
-def _leak(cosines: Tensor, threshold: float) -> Leak:
-    return Leak(float((cosines > threshold).float().mean()), float(cosines.mean()))
+def _leak(cosines: Tensor, threshold: float) -> dict[str, float]:
+    recovered = float((cosines > threshold).float().mean())
+    return {"features": recovered, "cosine": float(cosines.mean())}
