@@ -30,7 +30,7 @@ from fedda.models import batchnorms, evaluating, inputs_of
 from fedda.train import generator, seed_for
 
 from .finding import Audit, Finding
-from .shares import OWN, error, error_of_means, fit, skewed
+from .shares import OWN, check_enough, error, error_of_means, fit, made_sites, skewed
 from .subject import Subject
 
 TEACHERS = 3
@@ -65,8 +65,8 @@ def leaked(
     """
     parts = thirds(subject, seed)
     n = len(subject.y) // 12
-    own, known = _made(subject, parts[1], OWN, n, seed, "own")
-    others, true = _made(subject, parts[2], sites, n, seed, "site")
+    own, known = made_sites(subject, parts[1], OWN, n, seed, "own")
+    others, true = made_sites(subject, parts[2], sites, n, seed, "site")
 
     def told(u: Signature) -> tuple[float, float]:
         predict = fit(torch.stack([u(chosen) for chosen in own]), known)
@@ -150,23 +150,10 @@ def thirds(subject: Subject, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         DataError: there are too few examples or classes.
     """
-    counts = subject.y.bincount(minlength=subject.classes)
-    if len(subject.y) < 12 * subject.classes or int((counts > 0).sum()) < 2:
-        raise DataError(
-            f"There are {len(subject.y)} examples of {int((counts > 0).sum())} classes; the attack "
-            f"on properties needs two classes and {12 * subject.classes} examples."
-        )
+    check_enough(subject, 12, "properties")
     order = torch.randperm(len(subject.y), generator=generator(seed, "properties"))
     third = len(order) // 3
     return order[:third], order[third : 2 * third], order[2 * third :]
-
-
-def _made(
-    subject: Subject, pool: Tensor, count: int, n: int, seed: int, what: str
-) -> tuple[list[Tensor], Tensor]:
-    """Make sites of n examples -> the indices of each, and their shares (count, C)."""
-    made = [skewed(subject, pool, n, generator(seed, what, i)) for i in range(count)]
-    return [chosen for chosen, _ in made], torch.stack([shares for _, shares in made])
 
 
 def _teachers(subject: Subject, pool: Tensor, epochs: int, seed: int) -> Tensor:

@@ -93,19 +93,13 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Audit:
     Raises:
         DataError: there are too few examples or classes.
     """
-    counts = subject.y.bincount(minlength=subject.classes)
+    check_enough(subject, 8, "class shares")
     n = len(subject.y) // 8
-    if n < subject.classes or int((counts > 0).sum()) < 2:
-        raise DataError(
-            f"There are {len(subject.y)} examples of {int((counts > 0).sum())} classes; the attack "
-            f"on class shares needs two classes and {8 * subject.classes} examples."
-        )
     order = torch.randperm(len(subject.y), generator=generator(seed, "shares"))
     half = len(order) // 2
     shown = order[:half][:SHOWN]
-    own = [skewed(subject, order[:half], n, generator(seed, "own", i)) for i in range(OWN)]
-    others = [skewed(subject, order[half:], n, generator(seed, "site", i)) for i in range(sites)]
-    known, true = (torch.stack([shares for _, shares in some]) for some in (own, others))
+    own, known = made_sites(subject, order[:half], OWN, n, seed, "own")
+    others, true = made_sites(subject, order[half:], sites, n, seed, "site")
     new, batch = subject.fresh(seed_for(seed, "shares")), subject.train.batch_size
     found: dict[str, dict[str, float]] = {}
     for what, start, size in (
@@ -113,8 +107,8 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Audit:
         ("first", new, batch),
         ("last", subject.model, batch),
     ):
-        changes = [change(subject, start, chosen, shown, size) for chosen, _ in own]
-        seen = torch.stack([change(subject, start, chosen, shown, size) for chosen, _ in others])
+        changes = [change(subject, start, chosen, shown, size) for chosen in own]
+        seen = torch.stack([change(subject, start, chosen, shown, size) for chosen in others])
         predict = fit(torch.stack(changes), known)
         s = predict(seen)
         found[what] = {"error": float(error(s, true).mean())}
@@ -155,6 +149,28 @@ def change(
     with evaluating(model), torch.no_grad():
         says = F.log_softmax(model(subject.x[shown]), dim=1).mean(dim=0)
     return torch.cat([bias, rows.mean(dim=1), says]).detach().cpu()
+
+
+def check_enough(subject: Subject, per_class: int, what: str) -> None:
+    """Check that sites can be made of the examples.
+
+    Raises:
+        DataError: there are too few examples or classes.
+    """
+    present, least = len(subject.y.unique()), per_class * subject.classes
+    if len(subject.y) < least or present < 2:
+        raise DataError(
+            f"There are {len(subject.y)} examples of {present} classes; the attack on {what} needs "
+            f"two classes and {least} examples."
+        )
+
+
+def made_sites(
+    subject: Subject, pool: Tensor, count: int, n: int, seed: int, what: str
+) -> tuple[list[Tensor], Tensor]:
+    """Make sites of n examples -> the indices of each, and their shares (count, C)."""
+    made = [skewed(subject, pool, n, generator(seed, what, i)) for i in range(count)]
+    return [chosen for chosen, _ in made], torch.stack([shares for _, shares in made])
 
 
 def skewed(subject: Subject, pool: Tensor, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:

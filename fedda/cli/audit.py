@@ -23,7 +23,6 @@ from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from fedda.audits.gradients import Settings
     from fedda.audits.subject import Subject
     from fedda.data import Reading
 
@@ -161,13 +160,23 @@ def gradients(
     with clear_exit():
         reading = reading_of(split, gray_bits, follow_links=follow_links)
         attacker = _Attacker(run, data, seed, device, reading)
-        from fedda.audits.gradients import Settings
+        from fedda.audits import gradients as attack
+        from fedda.audits.subject import opened
+        from fedda.data import load_target
 
-        own = Settings.of(attacker.config, method)
+        own = attack.Settings.of(attacker.config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
         settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
         what_if = settings != own or own.method != attacker.config.get("method")
-        attacker.gradients(settings, what_if, trials, windows, delta)
+        results = read_table(home_of(run) / RESULTS)
+        config = attacker.config | {"method": own.method}
+        sent = windows or attack.planned(config, results, settings.p)
+        model, _, examples, _ = opened(load_target, model_file(run), data, reading)  # no labels
+        z = attack.features(model.to(attacker.device), examples.x, seed=seed)
+        found = attack.audit(z, settings, trials=trials, seed=seed, what_if=what_if)
+        if settings.noise:
+            found.settings["privacy"] = attack.epsilon(settings.noise, sent, delta)
+        attacker.found.append(found)
         attacker.finish(as_json)
 
 
@@ -356,7 +365,7 @@ class _Attacker:
         self.config = read_table(self._home / CONFIG)
         if noise >= 0:
             self.config["privacy.noise"] = noise
-        self._device = load_folder("clients", "site.memory").pick_device(device)
+        self.device = load_folder("clients", "site.memory").pick_device(device)
         self._folder, self._seed, self._reading = folder, seed, reading
         self._about = {"data": folder.resolve().name, "seed": seed}
         self._pictures = False
@@ -368,24 +377,7 @@ class _Attacker:
         from fedda.audits.subject import subject
 
         about = self._file, self.config, self._folder, self._reading
-        return subject(*about, self._device, self._seed)
-
-    def gradients(
-        self, settings: "Settings", what_if: bool, trials: int, windows: int | None, delta: float
-    ) -> None:
-        """Attack a discriminator's gradients; no label is read."""
-        from fedda.audits import gradients as attack
-        from fedda.audits.subject import opened
-        from fedda.data import load_target
-
-        config = self.config | {"method": settings.method}
-        sent = windows or attack.planned(config, read_table(self._home / RESULTS), settings.p)
-        model, _, data, _ = opened(load_target, self._file, self._folder, self._reading)
-        z = attack.features(model.to(self._device), data.x, seed=self._seed)
-        found = attack.audit(z, settings, trials=trials, seed=self._seed, what_if=what_if)
-        if settings.noise:
-            found.settings["privacy"] = attack.epsilon(settings.noise, sent, delta)
-        self.found.append(found)
+        return subject(*about, self.device, self._seed)
 
     def update(self, trials: int, steps: int) -> None:
         """Attack a model's update."""
