@@ -24,7 +24,6 @@ from fedda.adversarial.discriminators import (
     gradient_penalty,
     low,
 )
-from fedda.adversarial.privacy import spent
 from fedda.algorithms import dils
 from fedda.audits.finding import Audit, collect, parse
 from fedda.audits.gradients import (
@@ -41,6 +40,7 @@ from fedda.audits.gradients import (
     planned,
     window_gradient,
 )
+from fedda.audits.privacy import epsilon
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, DataError
@@ -489,11 +489,11 @@ def test_noise_is_reported_with_its_epsilon(
     assert found["privacy"] == {
         "delta": 1e-5,
         "windows": 30,
-        "one": spent(2, 1)._asdict(),
-        "all": spent(2, 30)._asdict(),
+        "one": {"presence": epsilon(2, 1), "replacement": epsilon(1, 1)},
+        "all": {"presence": epsilon(2, 30), "replacement": epsilon(1, 30)},
     }
     text = " ".join(audited.remarks())
-    assert f"epsilon {spent(2, 1).presence:.3g} for one window" in text
+    assert f"epsilon {epsilon(2, 1):.3g} for one window" in text
     assert "an example has the site's epsilon and none of its own" in text
     assert "takes nothing from this attack" not in text
     # 2 * 10 * sqrt(P) by hand, P = 8 * 100 + 100 + 100 * 100 + 100 + 100 + 1
@@ -562,5 +562,5 @@ def test_the_help_text_loads_no_heavy_module() -> None:
         "fedda.audits.gradients",
         "fedda.audits.subject",
         "fedda.models",
-        "fedda.adversarial.privacy",
+        "fedda.audits.privacy",
     }

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedda.adversarial import privacy
 from fedda.adversarial.lazy import protect
-from fedda.adversarial.privacy import epsilon, spent
+from fedda.audits import privacy
+from fedda.audits.privacy import epsilon, spent
 from fedda.errors import ConfigError
 
 
@@ -68,9 +68,9 @@ def test_a_case_by_hand() -> None:
 
 
 def test_replacing_data_counts_as_twice_the_distance_of_leaving_them_out() -> None:
-    found = spent(2.0, 9)
-    assert found.presence == epsilon(2.0, 9)
-    assert found.replacement == epsilon(1.0, 9) > found.presence
+    found = spent(2.0, 9)["all"]
+    assert found["presence"] == epsilon(2.0, 9)
+    assert found["replacement"] == epsilon(1.0, 9) > found["presence"]
 
 
 def test_clipping_gives_the_distances_that_the_account_assumes() -> None:

@@ -4,5 +4,4 @@ discriminators   the discriminators and their losses, each in the halves that tw
 lazy             how a discriminator's copies stay equal while sums are exchanged every p steps
 critic_mean      what gradients say of a critic's mean
 travelling       the state of a discriminator that travels with the round's model
-privacy          the differential privacy that noise on exchanged gradients gives
 """

@@ -1,6 +1,7 @@
 """Attacks on what leaves a site, tried on the site's own data.
 
 gradients     features from the gradients of a discriminator
+privacy       the differential privacy that noise on exchanged gradients gives
 update        images from the change that training makes to a model
 membership    whether an example was trained on, from a model, or from atoms
 shares        how many examples of each class a site has, from the change of a model's head

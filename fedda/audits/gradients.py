@@ -37,7 +37,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda import plugins
-from fedda.adversarial import privacy
 from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
@@ -216,16 +215,6 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     sources = sum(site.get("role") == "source" for site in sites)
     pairs = max(1, sources) if getattr(options, "pairs", False) else 1
     return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
-
-
-def epsilon(noise: float, windows: int, delta: float) -> dict[str, Any]:
-    """Epsilon for one window and for all windows, or why it cannot be computed."""
-    about: dict[str, Any] = {"delta": delta, "windows": windows}
-    try:
-        one, all_ = (privacy.spent(noise, n, delta) for n in (1, windows))
-    except ConfigError as error:
-        return about | {"missing": str(error)}
-    return about | {"one": one._asdict(), "all": all_._asdict()}
 
 
 @torch.no_grad()

@@ -161,6 +161,7 @@ def gradients(
         reading = reading_of(split, gray_bits, follow_links=follow_links)
         attacker = _Attacker(run, data, seed, device, reading)
         from fedda.audits import gradients as attack
+        from fedda.audits import privacy
         from fedda.audits.subject import opened
         from fedda.data import load_target
 
@@ -175,7 +176,7 @@ def gradients(
         z = attack.features(model.to(attacker.device), examples.x, seed=seed)
         found = attack.audit(z, settings, trials=trials, seed=seed, what_if=what_if)
         if settings.noise:
-            found.settings["privacy"] = attack.epsilon(settings.noise, sent, delta)
+            found.settings["privacy"] = privacy.spent(settings.noise, sent, delta)
         attacker.found.append(found)
         attacker.finish(as_json)
 

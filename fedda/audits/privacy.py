@@ -29,32 +29,30 @@ examples, which have no noise. Noise from a seed that somebody else knows gives 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 from fedda.errors import ConfigError
 
 DELTA = 1e-5
 
 
-class Spent(NamedTuple):
-    """Epsilon of some windows of one site, under both meanings of a difference."""
-
-    presence: float  # with or without the windows
-    replacement: float  # other windows in their place
-
-
-def spent(noise: float, windows: int, delta: float = DELTA) -> Spent:
-    """Epsilon at delta of T windows, under both meanings of a difference.
+def spent(noise: float, windows: int, delta: float = DELTA) -> dict[str, Any]:
+    """Epsilon of one window and of all T, or why it cannot be computed, as plain JSON types.
 
     Args:
         noise: exchange.noise, above 0: standard deviation per value in units of exchange.clip.
         windows: T, the number of windows that were or will be sent.
         delta: chance that the bound may fail.
-
-    Raises:
-        ConfigError: dp-accounting is not installed, or a number is out of range.
     """
-    return Spent(epsilon(noise, windows, delta), epsilon(noise / 2, windows, delta))
+    about: dict[str, Any] = {"delta": delta, "windows": windows}
+    multipliers = {"presence": noise, "replacement": noise / 2}
+    try:
+        return about | {
+            name: {what: epsilon(m, times, delta) for what, m in multipliers.items()}
+            for name, times in (("one", 1), ("all", windows))
+        }
+    except ConfigError as error:
+        return about | {"missing": str(error)}
 
 
 def epsilon(multiplier: float, times: int, delta: float = DELTA) -> float:
