@@ -30,7 +30,6 @@ CONFIG, PICTURES = "config.json", "recovered.png"
 NOT_TRIED = "not tried"
 
 app = typer.Typer(no_args_is_help=True, help="Attack a site's own data, as an attacker could.")
-app.command()(prove.verify)
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help=f"A finished run's folder, or a {MODEL}.")
@@ -145,7 +144,8 @@ def gradients(
     bias is a weighted mean of features. This command computes the features that RUN's encoder
     makes of the training examples in DIR, without their labels, and counts how many of them the
     attack recovers: from windows of 1 to 512 examples, with the bare gradient and with the gradient
-    as the run would send it.
+    as the run would send it. The figures go to findings.json in the run's folder, where `fedda
+    report` finds them.
 
       fedda audit gradients runs/dils --data ./clinic-b
 
@@ -339,6 +339,9 @@ def every(
         options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
         options |= {"sites": sites, "seed": seed, "split": split, "gray-bits": gray_bits}
         attacker.prove(proof, options)
+
+
+app.command()(prove.verify)
 
 
 class _Attacker:
