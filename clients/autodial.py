@@ -4,7 +4,7 @@ Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
 """
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 
 from fedda.algorithms import autodial
 from fedda.data import Unlabelled
@@ -39,14 +39,11 @@ class Target(Client):
         optimizer = bounded(self, self.optimizer())
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.0
-        total, steps = 0.0, 0
-        for indices in self.batches():
-            H = autodial.entropy(self.model(self.inputs(indices)))
-            optimizer.zero_grad()
-            (self.options.entropy * H).backward()
-            optimizer.step()
-            total, steps = total + H.detach(), steps + 1
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
+        def H(indices: Tensor) -> Tensor:
+            return autodial.entropy(self.model(self.inputs(indices)))
+
+        return self.minimise(H, optimizer, times=self.options.entropy)
 
 
 def mix(client: Client) -> None:

@@ -193,6 +193,31 @@ class Client(NumPyClient):
         """This round's mini-batches of indices, of as many images as the site asks for."""
         yield from self.split(self.sampled(self.shares()))
 
+    def minimise(
+        self,
+        loss_of: Callable[[Tensor], Tensor],
+        optimizer: optim.Optimizer | None = None,
+        batches: Iterable[Tensor] | None = None,
+        times: float = 1.0,
+    ) -> Numbers:
+        """Take one step per mini-batch -> `loss`, the mean over the steps, and `steps`.
+
+        Args:
+            loss_of: a function of a mini-batch's indices; it returns the loss, a scalar.
+            optimizer: by default the run's, of all the model's parameters.
+            batches: the mini-batches; by default this round's.
+            times: what the loss is multiplied by for the gradient; it is told without.
+        """
+        optimizer = optimizer or self.optimizer()
+        total, steps = 0.0, 0
+        for indices in self.batches() if batches is None else batches:
+            loss = loss_of(indices)
+            optimizer.zero_grad()
+            (times * loss).backward()
+            optimizer.step()
+            total, steps = total + loss.detach(), steps + 1  # summed on the device: no wait
+        return {"loss": float(total) / max(steps, 1), "steps": steps}
+
     def split(self, shares: Iterable[Tensor]) -> Iterator[Tensor]:
         """Mini-batches of these indices; none has fewer images than the site lets a step have."""
         return batches(shares, self.task.train.batch_size, self.site.least_batch)

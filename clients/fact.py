@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from fedda import wire
@@ -28,31 +28,19 @@ class Source(fedavg.Source):
 
     def train(self) -> Numbers:
         """Train the whole model."""
-        return self.minimise(self.optimizer())
+        return self.minimise(self.loss_of)
 
     def refit(self) -> Numbers:
         """Fit the head to the features that the two sources' mean encoder gives."""
-        return self.minimise(half_optimizer(self, self.model.head), frozen=True)
+        return self.minimise(self.loss_of, half_optimizer(self, self.model.head))
 
-    def minimise(self, optimizer: optim.Optimizer, frozen: bool = False) -> Numbers:
-        """Minimise the cross entropy for the images of one round.
-
-        Args:
-            optimizer: of the parameters that move.
-            frozen: whether the encoder's stay as they are.
-        """
-        total, steps = 0.0, 0
-        for indices in self.batches():
-            x = self.inputs(indices)
-            with torch.no_grad() if frozen else nullcontext():
-                z = self.model.features(x)
-            logits = fact.answers(self.model.head(z), self.options.softmax)
-            loss = F.cross_entropy(logits, self.labels(indices))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total, steps = total + loss.detach(), steps + 1
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+    def loss_of(self, indices: Tensor) -> Tensor:
+        """The cross entropy of a mini-batch's images; while the head is refitted, by it alone."""
+        x = self.inputs(indices)
+        with torch.no_grad() if self.request.hop == "refit" else nullcontext():
+            z = self.model.features(x)
+        logits = fact.answers(self.model.head(z), self.options.softmax)
+        return F.cross_entropy(logits, self.labels(indices))
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the model, or the head alone after it was refitted."""
@@ -76,16 +64,12 @@ class Target(Client):
         C2 = copy.deepcopy(C1)
         came = self.request.arrays["head"].unpack()
         C2.load_state_dict({n.removeprefix("head."): torch.tensor(a) for n, a in came.items()})
-        optimizer = half_optimizer(self, self.model.encoder)
-        total, steps = 0.0, 0
-        for indices in self.batches():
+
+        def loss(indices: Tensor) -> Tensor:
             z = self.features(indices)
-            loss = fact.discrepancy(C1(z), C2(z), self.options.softmax)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total, steps = total + loss.detach(), steps + 1
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+            return fact.discrepancy(C1(z), C2(z), self.options.softmax)
+
+        return self.minimise(loss, half_optimizer(self, self.model.encoder))
 
 
 def half_optimizer(client: Client, half: nn.Module) -> optim.Optimizer:

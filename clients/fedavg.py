@@ -48,16 +48,12 @@ class Source(Client):
         """Lines 2 to 4; with `privacy.noise` by DP-SGD."""
         if self.task.privacy.noise:
             return noised.train(self)
-        optimizer = self.optimizer()
-        total, steps = 0.0, 0
-        for indices in self.batches():
-            loss = F.cross_entropy(self.model(self.inputs(indices)), self.labels(indices))
-            loss = loss + self.penalty()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total, steps = total + loss.detach(), steps + 1  # summed on the device: no wait
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+        return self.minimise(self.loss_of)
+
+    def loss_of(self, indices: Tensor) -> Tensor:
+        """The loss of a mini-batch's images."""
+        loss = F.cross_entropy(self.model(self.inputs(indices)), self.labels(indices))
+        return loss + self.penalty()
 
     def labels(self, indices: Tensor) -> Tensor:
         """The labels of images, on the site's device -> (N,)."""

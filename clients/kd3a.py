@@ -201,21 +201,17 @@ class Target(Client):
         options, draws = self.options, self.generator("mixup")
         part = mixup.takes_part(heard, options.mixup_among)
         beta = np.random.default_rng(draws.initial_seed())
-        optimizer = self.optimizer()
-        total, steps, device = 0.0, 0, self.device
-        for indices in self.batches():
+
+        def loss(indices: Tensor) -> Tensor:
             row = torch.searchsorted(images, indices)
-            x, p_i, n_i = self.inputs(indices), p[row].to(device), n[row].to(device)
+            x, p_i, n_i = self.inputs(indices), p[row].to(self.device), n[row].to(self.device)
             if options.mixup:
                 lam = float(beta.beta(options.mixup, options.mixup))
-                perm = mixup.partners(part[row], draws).to(device)
+                perm = mixup.partners(part[row], draws).to(self.device)
                 x, p_i, n_i = mixup.mixup(x, p_i, n_i, lam, perm, options.mixup_weights)
-            loss = kd3a.distillation_loss(self.model(x), p_i, n_i)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total, steps = total + loss.detach(), steps + 1
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+            return kd3a.distillation_loss(self.model(x), p_i, n_i)
+
+        return self.minimise(loss)
 
     @torch.no_grad()
     def mix_statistics(self, alpha: dict[str, float], moments: dict[str, Moments]) -> None:
@@ -248,21 +244,18 @@ class Target(Client):
         mu = [mean[None] for mean, _ in wanted]
         second = [(var + mean**2)[None] for mean, var in wanted]
         one = torch.ones(1, device=self.device)
-        # Always a fresh optimizer: the momentum that is carried over belongs to the distillation.
-        optimizer = self.optimizer(carried=False)
-        total, steps = 0.0, 0
-        for indices in self.batches():
+
+        def loss(indices: Tensor) -> Tensor:
             with inputs_of(layers) as seen:
                 self.model(self.inputs(indices))
                 mu_T, second_T = zip(*(_moments(seen[layer]) for layer in layers), strict=True)
-            loss = kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total, steps = total + loss.detach(), steps + 1
+            return kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
+
+        # Always a fresh optimizer: the momentum that is carried over belongs to the distillation.
+        numbers = self.minimise(loss, self.optimizer(carried=False))
         for layer, (mean, var) in zip(layers, wanted, strict=True):
             layer.running_mean, layer.running_var = mean, var
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+        return numbers
 
     def _probabilities(self, model: Model, images: Tensor) -> Tensor:
         """One teacher's class probabilities, with the statistics the options ask for -> (N, C)."""

@@ -4,11 +4,12 @@ Liang et al., ICML 2020, https://arxiv.org/abs/2002.08546.
 """
 
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.nn import functional as F
 
 from fedda import models
@@ -37,27 +38,29 @@ class Source(fedavg.Source):
 
     def train(self) -> Numbers:
         """Train as a run of so many rounds would, at the rates of its schedule."""
-        o = self.options
-        total, steps = 0.0, 0
         # `train.lipschitz` bounds the layers of the model, and would not find a normed head's W.
-        normed = o.head == "weight-norm" and not self.task.train.lipschitz
+        normed = self.options.head == "weight-norm" and not self.task.train.lipschitz
         with weight_normed(self.model) if normed else nullcontext():
             optimizer = self.optimizer(carried=False)
-            begin = learning_rate(self.task.train, self.request.round, self.task.rounds)
-            units = [group["lr"] / begin for group in optimizer.param_groups]
-            for epoch in range(1, o.epochs + 1):
-                rate = learning_rate(self.task.train, epoch, o.epochs)
-                for group, unit in zip(optimizer.param_groups, units, strict=True):
-                    group["lr"] = unit * rate
-                for indices in self.split(self.sampled(self.epoch(epoch))):
-                    logits, y = self.model(self.inputs(indices)), self.labels(indices)
-                    loss = F.cross_entropy(logits, y, label_smoothing=o.smoothing)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    total, steps = total + loss.detach(), steps + 1
+            numbers = self.minimise(self.loss_of, optimizer, self.epochs(optimizer))
             self.settle()  # before the head's two parameters become one again
-        return {"loss": float(total) / max(steps, 1), "steps": steps}
+        return numbers
+
+    def loss_of(self, indices: Tensor) -> Tensor:
+        """Cross entropy with smooth labels."""
+        logits, y = self.model(self.inputs(indices)), self.labels(indices)
+        return F.cross_entropy(logits, y, label_smoothing=self.options.smoothing)
+
+    def epochs(self, optimizer: optim.Optimizer) -> Iterator[Tensor]:
+        """The mini-batches of all epochs, each at its learning rate."""
+        train, count = self.task.train, self.options.epochs
+        begin = learning_rate(train, self.request.round, self.task.rounds)
+        units = [group["lr"] / begin for group in optimizer.param_groups]
+        for epoch in range(1, count + 1):
+            rate = learning_rate(train, epoch, count)
+            for group, unit in zip(optimizer.param_groups, units, strict=True):
+                group["lr"] = unit * rate
+            yield from self.split(self.sampled(self.epoch(epoch)))
 
     def epoch(self, number: int) -> list[Tensor]:
         """The indices of all images, in the order of that epoch."""
