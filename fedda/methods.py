@@ -128,6 +128,9 @@ class Method:
             settings returns the targets' names in order; if it returns none, all are adapted to.
         sharpens: whether training at the target maximises infomax. Infomax and BNM then do not tell
             whether the model is good, and `fedda choose` leaves them out for it.
+        batchnorm: whether all that it adapts are BatchNorm layers, so that it needs a network with
+            some; `fedda choose` does not try it on others.
+        sources: the fewest sources with which it is another method than with one.
         robust: whether the server takes `guard.mean` of the models that sites train.
         open: a function of the settings: whether a chain goes on with targets that join later.
         summed: its phases where sources send their models under masks, with `secure=sum`; none if
@@ -148,6 +151,8 @@ class Method:
     extend: Callable[[Any, Mapping[str, Any]], None] | None = None
     extension: Callable[[Any], Mapping[str, Any] | None] = lambda options: None
     chain: Callable[[Any], Sequence[str]] | None = None
+    batchnorm: bool = False
+    sources: int = 1
     robust: bool = False
     open: Callable[[Any], bool] = lambda options: False
     sharpens: bool = False

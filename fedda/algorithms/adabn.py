@@ -47,6 +47,7 @@ METHOD = Method(
     "AdaBN",
     Config,
     (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),),
+    batchnorm=True,
     robust=True,
     summed=(
         Phase(

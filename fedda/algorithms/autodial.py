@@ -177,4 +177,5 @@ METHOD = Method(
     extend=extend,
     extension=lambda options: {},
     sharpens=True,
+    batchnorm=True,
 )

@@ -89,10 +89,11 @@ def obstacle(name: str, plan: Plan) -> str:
 
 def unfit(name: str, network: str, sources: int, has_batchnorm: Callable[[], bool]) -> str:
     """Why a method does not fit a network or a number of sources; empty if it does."""
-    if name in ("adabn", "autodial") and not has_batchnorm():
+    method = plugins.method(name)
+    if method.batchnorm and not has_batchnorm():
         return f"model.name={network} has no BatchNorm layer"
-    if name == "mdan" and sources < 2:
-        return "it weighs several sources, and there is one"
+    if sources < method.sources:
+        return f"it is for {method.sources} sources or more, and there is {sources}"
     return ""
 
 
