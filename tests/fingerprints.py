@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg few": ("fedavg", {"sources-per-round": 2, "train.rounds-per-epoch": 0.5}),
     "fedprox": ("fedprox", {"fedprox.mu": 0.5}),
     "adabn": ("adabn", IMAGES),
+    "fedbn": ("fedbn", IMAGES | {"rounds": 3}),
     "autodial": ("autodial", {"rounds": 3}),
     "autodial images": ("autodial", IMAGES | {"rounds": 3, "wire.dtype": "float16"}),
     "kd3a": ("kd3a", {"kd3a.gate.low": 0.4, "kd3a.gate.high": 0.5}),
