@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedda.live.snapshot import Run, Site, Snapshot
-from fedda.live.story import Story, tell
 from fedda.ops.aside import KEPT, Rotating
+from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.story import Story, tell
 from server.superlink.told import MOST, Told
 from tests.test_story import SETTINGS, events
 

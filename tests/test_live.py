@@ -18,9 +18,9 @@ import pytest
 import uvicorn
 
 from fedda.errors import RunError
-from fedda.live.live_page import SCRIPT, page
-from fedda.live.snapshot import Run, Site, Snapshot
-from fedda.live.story import Journal, Story
+from fedda.page.live_page import SCRIPT, page
+from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.story import Journal, Story
 from fedda.settings import defaults
 from server.superlink.filter import LocalOnly
 from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedda.live.live_page import made
-from fedda.live.snapshot import Run, Snapshot
+from fedda.page.live_page import made
 from fedda.results.read import ABOUT
+from fedda.results.snapshot import Run, Snapshot
 from fedda.settings import RunConfig
 from server.run import claim
 from server.superlink import pages
@@ -58,7 +58,7 @@ def gone() -> bool:
 
 MAKE = """
 import json, sys
-from fedda.live.live_page import made
+from fedda.page.live_page import made
 print(made(json.loads(sys.argv[1]), "", "v"))
 assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they take much memory"
 """

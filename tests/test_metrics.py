@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from fedda.live.snapshot import Run, Site, Snapshot
-from fedda.live.story import Story, tell
+from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.story import Story, tell
 from fedda.wire import Kind
 from server.superlink.live import METRICS
 from server.superlink.metrics import metrics

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedda.live import sofar
-from fedda.live.story import Journal, tell
+from fedda.results import sofar
 from fedda.results.progress import Display
+from fedda.results.story import Journal, tell
 
 SETTINGS = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1", "rounds": 4}
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fedda.cli import watch
 from fedda.errors import RunError
-from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.results import progress
+from fedda.results.snapshot import Run, Site, Snapshot
 from server.superlink.book import Book
 from tests.test_live import run, sites
 

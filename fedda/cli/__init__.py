@@ -3,7 +3,6 @@
 import typer
 
 from fedda.cli import (
-    attach,
     audit,
     choose,
     compare,
@@ -37,8 +36,8 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(run.run)
-app.command()(attach.attach)
-app.command()(attach.stop)
+app.command()(watch.attach)
+app.command()(watch.stop)
 app.command()(watch.watch)
 app.command()(compare.compare)
 app.command()(choose.choose)

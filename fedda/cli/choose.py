@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit
+from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
-from fedda.cli.launch import INTERRUPTED, apart, on_server, on_terminate, refuse_local
+from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
 
@@ -208,11 +208,8 @@ def choose(
                 f"rung {rung.number}: FedAvg and {rung.width} more, "
                 f"{counted(rung.rounds, 'round')}, {counted(len(rung.seeds), 'seed')}"
             )
-        try:
+        with interruptible(f"stopped; the same command goes on, from {out}"):
             outcome = made.run(lambda part, cells: _display(part, cells, made.jobs))
-        except KeyboardInterrupt:
-            echo(f"\nstopped; the same command goes on, from {out}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         found = decide(outcome.candidates)
         shared = _words(preset or [], change or [], rounds)
         _present(verdict.Choice(made, outcome, found, shared, left_out), out)

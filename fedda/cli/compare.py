@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedda.cli.exits import clear_exit
+from fedda.cli.exits import INTERRUPTED, clear_exit
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
-from fedda.cli.launch import INTERRUPTED, apart, on_terminate
+from fedda.cli.launch import apart, on_terminate
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit
+from fedda.cli.exits import clear_exit, interruptible
 from fedda.errors import RunError
 from fedda.ops.lock import alone
 from fedda.results.plainly import echo
@@ -64,7 +64,7 @@ def demo(
     shows the sites' own notes, because all sites are on this machine. Nothing is downloaded and
     nothing leaves this machine. It takes a few minutes on two cores.
     """
-    from fedda.cli.launch import INTERRUPTED, on_terminate
+    from fedda.cli.launch import on_terminate
     from fedda.cli.report import present
     from fedda.cli.watching import watch
     from fedda.data.digits import DOMAINS, build
@@ -85,7 +85,7 @@ def demo(
         }
         config = RunConfig.parse(flat)
         clear(folder)
-        try:
+        with interruptible("stopped, with everything that was started"):
             made = {path.parent.name: path.parent for path in build(folder / "digits")}
             echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
             sites = {
@@ -100,9 +100,6 @@ def demo(
                 deployment.wait(run_id, SECONDS)
                 if keep:
                     _stay_up(folder)
-        except KeyboardInterrupt:
-            echo("\nstopped, with everything that was started", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         if not keep:
             present(folder)  # the sites' notes are in the folder, too
         echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")

@@ -9,7 +9,7 @@ import typer
 from fedda.errors import FeddaError, KeyFileError
 from fedda.results.plainly import echo
 
-KEY_TROUBLE = 3
+KEY_TROUBLE, INTERRUPTED = 3, 130
 
 
 @contextmanager
@@ -26,3 +26,13 @@ def clear_exit() -> Iterator[None]:
     except FeddaError as error:
         echo(f"error: {error}", err=True)
         raise typer.Exit(KEY_TROUBLE if isinstance(error, KeyFileError) else 1) from None
+
+
+@contextmanager
+def interruptible(text: str) -> Iterator[None]:
+    """At Ctrl-C, say what that leaves behind; exit 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo(f"\n{text}", err=True)
+        raise typer.Exit(INTERRUPTED) from None

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from fedda.cli.at_server import server_of
+from fedda.cli.exits import INTERRUPTED
 from fedda.cli.watching import (
     DiedError,
     OnServer,
@@ -27,8 +28,6 @@ from fedda.ops.lock import GoingOnError, alone, holder
 from fedda.results.plainly import echo
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
-
-INTERRUPTED = 130
 
 
 def perform(config: RunConfig, launch: Launch) -> None:

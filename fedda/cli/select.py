@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit
-from fedda.cli.launch import INTERRUPTED, on_terminate
+from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.launch import on_terminate
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.results.plainly import PlainConsole, echo
@@ -72,15 +72,10 @@ def select(
                 f"--target is '{target}', but one target is measured at a time; for a chain of "
                 "targets use fedda run fruda --simulate ROOT --target NAME,NAME."
             )
-        try:
-            with tempfile.TemporaryDirectory(prefix="fedda-select-") as scratch:
-                selection = measured(
-                    settings(change or [], preset or [], seed, scratch),
-                    *(data, target, threads, as_json),
-                )
-        except KeyboardInterrupt:
-            echo("\nstopped", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        scratch = tempfile.TemporaryDirectory(prefix="fedda-select-")
+        with interruptible("stopped"), scratch as folder:
+            config = settings(change or [], preset or [], seed, folder)
+            selection = measured(config, data, target, threads, as_json)
         if as_json:
             echo(json.dumps(selection, indent=1))
         else:

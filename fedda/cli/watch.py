@@ -1,4 +1,4 @@
-"""`fedda watch`: the sites of a server and its newest run, in the terminal, while they change."""
+"""`fedda watch`, `fedda attach`, `fedda stop`: runs that other commands began, in the terminal."""
 
 import time
 from collections.abc import Callable
@@ -10,17 +10,25 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedda.cli.at_server import server_of
-from fedda.cli.exits import clear_exit
-from fedda.cli.launch import INTERRUPTED, on_terminate, settings_of
-from fedda.cli.watching import TRIES, began
+from fedda.cli import watching
+from fedda.cli.at_server import looking, server_of
+from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError
-from fedda.live.snapshot import Run, Site, Snapshot
 from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import JOURNAL, counted, printable
+from fedda.results.snapshot import Run, Site, Snapshot
 
 LOOK = 1.0  # seconds between two looks while no run goes on
 SHOWN = 20  # most sites in the picture
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]", help="The run's folder. Default: the only run in --dir that is going on."
+    ),
+]
+Directory = Annotated[Path, typer.Option("--dir", file_okay=False, help="Folder of all runs.")]
 
 
 def watch(
@@ -49,16 +57,62 @@ def watch(
     https://127.0.0.1:8000/live.
     """
     on_terminate()
-    from fedda.live.asking import Watching  # no other command needs an HTTP client
+    left = interruptible("No longer watching; a run that goes on is not ended.")
+    with clear_exit(), left, looking(*server_of(server.absolute())) as look:
+        raise typer.Exit(Watcher(look, run, PlainConsole()).follow())
 
+
+def attach(run: Folder = None, directory: Directory = Path("runs")) -> None:
+    """Watch a run that is going on until it ends, as `fedda run` does.
+
+      fedda attach runs/kd3a
+
+    Ctrl-C ends this command and leaves the run going. Exit code 0 means that the run finished, 1
+    that it could not, 130 that the run was stopped, or this command was interrupted.
+    """
+    on_terminate()
     with clear_exit():
-        try:
-            with Watching(*server_of(server.absolute())) as at:
-                code = Watcher(at.look, run, PlainConsole()).follow()
-        except KeyboardInterrupt:
-            echo("\nNo longer watching; a run that goes on is not ended.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        raise typer.Exit(code)
+        folder = _chosen(run, directory)
+        left = (
+            f"The run goes on. Watch it again: fedda attach {folder}\nEnd it: fedda stop {folder}"
+        )
+        with watching.going_on(folder) as going, concluding(folder), interruptible(left):
+            from fedda.results.progress import Display
+
+            with Display(settings_of(folder)) as display:
+                journal = folder / JOURNAL
+                watching.watch(journal, going.offset, going.ended, display, going.process)
+
+
+def stop(run: Folder = None, directory: Directory = Path("runs")) -> None:
+    """End a run that is going on; `fedda run --resume` goes on with it after its last full round.
+
+    fedda stop runs/kd3a
+    """
+    with clear_exit():
+        folder = _chosen(run, directory)
+        watching.stop(folder)
+        echo(f"stopped {folder}{watching.resume_hint(folder)}")
+
+
+def _chosen(run: Path | None, directory: Path) -> Path:
+    """The folder that the user gave, or that of the only run that is going on.
+
+    Raises:
+        RunError: no run is going on, or more than one.
+    """
+    if run is not None:
+        return run.absolute()
+    found = watching.all_going_on(directory.absolute())
+    if not found:
+        raise RunError(
+            f"No run is going on in {directory}; give the run's folder, or the folder of all runs "
+            "with --dir."
+        )
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise RunError(f"{len(found)} runs are going on; say which one: {names}.")
+    return found[0]
 
 
 class Watcher:
@@ -77,26 +131,24 @@ class Watcher:
         from fedda.results.progress import Display, OnTerminal, follow
 
         self.look()
+        if self._run() is None and self._which:
+            known = ", ".join(run.name for run in self._snapshot.runs) or "none"
+            raise RunError(
+                f"the server knows no run {self._which!r}; it has {known}: give one of these, or "
+                "leave out --run."
+            )
         with OnTerminal(self._console, self._sites):
-            run = self._run()
-            if run is None and self._which:
-                known = ", ".join(run.name for run in self._snapshot.runs) or "none"
-                raise RunError(
-                    f"the server knows no run {self._which!r}; it has {known}: give one of these, "
-                    "or leave out --run."
-                )
-            if run is None:
+            if self._run() is None:
                 self.say("waiting for a run to begin: fedda run METHOD --server DIR")
-            while run is None:
+            while (run := self._run()) is None:
                 time.sleep(LOOK)
                 self.look()
-                run = self._run()
         if not run.ended:
             self.say(f"run {run.name} in {run.folder}")
             journal = run.path / JOURNAL
             settings = settings_of(run.path)
             with Display(settings, self._console, above=self._sites, every=1) as display:
-                for event in follow(journal, self._over, began(journal)):
+                for event in follow(journal, self._over, watching.began(journal)):
                     display(event)
                     if event["event"] == "failed":
                         self.say(f"the run has failed: {event['text']}")
@@ -115,7 +167,7 @@ class Watcher:
             self._snapshot = self._look()
         except RunError:
             self._failures += 1
-            if self._failures == TRIES or not self._online:
+            if self._failures == watching.TRIES or not self._online:
                 raise
             return
         self._failures = 0

@@ -20,7 +20,7 @@ def main() -> None:
     die_with_parent()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed
-        from .live_page import made  # after the above, as it takes time
+        from fedda.page.live_page import made  # after the above, as it takes time
 
         for line in sys.stdin.buffer:
             page = made(*json.loads(line)).encode()

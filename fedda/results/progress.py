@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -14,13 +15,13 @@ from fedda import plugins
 from fedda.errors import ConfigError
 from fedda.results.pace import Key, Pace
 from fedda.results.plainly import PlainConsole
-from fedda.results.read import Event, event_in, printable
+from fedda.results.read import Event, printable
+from fedda.results.story import Story, added
 from fedda.settings import RunConfig
 
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
 _LOOK = 0.2  # seconds between two looks at the journal
-_MOVES = ("roster", "training", "round", "resumed")  # events after which nobody is waited for
 _ASK = 5  # looks between two calls of `stop`, which may send a request
 
 
@@ -65,9 +66,8 @@ class Display(OnTerminal):
         self._above = above
         self._every = every
         self._pace = Pace(config.trainings, config.seeds, config.rounds) if config else Pace()
+        self._story = Story(self._pace)
         self._said = 0.0
-        self._since = 0.0  # when the run began to wait for `_awaited`, in seconds of the clock
-        self._awaited: list[str] = []
         self._numbers = Text()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -82,8 +82,6 @@ class Display(OnTerminal):
 
     def __call__(self, event: Event) -> None:
         """Show one event; events of other kinds are ignored."""
-        if event["event"] in _MOVES or event.get("what") in _MOVES:
-            self._awaited = []
         shows: dict[str, Callable[[Event], None]] = {
             "waiting": self._waiting,
             "waiting-for": self._waiting_for,
@@ -95,7 +93,7 @@ class Display(OnTerminal):
             "trouble": self._trouble,
             "doubt": self._doubt,
         }
-        self._pace.note(event)
+        self._story.add(event)
         if event["event"] in shows:
             shows[event["event"]](event)
 
@@ -107,19 +105,15 @@ class Display(OnTerminal):
 
     def _waiting_for(self, event: Event) -> None:
         """Show for whom the run waits; it says so less and less often, so each time is shown."""
-        self._awaited = event["sites"]
-        self._since = event.get("time", time.time()) - event["seconds"]
-        if self._awaited and not self._live:
-            self._say(f"  {self._wait(event['seconds'])}")
-
-    def _wait(self, seconds: float) -> str:
-        return f"waiting for {', '.join(self._awaited)} since {clock(seconds)}"
+        if self._story.awaited and not self._live:
+            self._say(f"  waiting {waits(self._story, event['time'])}")
 
     def _picture(self) -> RenderableType:
         """The bar and the last numbers, and for whom the run waits at this moment."""
         wait = Text()
-        if self._awaited:
-            wait = Text(printable(self._wait(time.time() - self._since)), style="yellow")
+        if self._story.awaited:
+            text = f"waiting {waits(self._story, time.time())}"
+            wait = Text(printable(text), style="yellow")
         above = [self._above()] if self._above else []
         return Group(*above, self._bar, self._numbers, wait)
 
@@ -212,6 +206,11 @@ def _scores(event: Event) -> str:
     return ", ".join(parts)
 
 
+def waits(story: Story, now: float) -> str:
+    """For whom a run waits at a moment, and since when."""
+    return f"for {', '.join(story.awaited)} since {clock(max(0.0, now - story.since))}"
+
+
 def clock(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
@@ -228,21 +227,15 @@ def follow(path: Path, stop: Callable[[], bool], start: int = 0) -> Iterator[Eve
             the iteration ends.
         start: number of bytes at the beginning to skip, such as those written before a resume.
     """
-    rest, looks, stopping = b"", 0, False
+    looks, stopping = 0, False
     while True:
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(start)
-                added = file.read()
-            start += len(added)
-            *lines, rest = (rest + added).split(b"\n")  # the last line may be half written
-            for line in lines:
-                event = event_in(line)
-                if event is None:
-                    continue
-                yield event
-                if event["event"] in ("done", "failed"):
-                    return
+        events: list[Event] = []
+        with suppress(OSError):  # it need not exist yet
+            events, start = added(path, start)
+        for event in events:
+            yield event
+            if event["event"] in ("done", "failed"):
+                return
         if stopping:
             return
         stopping = looks % _ASK == 0 and stop()

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from fedda.live.snapshot import Run, Snapshot
-from fedda.live.story import Story
 from fedda.results.read import JOURNAL
+from fedda.results.snapshot import Run, Snapshot
+from fedda.results.story import Story
 
 from .filter import App, Receive, Scope, Send
 from .metrics import metrics

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from fedda.live.snapshot import Run, Snapshot
-from fedda.live.story import Story
+from fedda.results.snapshot import Run, Snapshot
+from fedda.results.story import Story
 from fedda.wire import COUNTED
 
 ROLES = ("source", "target", "unknown")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedda.errors import FeddaError
 from fedda.live.maker import LENGTH
-from fedda.live.snapshot import Snapshot
+from fedda.results.snapshot import Snapshot
 
 COMMAND = (sys.executable, "-m", "fedda.live.maker")
 MAKE_S = 60.0  # to make a page; the first takes a second more

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from fedda.live.snapshot import Run, Snapshot
-from fedda.live.story import Story
 from fedda.results.read import printable
+from fedda.results.snapshot import Run, Snapshot
+from fedda.results.story import Story
 
 MOST = 10  # troubles said at a look; the run's journal has all
 

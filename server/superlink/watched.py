@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedda.config import RunSection
-from fedda.live.snapshot import FINISHED, Run, Site, Snapshot
-from fedda.live.story import Journal, Story
+from fedda.results.snapshot import FINISHED, Run, Site, Snapshot
+from fedda.results.story import Journal, Story
 from fedda.settings import RunConfig
 
 from . import registered

@@ -5,20 +5,20 @@ from typing import Any
 from urllib.parse import quote
 
 from fedda.errors import RunError
-from fedda.page.headline import numbers
-from fedda.page.html import Html, e
-from fedda.page.noted import Noted
-from fedda.page.page import document, parts
-from fedda.page.parts import section
-from fedda.page.script import SCRIPT as TOOLS
-from fedda.page.script import allowed
-from fedda.page.series import Run as Shown
 from fedda.results.read import RESULTS, load
+from fedda.results.snapshot import Run, Snapshot
+from fedda.results.sofar import about_of, results, roster_of
+from fedda.results.story import Journal, Story, settings_of
 
+from .headline import numbers
+from .html import Html, e
+from .noted import Noted
 from .now import ended, now
-from .snapshot import Run, Snapshot
-from .sofar import about_of, results, roster_of
-from .story import Journal, Story, settings_of
+from .page import document, parts
+from .parts import section
+from .script import SCRIPT as TOOLS
+from .script import allowed
+from .series import Run as Shown
 
 # Fetches this page again at each event, and puts its part `live` in the place of the old one.
 FOLLOWS = """

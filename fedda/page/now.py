@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fedda.page.headline import duration
-from fedda.page.html import Html, e
-from fedda.page.parts import NOTHING, note, section, table
-from fedda.results.progress import clock
+from fedda.results.progress import clock, waits
 from fedda.results.read import counted, human
+from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.story import DONE, FAILED, STARTS, WAITS, Story
 
-from .snapshot import Run, Site, Snapshot
-from .story import DONE, FAILED, STARTS, WAITS, Story
+from .headline import duration
+from .html import Html, e
+from .parts import NOTHING, note, section, table
 
 MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
 STATES = {STARTS: "starting", WAITS: "waiting for sites", DONE: "finished", FAILED: "failed"}
@@ -46,8 +46,7 @@ def sentence(run: Run | None, story: Story) -> str:
     if state := ended(run, story):
         return f"The run has {state}." + (f" {story.why}" if story.why else "")
     if story.awaited:
-        since = clock(max(0.0, story.last - story.since))
-        return f"Waiting for {', '.join(story.awaited)} since {since}."
+        return f"Waiting {waits(story, story.last)}."
     if story.current is None:
         return f"The run is {STATES.get(story.state, story.state)}."
     method, seed, target = story.current

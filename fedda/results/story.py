@@ -5,12 +5,13 @@ Everything here may come from a site: texts are kept as they are, and escaped wh
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedda.results.pace import Key, Pace
-from fedda.results.read import JOURNAL, Event, event_in, noted
+from .pace import Key, Pace
+from .read import JOURNAL, Event, event_in, noted
 
 Entry = dict[str, Any]  # a round, as in results.json
 
@@ -164,6 +165,19 @@ def tell(events: Iterable[Event], settings: dict[str, Any] | None = None) -> Sto
     return story
 
 
+def added(path: Path, start: int) -> tuple[list[Event], int]:
+    """Read the whole lines of a growing journal from a byte on -> events, where to go on.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]  # the last line may be half written
+    return list(filter(None, map(event_in, whole.splitlines()))), start + len(whole)
+
+
 class Journal:
     """Reads a run's journal as it grows, and keeps the story so far."""
 
@@ -176,31 +190,16 @@ class Journal:
     def look(self) -> Story:
         """Read what was added -> the story so far."""
         path = self.folder / JOURNAL
-        try:
-            # The size first: whatever needs the plan was written after the settings.
-            size = path.stat().st_size
-            if size < self.read:  # another journal: somebody began the run anew
+        with suppress(OSError):  # not begun, or its folder is gone: the story stays as it is
+            if path.stat().st_size < self.read:  # another journal: somebody began the run anew
                 self.read, self.story, self._planned = 0, Story(), False
-            if not self._planned:
-                self._plan()
-            if size > self.read:
-                with path.open("rb") as file:
-                    file.seek(self.read)
-                    added = file.read(size - self.read)
-                whole = added[: added.rfind(b"\n") + 1]  # the last line may be half written
-                self.read += len(whole)
-                for event in filter(None, map(event_in, whole.splitlines())):
-                    self.story.add(event)
-        except OSError:
-            pass  # not begun, or its folder is gone: the story stays as it is
+            events, self.read = added(path, self.read)
+            # After the events, as the settings are written before the first that needs them.
+            if not self._planned and (settings := settings_of(self.folder)):
+                self.story.pace, self._planned = Pace.of(settings), True
+            for event in events:
+                self.story.add(event)
         return self.story
-
-    def _plan(self) -> None:
-        """Learn the plan; the settings are there before the first event that needs them."""
-        settings = settings_of(self.folder)
-        if settings:
-            self.story.pace = Pace.of(settings)
-            self._planned = True
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
