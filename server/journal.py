@@ -10,7 +10,8 @@ from typing import Any
 
 from fedda.errors import FeddaError
 from fedda.ops.lock import GoingOnError
-from fedda.results.read import Event, event_in
+from fedda.results.read import Event
+from fedda.results.story import added
 
 LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
 
@@ -77,12 +78,8 @@ class Journal:
 
     def past(self, event: str) -> Iterator[Event]:
         """Yield the events of one kind in the file; skip a line that a crash cut short."""
-        if self.path is None or not self.path.is_file():
-            return
-        for line in self.path.read_text().splitlines():
-            entry = event_in(line)
-            if entry is not None and entry["event"] == event:
-                yield entry
+        if self.path is not None and self.path.is_file():
+            yield from (entry for entry in added(self.path)[0] if entry["event"] == event)
 
 
 def _facts(entry: Event) -> Event:

@@ -13,7 +13,7 @@ import pytest
 from fedda.ops.aside import KEPT, Rotating
 from fedda.results.snapshot import Run, Site, Snapshot
 from fedda.results.story import Story, tell
-from server.superlink.told import MOST, Told
+from server.watching.told import MOST, Told
 from tests.test_story import SETTINGS, events
 
 PROGRAM = """

@@ -29,7 +29,7 @@ ALONE = {
     "tensorboard": {"server/tracking/trackers.py"},
     "torch.utils.tensorboard": {"server/tracking/trackers.py"},
     "mlflow": {"server/tracking/mlflow_runs.py"},
-    "prometheus_client": {"server/superlink/metrics.py", "server/superlink/live.py"},
+    "prometheus_client": {"server/watching/metrics.py", "server/watching/live.py"},
     "onnx": {"fedda/models/export.py"},
     "onnxscript": {"fedda/models/export.py"},
     "onnxruntime": {"fedda/models/export.py"},

@@ -7,34 +7,44 @@ import hashlib
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from starlette.datastructures import Headers
 
 from fedda.errors import RunError
 from fedda.page.live_page import SCRIPT, page
+from fedda.results.read import ABOUT
 from fedda.results.snapshot import Run, Site, Snapshot
 from fedda.results.story import Journal, Story
-from fedda.settings import defaults
+from fedda.settings import RunConfig, defaults
+from server.run import claim
 from server.superlink.filter import LocalOnly
-from server.superlink.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
-from server.superlink.watched import USUAL
+from server.watching.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
+from server.watching.watched import USUAL
 from tests.browser import CHROMIUM, browser
 from tests.patience import PATIENCE
 from tests.test_page import EVIL, Read
 from tests.test_story import SETTINGS, events
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run's folder, with the journal as above."""
-    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    """A run's folder in the middle of a run, as a server leaves it."""
+    changed = {"train.lr": 0.05, "run.dir": str(tmp_path.parent), "run.name": tmp_path.name}
+    claim(tmp_path, RunConfig.parse(SETTINGS | changed))
     lines = [json.dumps(event) + "\n" for event in events()]
     (tmp_path / "journal.jsonl").write_text("".join(lines))
     return Run(7, "r", str(tmp_path), "kd3a", "running")
@@ -46,7 +56,7 @@ def sites(run: Run) -> Snapshot:
 
 
 def test_the_page_says_who_is_there_and_who_trains(run: Run) -> None:
-    read = Read(page(sites(run), "", "v1", {}))
+    read = Read(page(sites(run), "", "v1"))
     assert read.tables["Sites now"][1:] == [
         ["a", "source", "yes", "yes", "trains", "1"],
         ["t", "target", "no", "yes", "–", "0"],
@@ -58,7 +68,7 @@ def test_the_page_says_who_is_there_and_who_trains(run: Run) -> None:
 
 
 def test_only_the_pages_own_script_may_run(run: Run) -> None:
-    text = page(sites(run), "", "v1", {})
+    text = page(sites(run), "", "v1")
     assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [SCRIPT]
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = next(a["content"] for t, a in Read(text).elements if "http-equiv" in a)
@@ -72,17 +82,17 @@ def test_what_sites_say_is_escaped(run: Run) -> None:
     with (run.path / "journal.jsonl").open("a") as file:
         file.write(f"{spoilt}\n{joined}\n")
     snapshot = Snapshot((Site(1, EVIL, EVIL, True, EVIL, 7),), (replace(run, name=EVIL),))
-    text = page(snapshot, EVIL, "v1", {})
+    text = page(snapshot, EVIL, "v1")
     assert "alert" in Read(text).words
     assert text.count("<script") == 1
 
 
 def test_without_a_run_the_page_shows_the_sites() -> None:
     snapshot = Snapshot((Site(1, "", "", True),), ())
-    read = Read(page(snapshot, "", "v1", {}))
+    read = Read(page(snapshot, "", "v1"))
     assert "No run has begun" in read.words
     assert read.tables["Sites now"][1][0] == "node 1"
-    assert "knows no run x" in Read(page(snapshot, "x", "v1", {})).words
+    assert "knows no run x" in Read(page(snapshot, "x", "v1")).words
 
 
 def test_a_run_is_found_by_name_number_and_folder(run: Run) -> None:
@@ -109,7 +119,28 @@ def test_a_run_is_found_by_name_number_and_folder(run: Run) -> None:
 )
 def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
     headers = [(f"sec-fetch-{name}".encode(), value.encode()) for name, value in told.items()]
-    assert of_its_own({"headers": headers}) == served
+    assert of_its_own(Headers(raw=headers)) == served
+
+
+MADE = """
+import sys
+from fedda.page.live_page import page
+from fedda.results.snapshot import Run, Snapshot
+print(page(Snapshot((), (Run(7, "r", sys.argv[1], "kd3a", "running"),)), "", "v1"))
+assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they take much memory"
+"""
+
+
+def test_a_page_is_made_without_torch(run: Run) -> None:
+    def made() -> str:
+        command = [sys.executable, "-c", MADE, run.folder]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, done.stderr
+        return Read(done.stdout).words
+
+    assert "FedAvg (source-only)" in made() and "train.lr" in made()
+    (run.path / ABOUT).unlink()  # as in the folder of an older version
+    assert "Training fedavg" in made() and f"fedda report {run.folder}" in made()
 
 
 def newest(watched: Callable[[], Snapshot]) -> tuple[Run | None, Story]:
@@ -182,13 +213,58 @@ def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
         assert kept["x-content-type-options"] == "nosniff" and kept["cache-control"] == "no-store"
 
 
+def asked(live: Live, *addresses: str) -> list[httpx.Response]:
+    """Ask for several addresses at once."""
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(live)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await asyncio.gather(*map(client.get, addresses))
+
+    return asyncio.run(ask())
+
+
+def nothing(*_: Any) -> Any:
+    raise AssertionError("the page is not passed on")
+
+
+def test_no_page_is_made_of_a_large_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.watching.live.LARGEST", 100)
+    old = replace(run, number=3, name="old", folder=str(run.path / "old"))
+    live = Live(nothing, lambda: replace(sites(run), runs=(run, old)), nothing)
+    large, other = asked(live, PAGE, f"{PAGE}?run=old")
+    assert large.status_code == 503 and f"`fedda attach {run.folder}` shows" in large.text
+    assert other.status_code == 200
+
+
+def test_pages_are_made_one_at_a_time_and_half_of_the_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[float, float]] = []
+
+    def slow(snapshot: Snapshot, which: str, version: str) -> str:
+        began = time.monotonic()
+        time.sleep(0.1)
+        spans.append((began, time.monotonic()))
+        return which
+
+    monkeypatch.setattr("server.watching.live.page", slow)
+    runs = tuple(replace(run, number=n, name=f"r{n}") for n in range(3))
+    live = Live(nothing, lambda: Snapshot((), runs), nothing)
+    addresses = [f"{PAGE}?run=r{n}" for n in (0, 1, 2, 2)]
+    assert [answer.text for answer in asked(live, *addresses)] == ["r0", "r1", "r2", "r2"]
+    assert len(spans) == 3  # the last again, as nothing has changed
+    for (_, ended), (began, _) in pairwise(spans):
+        assert began - ended >= 0.099
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [False, True], ids=["program", "page"])
 def test_idle_streams_keep_nobody_out(
     run: Run, monkeypatch: pytest.MonkeyPatch, page: bool
 ) -> None:
     """The oldest of a program ends, and a page's only if there is no other."""
-    monkeypatch.setattr("server.superlink.live.STREAMS", 2)
+    monkeypatch.setattr("server.watching.live.STREAMS", 2)
     own = {"sec-fetch-site": "same-origin"}
     with (
         serving(lambda: sites(run)) as address,

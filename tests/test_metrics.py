@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from fedda.results.snapshot import Run, Site, Snapshot
 from fedda.results.story import Story, tell
 from fedda.wire import Kind
-from server.superlink.live import METRICS
-from server.superlink.metrics import metrics
+from server.watching.live import METRICS
+from server.watching.metrics import metrics
 from tests.test_live import client_of, run, serving, sites
 from tests.test_story import SETTINGS, events
 

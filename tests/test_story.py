@@ -105,11 +105,11 @@ def test_a_journal_read_in_any_pieces_tells_the_same(tmp_path: Path) -> None:
 
 
 def test_what_there_is_has_the_form_of_results() -> None:
-    found = sofar.results(tell(events(), SETTINGS), "r", SETTINGS, {})
+    found = sofar.results(tell(events(), SETTINGS), "r", SETTINGS, {}, {})
     assert found["method"] == "fedavg"  # KD3A has no round to show yet
     assert found["sites"] == [{"name": "a", "role": "source"}, {"name": "t", "role": "target"}]
     (training,) = found["trainings"]["fedavg"]
     assert training["target"] == "t" and training["seconds"] == 8.0
     assert training["bytes"] == {"to source model": 2000, "from source model": 1800}
     assert training["doubts"] == [{"round": 1, "text": "hm"}]
-    assert sofar.results(tell(events()[:7], SETTINGS), "r", SETTINGS, {})["trainings"] == {}
+    assert sofar.results(tell(events()[:7], SETTINGS), "r", SETTINGS, {}, {})["trainings"] == {}

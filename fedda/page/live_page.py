@@ -1,13 +1,14 @@
 """The live page: who is there, who trains, how far the run is, and the report of what there is."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from fedda.errors import RunError
-from fedda.results.read import RESULTS, load
+from fedda.results.read import ABOUT, RESULTS, load, noted
 from fedda.results.snapshot import Run, Snapshot
-from fedda.results.sofar import about_of, results, roster_of
+from fedda.results.sofar import results
 from fedda.results.story import Journal, Story, settings_of
 
 from .headline import numbers
@@ -15,7 +16,7 @@ from .html import Html, e
 from .noted import Noted
 from .now import ended, now
 from .page import document, parts
-from .parts import section
+from .parts import note, section
 from .script import SCRIPT as TOOLS
 from .script import allowed
 from .series import Run as Shown
@@ -62,71 +63,42 @@ POLICY = (
 )
 
 
-def page(snapshot: Snapshot, which: str, version: str, journals: dict[str, Journal]) -> str:
+def page(snapshot: Snapshot, which: str, version: str) -> str:
     """Return the whole page.
 
     Args:
         snapshot: the sites and runs.
         which: the run to show, by name or number; empty for the newest.
         version: of what is shown; the page asks for events after it.
-        journals: those read before, by folder; kept so that each is read only once.
     """
     run = snapshot.run(which)
     story, content = Story(), list[Html | None]()
     names: dict[int, str] = {}
     if run is not None:
-        if run.folder not in journals:
-            journals.clear()
-            journals[run.folder] = Journal(run.path)
-        story = journals[run.folder].look()
-        roster = roster_of(run.path)
+        story, roster = Journal(run.path).look(), noted(run.path / "roster.json")
         names = {node["id"]: node["name"] for node in roster.get("nodes", ())}
         content = report(story, run, roster)
     title = f"{run.name if run else 'waiting for a run'}: live"
-    shown = e(
-        "div",
-        *now(snapshot, run, story, names, which),
-        *content,
-        id="live",
-        data_version=version,
-    )
-    again = "?" + f"run={quote(which, safe='')}" if which else "?"
-    lost = e(
-        "p",
-        "The server gives no new page; this one is as it was. ",
-        id="lost",
-        class_="bad",
-        hidden=True,
-    )
-    return document(
-        title, lost, shown, e("noscript", reload_link(again)), policy=POLICY, script=SCRIPT
-    )
-
-
-def reload_link(address: str) -> Html:
-    """Make what a browser without scripts needs instead of the events."""
-    return e("p", e("a", "Reload", href=address), " to see what has changed.", class_="sub")
+    first = now(snapshot, run, story, names, which)
+    shown = e("div", *first, *content, id="live", data_version=version)
+    words = "The server gives no new page; this one is as it was. "
+    lost = e("p", words, id="lost", class_="bad", hidden=True)
+    again = e("a", "Reload", href=f"?run={quote(which, safe='')}" if which else "?")
+    without = e("noscript", e("p", again, " to see what has changed.", class_="sub"))
+    return document(title, lost, shown, without, policy=POLICY, script=SCRIPT)
 
 
 def report(story: Story, run: Run, roster: Mapping[str, Any]) -> list[Html | None]:
     """Make the report of a run as far as it has come; nothing before its first round."""
-    about = about_of(run.path)
-    found: Mapping[str, Any] | None = None
+    about = noted(run.path / ABOUT)
+    if not about.get("defaults"):  # the sections would load torch, for this version's defaults
+        words = f"The run is of an older version; when it has ended: fedda report {run.folder}"
+        return [section("so-far", "Results so far", note(words))] if story.trainings else []
+    found = results(story, run.name, settings_of(run.path), roster, about)
     if (run.path / RESULTS).is_file() and ended(run, story):
-        try:
-            found = load(run.path) | {"defaults": about.get("defaults")}
-        except RunError:
-            found = None
-    found = found or results(story, run.name, settings_of(run.path), dict(roster), about)
+        with suppress(RunError):
+            found = load(run.path) | {"defaults": about["defaults"]}
     if not found["trainings"]:
         return []
-    shown = Shown(dict(found))
+    shown = Shown(found)
     return [section("so-far", "Results so far", numbers(shown)), *parts(shown, Noted())]
-
-
-_journals: dict[str, Journal] = {}  # of the process that makes the pages
-
-
-def made(snapshot: Mapping[str, Any], which: str, version: str) -> str:
-    """Make a page from what a process can send to another -> the page."""
-    return page(Snapshot.of(snapshot), which, version, _journals)

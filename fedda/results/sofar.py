@@ -1,12 +1,11 @@
 """A run so far, in the form of results.json: what the report's sections draw."""
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from fedda.results.pace import Key
-from fedda.results.read import ABOUT, Results, noted
-
+from .pace import Key
+from .read import Results
 from .story import Story
 
 WORTH = "worth"  # what the last round's entry says of the model's worth; a training's own later
@@ -15,9 +14,9 @@ WORTH = "worth"  # what the last round's entry says of the model's worth; a trai
 def results(
     story: Story,
     name: str,
-    settings: dict[str, Any],
-    roster: dict[str, Any],
-    about: dict[str, Any] | None = None,
+    settings: Mapping[str, Any],
+    roster: Mapping[str, Any],
+    about: Mapping[str, Any],
 ) -> Results:
     """Return what results.json would say if the run had ended now; no trainings before a round.
 
@@ -26,7 +25,7 @@ def results(
         name: the run's name.
         settings: the content of its config.json.
         roster: the content of its roster.json; empty while it waits for sites.
-        about: the content of its about.json; None if its version wrote none.
+        about: the content of its about.json; empty if its version wrote none.
     """
     trainings: dict[str, list[dict[str, Any]]] = {}
     for key, rounds in story.trainings.items():
@@ -37,9 +36,9 @@ def results(
         "name": name,
         # The baseline trains first, so the run's own method may have nothing to show yet.
         "method": own if own in trainings else next(iter(trainings), own),
-        "titles": (about or {}).get("titles") or _titles(trainings),
-        "defaults": (about or {}).get("defaults"),
-        "config": settings,
+        "titles": about.get("titles"),
+        "defaults": about.get("defaults"),
+        "config": dict(settings),
         "seeds": list(dict.fromkeys(key[1] for key, rounds in story.trainings.items() if rounds)),
         "versions": {},
         "sites": _sites(story, roster),
@@ -48,16 +47,6 @@ def results(
         "trainings": trainings,
         "events": story.troubles,
     }
-
-
-def roster_of(folder: Path) -> dict[str, Any]:
-    """The roster in a run's folder; empty if there is none yet."""
-    return noted(folder / "roster.json")
-
-
-def about_of(folder: Path) -> dict[str, Any]:
-    """What the run noted of its methods and settings; empty if its version wrote nothing."""
-    return noted(folder / ABOUT)
 
 
 def _training(story: Story, key: Key) -> dict[str, Any]:
@@ -79,7 +68,7 @@ def _training(story: Story, key: Key) -> dict[str, Any]:
     }
 
 
-def _sites(story: Story, roster: dict[str, Any]) -> list[dict[str, Any]]:
+def _sites(story: Story, roster: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sites of the roster, or those that have joined while there is none."""
     counts = roster.get("counts", {})
     known = [
@@ -92,10 +81,3 @@ def _sites(story: Story, roster: dict[str, Any]) -> list[dict[str, Any]]:
         for node in roster.get("nodes", ())
     ]
     return known or [{"name": name, "role": role} for name, role in story.joined.items()]
-
-
-def _titles(trainings: dict[str, Any]) -> dict[str, str]:
-    from fedda import plugins  # loads torch, which the server's own process does without
-
-    known = plugins.methods()
-    return {m: plugins.method(m).title for m in trainings if m in known}

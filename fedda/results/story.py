@@ -165,7 +165,7 @@ def tell(events: Iterable[Event], settings: dict[str, Any] | None = None) -> Sto
     return story
 
 
-def added(path: Path, start: int) -> tuple[list[Event], int]:
+def added(path: Path, start: int = 0) -> tuple[list[Event], int]:
     """Read the whole lines of a growing journal from a byte on -> events, where to go on.
 
     Raises:

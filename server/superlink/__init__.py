@@ -9,11 +9,6 @@ direct      the frequent calls, answered without flwr's web stack
 present     which sites are there, also if their heartbeats are late
 waiting     sites that wait for work instead of asking again and again
 book        what each site was handed, and so may answer
-watched     what the SuperLink knows of sites and runs, for those who watch
-told        what the server's console says of them
-live        the live page, its events and the metrics, at the operator's port
-pages       the process that makes the page
-metrics     what Prometheus asks for
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs
 lean_grid   a run's messages, in little memory

@@ -33,17 +33,17 @@ from fedda.ops.spawn import (
 )
 from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
+from ..watching.live import Live
+from ..watching.told import Told
+from ..watching.watched import Watched
 from .allocator import one_pool
 from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .listener import Limits, Listener, Loop, Protocol
-from .live import Live
 from .present import Present
 from .site_calls import SiteCalls
-from .told import Told
 from .waiting import Waiting
-from .watched import Watched
 
 TRAFFIC_EVERY_S = 2.0
 SERVERAPP = "flwr-serverapp"  # flwr's program that runs a ServerApp

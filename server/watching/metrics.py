@@ -3,10 +3,12 @@
 Labels take few values: kinds, roles, directions, and one run's method. No site's name is a label.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fedda.results.snapshot import Run, Snapshot
 from fedda.results.story import Story
@@ -36,13 +38,11 @@ def metrics(snapshot: Snapshot, run: Run | None, story: Story) -> bytes:
         run: the newest run, or None.
         story: what its journal has said so far.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Found([*_of_sites(snapshot), *(_of_run(run, story) if run else ())]))
-    return generate_latest(registry)
+    return generate_latest(_Found([*_of_sites(snapshot), *(_of_run(run, story) if run else ())]))
 
 
-class _Found:
-    """What a registry asks for its metrics."""
+class _Found(Collector):
+    """What is asked for its metrics."""
 
     def __init__(self, found: list[Metric]) -> None:
         self._found = found
@@ -63,11 +63,8 @@ def _of_sites(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _of_run(run: Run, story: Story) -> Iterator[Metric]:
-    about = GaugeMetricFamily(
-        "fedda_run_info", "The newest run; the other metrics are its own.", labels=["run", "method"]
-    )
-    about.add_metric([run.name[:LONGEST], run.method[:LONGEST]], 1)
-    yield about
+    about = "The newest run; the other metrics are its own."
+    yield _gauges("run_info", about, "run method", {(run.name[:LONGEST], run.method[:LONGEST]): 1})
     ended = run.ended or story.ended
     yield _gauge("run_going_on", "1 while the newest run goes on, else 0.", int(not ended))
     method = (story.current[0] if story.current else run.method)[:LONGEST]
@@ -92,38 +89,32 @@ def _of_run(run: Run, story: Story) -> Iterator[Metric]:
     yield _troubles(story)
 
 
-def _gauge(name: str, words: str, value: float, method: str = "") -> Metric:
-    family = GaugeMetricFamily(f"fedda_{name}", words, labels=["method"] if method else [])
-    family.add_metric([method] if method else [], float(value))
+def _gauge(name: str, words: str, value: float, *method: str) -> Metric:
+    return _gauges(name, words, "method" if method else "", {method: value})
+
+
+def _gauges(name: str, words: str, labels: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+    """A metric with a value for each of several lists of labels."""
+    family = GaugeMetricFamily(f"fedda_{name}", words, labels=labels.split())
+    for each, value in sorted(values.items()):
+        family.add_metric(list(each), float(value))
     return family
 
 
 def _bytes(story: Story) -> Metric:
     """Bytes by direction, role and kind; what is of no known kind counts together."""
-    sums: dict[tuple[str, str, str], int] = {}
+    sums = Counter[tuple[str, ...]]()
     for key, count in story.bytes().items():
-        way, role, kind = [*key.split(" ", 2), "", ""][:3]
-        known = (
-            way if way in ("to", "from") else OTHER,
-            role if role in ROLES else OTHER,
-            kind if kind in COUNTED else OTHER,
-        )
-        sums[known] = sums.get(known, 0) + count
+        known = zip([*key.split(" ", 2), "", ""], (("to", "from"), ROLES, COUNTED), strict=False)
+        sums[tuple(part if part in few else OTHER for part, few in known)] += count
     words = "Bytes of the run's messages so far, seen from the server."
-    family = GaugeMetricFamily("fedda_bytes", words, labels=["direction", "role", "kind"])
-    for labels, count in sorted(sums.items()):
-        family.add_metric(list(labels), count)
-    return family
+    return _gauges("bytes", words, "direction role kind", sums)
 
 
 def _troubles(story: Story) -> Metric:
-    counts: dict[str, int] = {}
-    for trouble in story.troubles:
-        what = str(trouble.get("what"))
-        what = what if what in WHAT else OTHER
-        counts[what] = counts.get(what, 0) + 1
+    counts = Counter(
+        (what if (what := str(trouble.get("what"))) in WHAT else OTHER,)
+        for trouble in story.troubles
+    )
     words = "Troubles of the run so far, by what happened."
-    family = GaugeMetricFamily("fedda_troubles", words, labels=["what"])
-    for what, count in sorted(counts.items()):
-        family.add_metric([what], count)
-    return family
+    return _gauges("troubles", words, "what", counts)

@@ -14,8 +14,8 @@ from fedda.results.snapshot import FINISHED, Run, Site, Snapshot
 from fedda.results.story import Journal, Story
 from fedda.settings import RunConfig
 
-from . import registered
-from .book import Book
+from ..superlink import registered
+from ..superlink.book import Book
 
 FRESH_S = 0.5  # for how long an answer serves all who ask
 MOST_RUNS = 50

@@ -1,1 +1,0 @@
-"""The process in which a server makes live pages: maker.py."""
