@@ -108,7 +108,7 @@ def progress(story: Story) -> Html | None:
     _, of = story.place
     done, whole = story.round, story.rounds
     if of:
-        done, whole = sum(story.pace.seen.values()), story.rounds * of
+        done, whole = sum(story.seen.values()), story.rounds * of
     words = f"{done} of {whole} rounds"
     return e("progress", words, max=whole, value=min(done, whole), aria_label="Rounds done")
 

@@ -3,9 +3,8 @@
 read       results.json, and its means and standard deviations over the seeds
 terminal   the results as tables
 picture    the results as a plot
-story      what the journal of a run has said so far; no torch, as the server reads it
+story      what the journal of a run has said so far, and how many seconds it still takes; no torch
 sofar      the same in the form of results.json, so that the report's sections can draw it
-pace       how far a run is, and how many seconds it still takes
 progress   the progress of a run that is going on
 snapshot   the sites and runs of a server
 """

@@ -13,10 +13,9 @@ from rich.text import Text
 
 from fedda import plugins
 from fedda.errors import ConfigError
-from fedda.results.pace import Key, Pace
 from fedda.results.plainly import PlainConsole
 from fedda.results.read import Event, printable
-from fedda.results.story import Story, added
+from fedda.results.story import Key, Story, added, tell
 from fedda.settings import RunConfig
 
 _EVERY = 10  # rounds between two plain lines,
@@ -65,8 +64,7 @@ class Display(OnTerminal):
         console = console or PlainConsole()
         self._above = above
         self._every = every
-        self._pace = Pace(config.trainings, config.seeds, config.rounds) if config else Pace()
-        self._story = Story(self._pace)
+        self._story = tell((), config.flat() if config else None)
         self._said = 0.0
         self._numbers = Text()
         self._bar = Progress(
@@ -125,7 +123,7 @@ class Display(OnTerminal):
         self._say("the run is open: it adapts every target that joins, until it is stopped")
 
     def _training(self, event: Event) -> None:
-        key, done, rounds = self._pace.key(event), event["round"], event["rounds"]
+        key, done, rounds = self._story.key(event), event["round"], event["rounds"]
         going = f"going on after round {done} of {rounds}" if done else f"{rounds} rounds"
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
@@ -141,16 +139,16 @@ class Display(OnTerminal):
         self._say(f"  {event.get('target', 'the target')} adapts from {taken}")
 
     def _round(self, event: Event) -> None:
-        key, number, rounds = self._pace.key(event), event["round"], self._pace.rounds
+        key, number, rounds = self._story.key(event), event["round"], self._story.rounds
         last, now = number == rounds, event.get("time", 0.0)
-        pace = f"{self._pace.per_round(key[0]):.1f} s per round"
+        pace = f"{self._story.per_round:.1f} s per round"
         numbers = [text for text in (_scores(event), pace) if text]
         if self._live:
             self._numbers = Text(", ".join(numbers), style="dim")
             if last:
                 self._say(f"{self._name(key)}: {_scores(event)} after {number} rounds")
         elif last or number == 1 or number % self._every == 0 or now - self._said >= _AT_LEAST:
-            left = self._pace.left(key)
+            left = self._story.left
             numbers += [f"{clock(left)} left"] if left else []
             self._say(f"  round {number}/{rounds}: {', '.join(numbers)}")
             self._said = now
@@ -162,7 +160,7 @@ class Display(OnTerminal):
 
     def _doubt(self, event: Event) -> None:
         self._say(
-            f"{self._name(self._pace.key(event))}, round {event['round']}: {event['text']}",
+            f"{self._name(self._story.key(event))}, round {event['round']}: {event['text']}",
             "yellow",
         )
 
@@ -171,21 +169,22 @@ class Display(OnTerminal):
         self.console.print(line, soft_wrap=True, highlight=False)
 
     def _update(self, key: Key) -> None:
+        story = self._story
         self._bar.update(
             self._task,
             description=self._name(key),
-            completed=self._pace.seen[key],
-            total=self._pace.rounds,
-            round=f"round {self._pace.seen[key]}/{self._pace.rounds}",
-            left=f"{clock(self._pace.left(key))} left" if self._pace.timed else "",
+            completed=story.round,
+            total=story.rounds,
+            round=f"round {story.round}/{story.rounds}",
+            left="" if story.left is None else f"{clock(story.left)} left",
         )
 
     def _name(self, key: Key) -> str:
         method, seed, target = key
         name = _title(method) + (f" on {target}" if target else "")
-        if key not in self._pace.plan:
+        if key not in self._story.plan:
             return f"{name}, seed {seed}"
-        seeds = list(dict.fromkeys(s for _, s, _ in self._pace.plan))
+        seeds = list(dict.fromkeys(s for _, s, _ in self._story.plan))
         return name if len(seeds) == 1 else f"{name}, seed {seeds.index(seed) + 1} of {len(seeds)}"
 
 

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .pace import Key
 from .read import Results
-from .story import Story
+from .story import Key, Story
 
 WORTH = "worth"  # what the last round's entry says of the model's worth; a training's own later
 

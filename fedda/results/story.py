@@ -4,16 +4,16 @@ Everything here may come from a site: texts are kept as they are, and escaped wh
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .pace import Key, Pace
 from .read import JOURNAL, Event, event_in, noted
 
 Entry = dict[str, Any]  # a round, as in results.json
+Key = tuple[str, int, str]  # names a training: method, seed, and the target if it has several
 
 WAITS, TRAINS, DONE, FAILED, STARTS = "waiting", "training", "done", "failed", "starting"
 _ENDS = {"done": DONE, "failed": FAILED}
@@ -25,7 +25,11 @@ class Story:
     """A run as far as its journal tells.
 
     Attributes:
-        pace: what is planned and done.
+        plan: the run's trainings, in order; empty if nobody knows them.
+        rounds: of the current training, in all; 0 while nobody knows.
+        seen: rounds done, by training.
+        lengths: rounds in all, of trainings that have begun.
+        seconds: of each round, by method.
         state: starting, waiting, training, done or failed.
         why: the reason, if the run failed.
         joined: role of each site that joined, by name.
@@ -39,7 +43,11 @@ class Story:
         last: time of the last event.
     """
 
-    pace: Pace = field(default_factory=Pace)
+    plan: list[Key] = field(default_factory=list)
+    rounds: int = 0
+    seen: dict[Key, int] = field(default_factory=dict)
+    lengths: dict[Key, int] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
     state: str = STARTS
     why: str = ""
     stopped: bool = False
@@ -64,31 +72,35 @@ class Story:
     @property
     def round(self) -> int:
         """Rounds that the current training has done."""
-        return self.pace.seen.get(self.current, 0) if self.current else 0
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of the current training in all; 0 while nobody knows."""
-        return self.pace.rounds
+        return self.seen.get(self.current, 0) if self.current else 0
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds until the end; None before the first round, and after the end."""
-        if self.current is None or self.ended or not self.pace.timed:
+        """Estimated seconds until the end; None before the first round, and after the end.
+
+        Without a plan, until the end of the current training.
+        """
+        if self.current is None or self.ended or not self.seconds:
             return None
-        return self.pace.left(self.current)
+        keys = self.plan if self.current in self.plan else [self.current]
+        left = {k: self.lengths.get(k, self.rounds) - self.seen.get(k, 0) for k in keys}
+        return sum(rounds * self._mean(k[0]) for k, rounds in left.items())
 
     @property
     def per_round(self) -> float | None:
         """Mean seconds per round of the current method; None before the first round."""
-        return self.pace.per_round(self.current[0]) if self.current and self.pace.timed else None
+        return self._mean(self.current[0]) if self.current and self.seconds else None
+
+    def _mean(self, method: str) -> float:
+        """Mean seconds per round of a method; of all methods until it has a round of its own."""
+        seconds = self.seconds.get(method) or [s for many in self.seconds.values() for s in many]
+        return sum(seconds) / len(seconds)
 
     @property
     def place(self) -> tuple[int, int]:
         """Which training goes on, of how many; the second is 0 if nobody knows."""
-        plan = self.pace.plan
-        if self.current in plan:
-            return plan.index(self.current) + 1, len(plan)
+        if self.current in self.plan:
+            return self.plan.index(self.current) + 1, len(self.plan)
         return len(self.trainings), 0
 
     @property
@@ -105,11 +117,25 @@ class Story:
                 total.update(entry.get("bytes") or {})
         return total
 
+    def expect(self, settings: Mapping[str, Any]) -> None:
+        """Learn the plan from a run's settings, as its config.json holds them."""
+        with suppress(KeyError, ValueError, TypeError):
+            method, baseline = str(settings["method"]), str(settings.get("run.baseline") or "")
+            seeds = [int(seed) for seed in str(settings["run.seeds"]).split(",")]
+            methods = [*([baseline] if baseline not in ("", method) else []), method]
+            self.rounds = self.rounds or int(settings["rounds"])
+            self.plan = [(m, s, "") for s in seeds for m in methods]
+
+    def key(self, event: Event) -> Key:
+        """The training that an event belongs to."""
+        key = event["method"], event["seed"], event.get("target", "")
+        planned = (*key[:2], "")  # a run that chose one of several targets plans without a target
+        return planned if planned in self.plan else key
+
     def add(self, event: Event) -> None:
         """Take the next event; unknown ones only move the clock."""
         what, now = event["event"], float(event.get("time", 0.0))
         self.began, self.last = self.began or now, max(self.last, now)
-        self.pace.note(event)
         match what:
             case "started":  # anew, after an interruption
                 self.state, self.why, self.stopped = STARTS, "", False
@@ -122,11 +148,14 @@ class Story:
                 self.awaited = [str(name) for name in event["sites"]]
                 self.since = now - event["seconds"]
             case "roster":
+                self._roster(event)
                 self.targets = [str(name) for name in event.get("targets", [])]
                 self.shape, self.classes = event.get("shape", []), list(event.get("classes", []))
                 self.awaited = []
             case "training":
-                self.state, self.current, self.awaited = TRAINS, self.pace.key(event), []
+                self.state, self.current, self.awaited = TRAINS, self.key(event), []
+                self.rounds = self.lengths[self.current] = event["rounds"]
+                self.seen[self.current] = event["round"]
                 before = self.trainings.get(self.current, {})
                 kept = {n: e for n, e in before.items() if n <= event["round"]}
                 self.trainings[self.current] = kept
@@ -137,14 +166,24 @@ class Story:
                 if event.get("what") == "resumed":
                     self.awaited = []
             case "doubt":
-                self.doubts.setdefault(self.pace.key(event), []).append(event)
+                self.doubts.setdefault(self.key(event), []).append(event)
             case "done" | "failed":
                 self.state, self.awaited = _ENDS[what], []
                 self.why = str(event.get("text", ""))
                 self.stopped = event.get("error") in _STOPS
 
+    def _roster(self, event: Event) -> None:
+        """Plan one training per target if the run has several targets."""
+        targets = event.get("targets", [])
+        if len(targets) > 1 or event.get("open"):
+            seeds = dict.fromkeys(s for _, s, _ in self.plan)
+            methods = dict.fromkeys(m for m, _, _ in self.plan)
+            self.plan = [(m, s, t) for s in seeds for t in targets for m in methods]
+
     def _round(self, event: Event) -> None:
-        key = self.pace.key(event)
+        key = self.key(event)
+        self.seen[key] = event["round"]
+        self.seconds.setdefault(key[0], []).append(event["seconds"])
         about = ("event", "time", "method", "seed", "target")
         entry = {k: v for k, v in event.items() if k not in about}
         self.trainings.setdefault(key, {})[int(event["round"])] = entry
@@ -159,7 +198,8 @@ def tell(events: Iterable[Event], settings: dict[str, Any] | None = None) -> Sto
         settings: of the run, as its config.json holds them; with them the story knows how many
             trainings there will be.
     """
-    story = Story(pace=Pace.of(settings or {}))
+    story = Story()
+    story.expect(settings or {})
     for event in events:
         story.add(event)
     return story
@@ -196,7 +236,8 @@ class Journal:
             events, self.read = added(path, self.read)
             # After the events, as the settings are written before the first that needs them.
             if not self._planned and (settings := settings_of(self.folder)):
-                self.story.pace, self._planned = Pace.of(settings), True
+                self.story.expect(settings)
+                self._planned = True
             for event in events:
                 self.story.add(event)
         return self.story
