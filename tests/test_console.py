@@ -88,10 +88,10 @@ class Server:
         self.snapshot = snapshot
         self.journal = journal
         self.lines: list[str] = []
-        self.told = Told(lambda: self.snapshot, self.newest, self.lines.append)
+        self.told = Told(self.newest, self.lines.append)
 
-    def newest(self) -> tuple[Run | None, Story]:
-        return self.snapshot.run(), tell(self.journal, SETTINGS)
+    def newest(self) -> tuple[Snapshot, Story]:
+        return self.snapshot, tell(self.journal, SETTINGS)
 
     def look(self) -> list[str]:
         """The lines of one look, without the time of day."""

@@ -143,9 +143,9 @@ def test_a_page_is_made_without_torch(run: Run) -> None:
     assert "Training fedavg" in made() and f"fedda report {run.folder}" in made()
 
 
-def newest(watched: Callable[[], Snapshot]) -> tuple[Run | None, Story]:
+def newest(watched: Callable[[], Snapshot]) -> tuple[Snapshot, Story]:
     run = watched().run()
-    return run, Journal(run.path).look() if run else Story()
+    return watched(), Journal(run.path).look() if run else Story()
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def samples(text: str) -> Samples:
 
 
 def told(snapshot: Snapshot, story: Story) -> Samples:
-    return samples(metrics(snapshot, snapshot.run(), story).decode())
+    return samples(metrics(snapshot, story).decode())
 
 
 def test_metrics_say_what_the_journal_says(run: Run) -> None:

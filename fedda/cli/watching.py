@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedda.errors import RunError
 from fedda.files import replacing
@@ -66,19 +66,19 @@ class Submission:
             return None
 
 
-class Going(Protocol):
-    """A run that goes on, wherever that is."""
+class OnServer:
+    """A run on a server, over the server's Control API."""
 
-    offset: int  # bytes of the journal before this run
+    process: Holder | None = None  # that executes it; only the server knows it
 
-    @property
-    def process(self) -> Holder | None:
-        """The process that executes it; None while only the server knows it."""
-        ...
+    def __init__(self, control: Any, submission: Submission) -> None:
+        self._control = control
+        self._run = submission.run
+        self.offset = submission.offset  # bytes of the journal before this run
 
     def ended(self) -> str:
         """How the run ended, in a word or two; empty while it goes on."""
-        ...
+        return self._control.run_state(self._run).ending
 
     def stop(self) -> None:
         """Ask the run to end.
@@ -86,23 +86,6 @@ class Going(Protocol):
         Raises:
             RunError: it cannot be asked from here.
         """
-        ...
-
-
-class OnServer:
-    """A run on a server, over the server's Control API."""
-
-    process = None
-
-    def __init__(self, control: Any, submission: Submission) -> None:
-        self._control = control
-        self._run = submission.run
-        self.offset = submission.offset
-
-    def ended(self) -> str:
-        return self._control.run_state(self._run).ending
-
-    def stop(self) -> None:
         self._control.stop_run(self._run)
 
 
@@ -140,7 +123,7 @@ class OnThisMachine:
 
 
 @contextmanager
-def going_on(folder: Path) -> Iterator[Going]:
+def going_on(folder: Path) -> Iterator[OnServer | OnThisMachine]:
     """Give the run that goes on in a folder.
 
     Raises:

@@ -7,14 +7,13 @@ from typing import Any
 from fedda.results.progress import clock, waits
 from fedda.results.read import counted, human
 from fedda.results.snapshot import Run, Site, Snapshot
-from fedda.results.story import DONE, FAILED, STARTS, WAITS, Story
+from fedda.results.story import DONE, FAILED, WAITS, Story
 
 from .headline import duration
 from .html import Html, e
 from .parts import NOTHING, note, section, table
 
 MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
-STATES = {STARTS: "starting", WAITS: "waiting for sites", DONE: "finished", FAILED: "failed"}
 
 
 def now(
@@ -48,7 +47,7 @@ def sentence(run: Run | None, story: Story) -> str:
     if story.awaited:
         return f"Waiting {waits(story, story.last)}."
     if story.current is None:
-        return f"The run is {STATES.get(story.state, story.state)}."
+        return f"The run is {story.state}{' for sites' * (story.state == WAITS)}."
     method, seed, target = story.current
     which, of = story.place
     where = f" on {target}" if target else ""
@@ -62,11 +61,9 @@ def ended(run: Run, story: Story) -> str:
     """How a run ended: finished, failed or been stopped; empty while it goes on."""
     if story.state == DONE:
         return "finished"
-    if run.ending == "stopped" or (story.state == FAILED and story.stopped):
+    if run.ending == "stopped" or story.stopped:
         return "been stopped"
-    if story.state == FAILED or run.ended:
-        return "failed"
-    return ""
+    return "failed" if story.state == FAILED or run.ended else ""
 
 
 def _cards(snapshot: Snapshot, run: Run, story: Story) -> list[Html]:
@@ -106,9 +103,7 @@ def progress(story: Story) -> Html | None:
     if story.current is None or not story.rounds:
         return None
     _, of = story.place
-    done, whole = story.round, story.rounds
-    if of:
-        done, whole = sum(story.seen.values()), story.rounds * of
+    done, whole = sum(story.seen.values()) if of else story.round, story.rounds * (of or 1)
     words = f"{done} of {whole} rounds"
     return e("progress", words, max=whole, value=min(done, whole), aria_label="Rounds done")
 
@@ -161,11 +156,7 @@ def _runs(snapshot: Snapshot, run: Run | None) -> Html | None:
     if not others:
         return None
     links = [
-        e("li", e("a", other.name, href=f"/live?run={other.number}"), f" ({_how(other)})")
-        for other in others
+        e("li", e("a", r.name, href=f"/live?run={r.number}"), f" ({r.ending or r.status})")
+        for r in others
     ]
     return section("runs", "Other runs", e("ul", *links))
-
-
-def _how(run: Run) -> str:
-    return run.ending or run.status

@@ -60,9 +60,7 @@ def _training(story: Story, key: Key) -> dict[str, Any]:
         **entries[-1].get(WORTH, {}),
         "seconds": round(sum(entry["seconds"] for entry in entries), 3),
         "bytes": dict(total),
-        "doubts": [
-            {"round": doubt["round"], "text": doubt["text"]} for doubt in story.doubts.get(key, ())
-        ],
+        "doubts": [{k: d[k] for k in ("round", "text")} for d in story.doubts.get(key, ())],
         "rounds": [{k: v for k, v in entry.items() if k != WORTH} for entry in entries],
     }
 
@@ -71,12 +69,8 @@ def _sites(story: Story, roster: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sites of the roster, or those that have joined while there is none."""
     counts = roster.get("counts", {})
     known = [
-        {
-            "name": node["name"],
-            "role": node["role"],
-            "examples": counts.get(node["name"]),
-            "tested": node.get("tested"),
-        }
+        {k: node.get(k) for k in ("name", "role", "tested")}
+        | {"examples": counts.get(node["name"])}
         for node in roster.get("nodes", ())
     ]
     return known or [{"name": name, "role": role} for name, role in story.joined.items()]

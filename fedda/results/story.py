@@ -16,7 +16,6 @@ Entry = dict[str, Any]  # a round, as in results.json
 Key = tuple[str, int, str]  # names a training: method, seed, and the target if it has several
 
 WAITS, TRAINS, DONE, FAILED, STARTS = "waiting", "training", "done", "failed", "starting"
-_ENDS = {"done": DONE, "failed": FAILED}
 _STOPS = ("KeyboardInterrupt", "SystemExit")  # errors of a run that somebody stopped
 
 
@@ -168,7 +167,7 @@ class Story:
             case "doubt":
                 self.doubts.setdefault(self.key(event), []).append(event)
             case "done" | "failed":
-                self.state, self.awaited = _ENDS[what], []
+                self.state, self.awaited = what, []
                 self.why = str(event.get("text", ""))
                 self.stopped = event.get("error") in _STOPS
 

@@ -213,7 +213,7 @@ async def _serve(
     present = Present(state.acknowledge_node_heartbeat)
     sites = SiteCalls(short, traffic, caller, direct, waiting, present)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
-    told = Told(watched, watched.newest, say)
+    told = Told(watched.newest, say)
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
     admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)

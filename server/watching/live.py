@@ -41,14 +41,14 @@ class Live:
         self,
         app: ASGIApp,
         watched: Callable[[], Snapshot],
-        newest: Callable[[], tuple[Run | None, Story]],
+        newest: Callable[[], tuple[Snapshot, Story]],
     ) -> None:
         """Wrap an application.
 
         Args:
             app: what serves all other addresses.
             watched: says which sites and runs there are; called in threads.
-            newest: says which run is the newest, and its story so far; called in threads.
+            newest: says also the newest run's story so far; called in threads.
         """
         self.app = app
         self.watched = watched
@@ -122,10 +122,7 @@ class Live:
         return JSONResponse(snapshot.to_json(), headers=HEADERS)
 
     async def _metrics(self, _: Request) -> Response:
-        def measured() -> bytes:
-            return metrics(self.watched(), *self.newest())
-
-        text = await asyncio.to_thread(measured)
+        text = await asyncio.to_thread(lambda: metrics(*self.newest()))
         return Response(text, headers=HEADERS, media_type=CONTENT_TYPE_LATEST)
 
     async def _stream(self, asked: Request) -> Response:

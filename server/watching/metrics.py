@@ -30,14 +30,14 @@ WHAT = {  # kinds of troubles that have a label of their own
 }
 
 
-def metrics(snapshot: Snapshot, run: Run | None, story: Story) -> bytes:
+def metrics(snapshot: Snapshot, story: Story) -> bytes:
     """Write the metrics of this moment.
 
     Args:
         snapshot: the sites and runs.
-        run: the newest run, or None.
-        story: what its journal has said so far.
+        story: what the newest run's journal has said so far.
     """
+    run = snapshot.run()
     return generate_latest(_Found([*_of_sites(snapshot), *(_of_run(run, story) if run else ())]))
 
 

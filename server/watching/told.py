@@ -14,19 +14,14 @@ class Told:
     """Says what has changed since the last look."""
 
     def __init__(
-        self,
-        watched: Callable[[], Snapshot],
-        newest: Callable[[], tuple[Run | None, Story]],
-        say: Callable[[str], None],
+        self, newest: Callable[[], tuple[Snapshot, Story]], say: Callable[[str], None]
     ) -> None:
         """Begin with nothing said.
 
         Args:
-            watched: says which sites and runs there are.
-            newest: says which run is the newest, and its story so far.
+            newest: says which sites and runs there are, and the newest run's story so far.
             say: writes a line.
         """
-        self._watched = watched
         self._newest = newest
         self._say = say
         self._online: dict[int, bool] = {}
@@ -36,14 +31,13 @@ class Told:
 
     def look(self) -> None:
         """Say what has changed."""
-        snapshot = self._watched()
+        snapshot, story = self._newest()
         for site in snapshot.sites:
             if site.online != self._online.get(site.node, False):
                 self._online[site.node] = site.online
                 self.say(f"site {site.called} {'joined' if site.online else 'has left'}")
-        run, story = self._newest()
-        for each in reversed(snapshot.runs):  # the oldest first
-            self._run(each, story if run is not None and each.number == run.number else None)
+        for run in reversed(snapshot.runs):  # the oldest first
+            self._run(run, story if run is snapshot.run() else None)
         self._first = False
 
     def _run(self, run: Run, story: Story | None) -> None:

@@ -54,15 +54,16 @@ class Watched:
                 self._until = time.monotonic() + FRESH_S
             return self._taken
 
-    def newest(self) -> tuple[Run | None, Story]:
-        """Return the newest run and its story so far; called from any thread."""
-        run = self().run()
+    def newest(self) -> tuple[Snapshot, Story]:
+        """Return them with the story of the newest run so far; called from any thread."""
+        snapshot = self()
+        run = snapshot.run()
         with self._lock:
             if run is None:
-                return None, Story()
+                return snapshot, Story()
             if self._journal is None or self._journal.folder != run.path:
                 self._journal = Journal(run.path)
-            return run, self._journal.look()
+            return snapshot, self._journal.look()
 
     def _take(self) -> Snapshot:
         state, roles, work = self._state(), self._roles(), self._book.open()
