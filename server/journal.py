@@ -11,7 +11,7 @@ from typing import Any
 from fedda.errors import FeddaError
 from fedda.ops.lock import GoingOnError
 from fedda.results.read import Event
-from fedda.results.story import added
+from fedda.results.story import added, facts
 
 LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
 
@@ -34,7 +34,7 @@ class Journal:
         self.troubles: list[Event] = []
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.troubles = [_facts(e) for e in self.past("trouble")]  # from before a resume
+            self.troubles = [facts(e) for e in self.past("trouble")]  # from before a resume
 
     def write(self, event: str, **facts: Any) -> None:
         """Record one event."""
@@ -80,8 +80,3 @@ class Journal:
         """Yield the events of one kind in the file; skip a line that a crash cut short."""
         if self.path is not None and self.path.is_file():
             yield from (entry for entry in added(self.path)[0] if entry["event"] == event)
-
-
-def _facts(entry: Event) -> Event:
-    """An event without its `event` and `time` entries, the form that `Journal.troubles` holds."""
-    return {k: v for k, v in entry.items() if k not in ("event", "time")}

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from fedda.results.plainly import PlainConsole
-from fedda.results.progress import OnTerminal, clock
+from fedda.results.progress import OnTerminal, bar, clock
 from fedda.results.read import counted, printable
 
 from .plan import Cell
@@ -50,13 +49,7 @@ class Display(OnTerminal):
         self._round_began: dict[Cell, float] = {}
         self._seconds: dict[str, list[float]] = {}  # by variant, of every round seen
         self._last_line = watch()
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            expand=True,
-        )
+        self._bar = bar(console, "left")
         self._task = self._bar.add_task("", total=max(sum(rounds.values()), 1), left="")
         super().__init__(console, lambda: Group(self._bar, *self._status()))
 

@@ -67,14 +67,7 @@ class Display(OnTerminal):
         self._story = tell((), config.flat() if config else None)
         self._said = 0.0
         self._numbers = Text()
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[round]}"),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            expand=True,
-        )
+        self._bar = bar(console, "round", "left")
         self._task = self._bar.add_task("starting", total=None, round="", left="")
         super().__init__(console, self._picture)
 
@@ -203,6 +196,13 @@ def _scores(event: Event) -> str:
     elif "infomax" in event:
         parts.append(f"infomax {event['infomax']:.3f}")
     return ", ".join(parts)
+
+
+def bar(console: Console, *fields: str) -> Progress:
+    """A bar as wide as the console, with a description before it and fields of its task after."""
+    columns = [TextColumn(f"{{task.fields[{field}]}}") for field in fields]
+    about = TextColumn("{task.description}", markup=False)
+    return Progress(about, BarColumn(bar_width=None), *columns, console=console, expand=True)
 
 
 def waits(story: Story, now: float) -> str:

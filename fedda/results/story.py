@@ -161,7 +161,7 @@ class Story:
             case "round":
                 self._round(event)
             case "trouble":
-                self.troubles.append({k: v for k, v in event.items() if k not in ("event", "time")})
+                self.troubles.append(facts(event))
                 if event.get("what") == "resumed":
                     self.awaited = []
             case "doubt":
@@ -183,10 +183,14 @@ class Story:
         key = self.key(event)
         self.seen[key] = event["round"]
         self.seconds.setdefault(key[0], []).append(event["seconds"])
-        about = ("event", "time", "method", "seed", "target")
-        entry = {k: v for k, v in event.items() if k not in about}
+        entry = facts(event, "method", "seed", "target")
         self.trainings.setdefault(key, {})[int(event["round"])] = entry
         self.current, self.awaited = key, []
+
+
+def facts(event: Event, *but: str) -> Event:
+    """An event as results.json holds it: without its name, its time and some other entries."""
+    return {k: v for k, v in event.items() if k not in ("event", "time", *but)}
 
 
 def tell(events: Iterable[Event], settings: dict[str, Any] | None = None) -> Story:
