@@ -224,6 +224,30 @@ def asked(live: Live, *addresses: str) -> list[httpx.Response]:
     return asyncio.run(ask())
 
 
+def test_a_stream_ends_with_its_reader(run: Run) -> None:
+    """As uvicorn says it; it raises no error where somebody who has gone is written to."""
+    live = Live(nothing, lambda: sites(run), nothing)
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "path": EVENTS}
+    sent: list[Any] = []
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+        if b"data: " in event.get("body", b""):
+            gone.set()
+
+    async def follow() -> None:
+        asked = scope | {"headers": [], "query_string": b""}
+        await asyncio.wait_for(live(asked, receive, send), PATIENCE)
+
+    asyncio.run(follow())
+    assert sent[1]["body"] == b"retry: 2000\n\n" and not live._streams
+
+
 def nothing(*_: Any) -> Any:
     raise AssertionError("the page is not passed on")
 

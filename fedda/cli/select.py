@@ -72,9 +72,8 @@ def select(
                 f"--target is '{target}', but one target is measured at a time; for a chain of "
                 "targets use fedda run fruda --simulate ROOT --target NAME,NAME."
             )
-        scratch = tempfile.TemporaryDirectory(prefix="fedda-select-")
-        with interruptible("stopped"), scratch as folder:
-            config = settings(change or [], preset or [], seed, folder)
+        with interruptible("stopped"), tempfile.TemporaryDirectory(prefix="fedda-select-") as at:
+            config = settings(change or [], preset or [], seed, at)
             selection = measured(config, data, target, threads, as_json)
         if as_json:
             echo(json.dumps(selection, indent=1))
