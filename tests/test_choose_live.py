@@ -118,7 +118,7 @@ def test_obstacles_are_those_of_the_sites_that_joined(tmp_path: Path) -> None:
         "batchnorm": False,
     }
     assert "no BatchNorm" in made.obstacle("adabn", seen)
-    assert "there is one" in made.obstacle("mdan", seen)
+    assert "for 2 sources or more" in made.obstacle("mdan", seen)
     assert made.obstacle("fdann", seen).startswith("anna has 100 examples")
     assert made.obstacle("kd3a", seen) == ""
     seen["config"] = {"exchange.min-examples": 64, "model.name": "mlp"}
