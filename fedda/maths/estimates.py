@@ -169,9 +169,8 @@ def estimate(
         name: sum(s.examples * e[name] for s, e in zip(sites, single, strict=True)) / total
         for name in single[0]
     }
-    middle = sum(parts.values()) / len(parts)
-    if changed is not None:
-        middle = max(parts["doc"] - changed, 0.0)
+    mean = sum(parts.values()) / len(parts)
+    middle = mean if changed is None else max(parts["doc"] - changed, 0.0)
     all_of_them = [middle, *(value for each in single for value in each.values())]
 
     def margin(share: float) -> float:

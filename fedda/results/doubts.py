@@ -28,6 +28,7 @@ CHANGED = 0.1
 # Where the sources' models gave an image the same class less often, SHOT and DECISION were between
 # 21 points below FedAvg and 29 above it, on 11 targets; on 7 others between 3 below and 4 above.
 ALIKE = 0.5
+AT_ONCE = {"sources"}  # told in one round alone, when the models come
 FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
 LONG = 200  # steps of a round after which one alone is enough
 LASTING = (
@@ -95,13 +96,13 @@ def doubts(
             "discriminator": _discriminator(entry),
             "clipped": _clipped(entry),
             "unknown shift": _shift(entry),
+            "sources": _alike(entry),
         }
         for what, text in seen.items():
             row[what] = row.get(what, 0) + 1 if text else 0
-            if text and (row[what] >= LASTING or entry["round"] == rounds):
+            lasts = row[what] >= LASTING or entry["round"] == rounds or what in AT_ONCE
+            if text and lasts:
                 found.setdefault(what, Doubt(what, entry["round"], text))
-        if text := _alike(entry):  # it is said once, when the models come
-            found.setdefault("sources", Doubt("sources", entry["round"], text))
         if entry["round"] in entropies and "loss" in entry:
             losses.append(entry["loss"])
             if text := _loss(losses, classes, _judged(len(losses), steps, classes), rate):
