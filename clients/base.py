@@ -37,7 +37,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import appraisal, last_step, notes, tested
+from .site import appraisal, last_step, leaving, notes, tested
 from .site.memory import Network, Site, Staying
 from .site.request import MANIFESTS, Numbers, Request
 
@@ -288,6 +288,9 @@ class Client(NumPyClient):
             FeddaError: it cannot be answered; only this site's log gets the reason.
         """
         assert request.contract and not request.is_test
+        if request.contract.signs:
+            return leaving.signed(self.site, request)
+        channel = leaving.of(self.site, request)
         start = time.perf_counter()
         self.site.check_batch(request.task)
         self.begin(request)
@@ -306,7 +309,7 @@ class Client(NumPyClient):
         numbers["seconds"] = time.perf_counter() - start
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers.values()):
             raise NotFiniteError("The training's numbers are not finite; lower train.lr.")
-        return self.outgoing(), numbers
+        return channel.leave(self.model, self.outgoing(), numbers)
 
     @torch.no_grad()
     def test(self, request: Request) -> Numbers:

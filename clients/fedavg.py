@@ -13,10 +13,9 @@ from fedda import models
 from fedda.data import Labelled
 from fedda.errors import PolicyError
 from fedda.train import balanced
-from fedda.wire import Packed
 
 from .base import Client
-from .site import appraisal, noised, tested
+from .site import appraisal, noised
 from .site.request import Numbers, Request
 
 
@@ -24,25 +23,6 @@ class Source(Client):
     """Cross entropy on the site's own images."""
 
     data: Labelled
-
-    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
-        """Answer a training request; with `secure=sum` the model leaves under masks."""
-        if request.task.secure == "none":
-            return super().serve(request)
-        if request.hop == "keys":
-            return self.keys(request)
-        seeds = self.site.summed.agree(request)
-        _, numbers = super().serve(request)
-        loss = tested.coarse({"loss": numbers.pop("loss", 0.0)})["loss"]  # no door sees it hidden
-        model = models.to_arrays(self.model)
-        masked = self.site.summed.hide(request, seeds, model, loss, self.site.examples)
-        return {"masked": masked}, numbers
-
-    def keys(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
-        """Sign a key for this try of the round."""
-        start = time.perf_counter()
-        key = self.site.summed.offer(request)
-        return {"key": key}, {"seconds": time.perf_counter() - start}
 
     def train(self) -> Numbers:
         """Lines 2 to 4; with `privacy.noise` by DP-SGD."""

@@ -4,9 +4,6 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, algorithm 1.
 """
 
 import logging
-import time
-from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +19,10 @@ from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
 from .base import Client
-from .site import tested
+from .site import leaving, tested
 from .site.clusters import LEAST_GAIN, coarse_gap, gap_of
-from .site.request import Numbers, Request
-from .site.sealed import Opened
+from .site.request import Numbers
+from .site.sealed import Received
 from .site.state import Kept
 
 Moments = list[tuple[Tensor, Tensor]]  # running mean and variance, layer by layer
@@ -50,18 +47,7 @@ class Past:
         self.alpha = dict(kept.about)
 
 
-class Source(fedavg.Source):
-    """Trains on its labels; with `kd3a.relay=sealed` only the target can read the result."""
-
-    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
-        """Answer a training request."""
-        if request.task.options.relay != "sealed":
-            return super().serve(request)
-        address = self.site.sealed.address(request)
-        arrays, numbers = super().serve(request)
-        model, examples = arrays["model"], self.site.examples
-        numbers.pop("loss", None)  # the server, which reads no model of a source, chose the first
-        return {"sealed": self.site.sealed.seal(address, model, examples)}, numbers
+Source = fedavg.Source
 
 
 class Target(Client):
@@ -72,16 +58,7 @@ class Target(Client):
 
     data: Unlabelled
 
-    def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
-        """Answer a training request."""
-        self._mean: Arrays | None = None
-        return self.keys(request) if request.hop == "keys" else super().serve(request)
-
-    def keys(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
-        """Sign a key for this round, to which the sources seal their models."""
-        start = time.perf_counter()
-        key = self.site.sealed.offer(request)
-        return {"key": key}, {"seconds": time.perf_counter() - start}
+    _mean: Arrays | None = None
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the trained model, or where this site averages the mean, in full precision."""
@@ -91,15 +68,11 @@ class Target(Client):
         """Lines 7 to 11."""
         request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
-        sealed = self.site.sealed.open(request) if options.relay == "sealed" else None
-        teachers = sealed.models if sealed else _by_site(request.arrays, "teacher")
+        sources = leaving.received(self.site, request, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
-        p, about, moments = self.teach(teachers, images)  # (N, K, C)
+        p, about, moments = self.teach(sources.models, images)  # (N, K, C)
         names, N = list(moments), len(images)
-        refused = [name for name in teachers if name not in moments]
-        if sealed:
-            self.site.sealed.leave_out(sealed, refused)
-            refused = sealed.refused
+        sources.leave_out([name for name in sources.models if name not in moments])
 
         consensus, focus = [], torch.zeros(len(names), dtype=torch.float64)
         for part in p.split(CHUNK):
@@ -118,37 +91,32 @@ class Target(Client):
         # As they will leave, so that the server weighs by the same numbers.
         numbers, about = tested.coarse(numbers), tested.coarse(about)
         updated = options.teacher_batchnorm == "updated"
-        alpha = self.weigh(numbers | about, names, sealed) if updated or sealed else {}
+        alpha = self.weigh(numbers | about, sources) if updated or sources.sealed else {}
         if updated:
             self.mix_statistics(alpha, moments)
-        told = numbers | {f"refused/{name}": 1 for name in refused}
-        return told | (self.average(alpha, sealed) if sealed else about)
+        told = numbers | {f"refused/{name}": 1 for name in sources.refused}
+        return told | (self.average(alpha, sources) if sources.sealed else about)
 
-    def weigh(
-        self, numbers: Numbers, names: Collection[str], sealed: Opened | None
-    ) -> dict[str, float]:
+    def weigh(self, numbers: Numbers, sources: Received) -> dict[str, float]:
         """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used."""
         own, options, past = self.site.name, self.options, Past()
-        if sealed is None:
-            used, came = {own, *names}, self.request.numbers
-            examples, before = (
-                {n: v for n, v in _by_site(came, what).items() if n in used}
-                for what in ("examples", "past")
-            )
-            return kd3a.site_weights(options, examples, own, numbers, before)
+        if not sources.sealed:
+            before = leaving.by_site(self.request.numbers, "past")
+            before = {n: w for n, w in before.items() if n in sources.examples}
+            return kd3a.site_weights(options, sources.examples, own, numbers, before)
         # Not from the server: it could give one source all the weight, and read its model.
         if options.smoothing:
             self.stays("alpha", past)
         most = int(self.request.numbers["most"])
-        examples = {own: min(self.site.examples, most)} | sealed.examples
+        examples = {own: min(self.site.examples, most)} | sources.examples
         before = {n: w for n, w in past.alpha.items() if n in examples}
         alpha = kd3a.site_weights(options, examples, own, numbers, before)
         past.alpha |= alpha  # a site that is away keeps its last weight
         return alpha
 
-    def average(self, alpha: dict[str, float], sealed: Opened) -> Numbers:
+    def average(self, alpha: dict[str, float], sources: Received) -> Numbers:
         """Line 13 -> what the server is told of it."""
-        models = [self.packed_model(), *sealed.models.values()]
+        models = [self.packed_model(), *sources.models.values()]
         self._mean = kd3a.mix([m.unpack() for m in models], list(alpha.values()), self.options)
         return {f"alpha/{name}": weight for name, weight in alpha.items()}
 
@@ -316,11 +284,6 @@ def _statistics(model: Model) -> Moments:
     """Copies of the running mean and variance of every BatchNorm layer."""
     layers = batchnorms(model).values()
     return [(m.running_mean.clone(), m.running_var.clone()) for m in layers]  # type: ignore[union-attr]
-
-
-def _by_site(named: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the numbers or arrays called `what/SITE`, by site."""
-    return {n.removeprefix(f"{what}/"): v for n, v in named.items() if n.startswith(f"{what}/")}
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

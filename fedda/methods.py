@@ -12,18 +12,15 @@ named after the part and its function after the hop: a request `adapt` to a `col
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedda.config import (
     MOST_SHRINKING,
     NEW_LAYERS,
-    OWN,
     ModelConfig,
-    PrivacyConfig,
     Scalar,
     Section,
-    Secure,
     TrainConfig,
 )
 from fedda.errors import ConfigError
@@ -131,14 +128,7 @@ class Method:
         batchnorm: whether all that it adapts are BatchNorm layers, so that it needs a network with
             some; `fedda choose` does not try it on others.
         sources: the fewest sources with which it is another method than with one.
-        robust: whether the server takes `guard.mean` of the models that sites train.
         open: a function of the settings: whether a chain goes on with targets that join later.
-        summed: its phases where sources send their models under masks, with `secure=sum`; none if
-            the method needs single models.
-        private: whether sources train on nothing but a loss per example, so that the run can ask
-            them for differential privacy of each example (`privacy.noise`).
-        sealed: its phases where sources' models are sealed to the target's key, with
-            `METHOD.relay=sealed`; none if the method has no such setting.
     """
 
     name: str
@@ -153,13 +143,9 @@ class Method:
     chain: Callable[[Any], Sequence[str]] | None = None
     batchnorm: bool = False
     sources: int = 1
-    robust: bool = False
     open: Callable[[Any], bool] = lambda options: False
     sharpens: bool = False
     search: Search = field(default_factory=dict)
-    summed: tuple[Phase, ...] = ()
-    sealed: tuple[Phase, ...] = ()
-    private: bool = False
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]
@@ -185,60 +171,6 @@ class Method:
     def adapts(self) -> bool:
         """Whether the target computes anything with its training images, in any phase."""
         return any("target" in phase.parts for phase in self.phases)
-
-    def seals(self, options: Any) -> bool:
-        """Whether sources' models are sealed with these settings."""
-        return bool(self.sealed) and options.relay == "sealed"
-
-    def secured(self, secure: Secure, options: Any) -> "Method":
-        """Return the method with the phases that `secure` and the method's own settings ask for.
-
-        Raises:
-            ConfigError: the method needs single models.
-        """
-        if secure != "sum":
-            return replace(self, phases=self.sealed) if self.seals(options) else self
-        if not self.summed:
-            raise ConfigError(
-                f"secure is sum, but {self.name} needs single models; set it to none, or choose a "
-                "method whose sources' models are only added up, such as fedavg."
-            )
-        return replace(self, phases=self.summed)
-
-    def check_privacy(
-        self, privacy: PrivacyConfig, model: ModelConfig, train: TrainConfig, window: str
-    ) -> None:
-        """Refuse settings of a training with which single examples would not be private.
-
-        Raises:
-            ConfigError: naming the setting.
-        """
-        if not privacy.noise:
-            return
-        asked = f"privacy.noise is {privacy.noise:g}"
-        if not self.private:
-            raise ConfigError(
-                f"{asked}, but sources of {self.name} send more than what they train on single "
-                "examples; set it to 0, or choose fedavg, fedprox or kd3a. (exchange.noise is for "
-                "gradients that are exchanged.)"
-            )
-        if model.norm != "group":
-            raise ConfigError(
-                f"{asked}, but model.norm is {model.norm}, which mixes the examples of a batch; "
-                "set it to group."
-            )
-        if window == OWN:
-            raise ConfigError(
-                f"{asked}, but input.window is own, so that each example changes the scale of all; "
-                "leave it empty."
-            )
-        others = {"sampler": "shuffle", "accumulate": 1, "precision": "float32"}
-        for key, needed in others.items():
-            if (found := getattr(train, key)) != needed:
-                raise ConfigError(
-                    f"{asked}, but train.{key} is {found}; DP-SGD draws and clips single examples "
-                    f"in full precision, so set it to {needed}."
-                )
 
     def check_steps(self, options: Any, model: ModelConfig, train: TrainConfig) -> None:
         """Refuse settings whose steps wipe the model.

@@ -164,7 +164,7 @@ def check(name: str) -> None:
     _check_class(strategy(name), "strategies", "FedDA")
     _check_class(client(name, "target"), "clients", "Client")  # every method is tested
     about = method(name)
-    for phase in (*about.phases, *about.summed, *about.sealed):
+    for phase in about.phases:
         for hop, parts in phase.hops.items():
             for part in parts:
                 kind = client(name, part)

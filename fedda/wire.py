@@ -364,6 +364,8 @@ class Part:
         gradients: patterns of the groups of the exchange in which the site may sum gradients.
         labels: whether the part needs a site that has labels.
         private: whether the part trains by DP-SGD, and on nothing else, where the run asks for it.
+        needed: what the server needs of a source's model: each one, their mean alone, or nothing,
+            as it relays them to the target. Then they can be hidden (`fedda.secure.hiding`).
         judges: whether the reply's numbers say how good each received model is. Each model counts
             as a test then, in the site's policy and budget.
     """
@@ -374,6 +376,7 @@ class Part:
     labels: bool = False
     judges: bool = False
     private: bool = False
+    needed: Literal["each", "mean", "relay"] = "each"
 
     @property
     def signs(self) -> bool:

@@ -13,6 +13,7 @@ from fedda import models, plugins
 from fedda.errors import ConfigError
 from fedda.exchange import LocalHost, Session
 from fedda.maths.robust import least_for
+from fedda.secure import hiding
 from fedda.settings import RunConfig
 from fedda.wire import Kind, pack
 
@@ -29,7 +30,7 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
             are too few sources for a robust mean.
     """
     about = plugins.method(method)
-    if about.robust:
+    if hiding.averages(about):
         check_enough(config, members)
     if not about.gradients or not about.sums(config.options[method]):
         return 0

@@ -3,7 +3,7 @@
 Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from flwr.app import Message
@@ -14,7 +14,6 @@ from fedda.wire import Arrays
 
 from .base import Numbers
 from .fedavg import FedAvg
-from .sites.replies import Reply
 
 
 class AutoDIAL(FedAvg):
@@ -22,8 +21,7 @@ class AutoDIAL(FedAvg):
 
     def requests(self) -> list[Message]:
         """Send the model, with both sides' moments, to the sources and to the target."""
-        everyone = [*self.present(), self.roster.target]
-        return [self.request(node, {"model": self.model}) for node in everyone]
+        return self.channel.requests(self.present(), [self.roster.target])
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Average the sources' models, and add what the target changed.
@@ -32,21 +30,12 @@ class AutoDIAL(FedAvg):
             QuorumError: the target gave no usable reply, or too few sources did.
         """
         target = self.roster.target
-        adapted: list[Reply] = []
-
-        def sources() -> Iterator[Reply]:
-            for reply in self.accept(replies, needs={"loss"}):
-                if reply.node is target:
-                    adapted.append(reply)
-                else:
-                    yield reply
-                del reply  # free it before the next one is fetched
-
-        mean, numbers = self.averaged(sources())
-        if not adapted:
+        mean = self.channel.mean(replies, self.counts(), target)
+        self.weights = mean.weights
+        if mean.beside is None or "loss" not in mean.beside.numbers:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
-        numbers["entropy"] = float(adapted[0].numbers["loss"])
-        return joined(mean, self.model.unpack(), adapted[0].model().unpack()), numbers
+        numbers = {**mean.numbers, "entropy": float(mean.beside.numbers["loss"])}
+        return joined(mean.model, self.model.unpack(), mean.beside.model().unpack()), numbers
 
 
 def joined(sources: Arrays, sent: Arrays, target: Arrays) -> Arrays:

@@ -4,7 +4,7 @@ A method's strategy reads like a round in the paper:
 
     requests()         makes the messages that begin a round, one per site
     combine(replies)   makes the next model of the replies; `ask` sends further requests
-    weigh(reply)       says how much a reply counts in a mean, in methods that weigh replies
+    model_for(node)    returns the model that a source is sent to train
     tested()           returns what the target is sent to test
 
 A strategy holds no torch module and touches no disk. `memory` holds what it must remember from
@@ -29,6 +29,7 @@ from fedda.methods import Phase, Stage
 from fedda.train import generator
 from fedda.wire import CALIBRATE, Arrays, Kind, Manifest, Packed, largest, pack
 
+from .channels import CHANNELS
 from .sites.mail import Mail
 from .sites.post import Heading, Post
 from .sites.replies import Reply
@@ -49,6 +50,7 @@ class FedDA(Strategy):
         model: the same model in the precision in which it is sent.
         memory: what the strategy remembers from round to round.
         weights: how much each site counted in the last mean, for reports.
+        channel: how the sources' models come: as they are, under masks, or sealed.
     """
 
     def __init__(self, setup: Setup, roster: Roster) -> None:
@@ -59,6 +61,7 @@ class FedDA(Strategy):
         self.post = Post(setup)
         self.memory = Memory()
         self.weights: dict[str, float] = {}
+        self.channel = CHANNELS[self.task.hidden](self)
         self.session: Session | None = None
         self._mail = setup.mail
         self._buffer: object = None  # of the model at the start of the round
@@ -67,15 +70,15 @@ class FedDA(Strategy):
 
     def requests(self) -> list[Message]:
         """Make the requests of a round's first hop: here the model, to all sources of the round."""
-        return [self.request(node, {"model": self.model}) for node in self.present()]
+        return self.channel.requests(self.present())
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Combine the replies to `requests` -> the next model, and the round's numbers."""
         raise NotImplementedError
 
-    def weigh(self, reply: Reply) -> float:
-        """Return how much a reply counts in a mean: relative to the others, at most 1."""
-        raise NotImplementedError
+    def model_for(self, node: Node) -> Packed:
+        """Return the model that a source is sent to train: here the same for all."""
+        return self.model
 
     def tested(self) -> dict[str, Packed]:
         """Return what the target is sent to test: here the model."""
@@ -145,7 +148,8 @@ class FedDA(Strategy):
     @property
     def least_sources(self) -> int:
         """The smallest number of sources with which a round of this phase can run."""
-        return self.setup.wait.min_sources if "source" in self.phase.parts else 0
+        least = max(self.setup.wait.min_sources, self.channel.least)
+        return least if "source" in self.phase.parts else 0
 
     def begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
         """Begin a round: set its number, its model and what sends its requests."""

@@ -6,15 +6,18 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from flwr.app import Message
 
 from fedda.adversarial.lazy import syncs
+from fedda.algorithms import fedavg
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import heads_of
 from fedda.maths.robust import RobustMean
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from .base import Numbers
+from .channels import mean_by
 from .fedavg import FedAvg
 from .sites.replies import Reply
 from .sites.roster import Node
@@ -106,7 +109,7 @@ class FDANN(FedAvg):
         """Average the models and the numbers in the replies of the sites that were asked."""
         target, self.shares = self.roster.target, self.count(asked)
         sent = self.global_model.unpack()
-        mean, heads = self.mean_of(sent), self.mean_of(heads_of(sent))
+        mean, heads = (mean_by(self.setup.guard, part) for part in (sent, heads_of(sent)))
         numbers: dict[str, Mapping[str, Any]] = {}
         weight: dict[str, float] = {}
         for reply in self.accept(replies, needs={"steps"}):
@@ -131,6 +134,16 @@ class FDANN(FedAvg):
             total = sum(weight[name] for name in sorted(numbers))
             self.weights = {name: weight[name] / total for name in sorted(numbers)}
         return model, self.means(numbers)
+
+    def count(self, nodes: Sequence[Node]) -> dict[str, float]:
+        """Return the sites' shares by name: by examples, or equal; they sum to 1."""
+        counts = torch.tensor([self.roster.counts[node.name] for node in nodes])
+        shares = fedavg.weights(counts, self.options.weighting).tolist()
+        return {node.name: share for node, share in zip(nodes, shares, strict=True)}
+
+    def weigh(self, reply: Reply) -> float:
+        """Return the share of the reply's site."""
+        return self.shares[reply.node.name]
 
     def remember(self, reply: Reply) -> None:
         """Remember the target's discriminators; all sites receive them in the next round.

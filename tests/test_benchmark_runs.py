@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedda.maths.accountant import epsilon
+from fedda.secure.accountant import epsilon
 from tests.small_benchmarks import FOLDER, PROGRAM_OF, check_promised, files, make_data, words
 
 

@@ -19,9 +19,9 @@ from clients.site.memory import resident
 from fedda import models, records
 from fedda.config import ModelConfig
 from fedda.errors import BudgetError, Code, ConfigError, QuorumError
-from fedda.maths.accountant import epsilon
 from fedda.models import Model, batchnorms
 from fedda.ops import keys
+from fedda.secure.accountant import epsilon
 from fedda.settings import RunConfig, Task
 from tests.federation import Federation, rounds
 from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, sent_by

@@ -28,7 +28,7 @@ from fedda.exchange.groups import KEYS, Invitation
 from fedda.exchange.masked import FixedPoint, Masked, agreement, tell
 from fedda.halves import load_half
 from fedda.ops import keys
-from fedda.ops.agree import Occasion, Own
+from fedda.secure.agree import Occasion, Own
 from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import simulate

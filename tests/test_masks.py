@@ -8,7 +8,7 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
-from fedda.maths.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts
+from fedda.secure.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts
 from fedda.wire import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 

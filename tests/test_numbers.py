@@ -20,6 +20,7 @@ from fedda.errors import Code, NotFiniteError, QuorumError, WireError
 from fedda.maths import estimates
 from fedda.methods import Method
 from fedda.ops import keys
+from fedda.secure import hiding
 from fedda.wire import CALIBRATE, Arrays, Kind, Packed, pack
 from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
 
@@ -121,7 +122,7 @@ def test_coarse_numbers_by_hand() -> None:
 
 def test_every_number_of_every_contract_has_a_step() -> None:
     def rules(method: Method) -> set[str]:
-        phases = (*method.phases, *method.sealed)
+        phases = (*method.phases, *hiding.sealed(method).phases)
         parts = [p for phase in phases for hop in phase.hops.values() for p in hop.values()]
         parts += [phase.test for phase in phases]
         return {name for part in parts for name in part.leaves.numbers}

@@ -16,6 +16,8 @@ from fedda import plugins
 from fedda.config import PrivacyConfig, validate
 from fedda.errors import BudgetError, ConfigError, PolicyError
 from fedda.methods import Stage
+from fedda.secure import hiding
+from fedda.secure.noise import is_private
 from fedda.settings import RunConfig, Task
 
 DPSGD = {("fedavg", "train"), ("fedprox", "train"), ("kd3a", "train")}
@@ -33,11 +35,11 @@ def tasks(noise: float) -> Iterator[Task]:
     """A task of every method, and of every form in which its models are hidden."""
     for method in plugins.own_methods():
         about, found = plugins.method(method), [{}]
-        found += [{"secure": "sum"}] * bool(about.summed)
-        found += [{f"{method}.relay": "sealed"}] * bool(about.sealed)
+        found += [{"secure": "sum"}] * hiding.can_mask(about)
+        found += [{f"{method}.relay": "sealed"}] * hiding.can_seal(about)
         found += [{f"{method}.loss": "cada"}] * (method == "dils")
         for more in found:
-            yield task_of(method, noise if about.private else 0.0, **more)
+            yield task_of(method, noise if is_private(about) else 0.0, **more)
 
 
 def requests(noise: float) -> Iterator[Request]:

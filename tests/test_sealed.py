@@ -15,8 +15,8 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
-from fedda.ops.agree import Occasion, Own
-from fedda.ops.seal import LONGER, Address, seal, unseal
+from fedda.secure.agree import Occasion, Own
+from fedda.secure.seal import LONGER, Address, seal, unseal
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed, pack
 from server.journal import Journal

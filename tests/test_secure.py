@@ -14,7 +14,7 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
 from fedda.ops import keys
-from fedda.ops.agree import Occasion, Own, verify
+from fedda.secure.agree import Occasion, Own, verify
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind, pack
 from server.journal import Journal
@@ -130,7 +130,7 @@ def test_the_peers_file_follows_the_keys(tmp_path: Path) -> None:
 # ---- rounds --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn", "fedbn", "autodial"])
 def test_a_round_gives_the_plain_result_and_shows_no_model(keyed: list[Node], method: str) -> None:
     settings = {k.replace(".", "__"): v for k, v in IMAGES.items()}
     wanted, plain = Bench(keyed, method, **settings).round()
@@ -304,7 +304,7 @@ def test_a_try_again_has_draws_of_its_own(keyed: list[Node]) -> None:
     wanted, _ = first.round()
     resident.cache_clear()
     second = bench(keyed)
-    second.strategy._try = (1, 1)  # type: ignore[attr-defined]
+    second.strategy.channel._try = (1, 1)  # type: ignore[attr-defined]
     found, _ = second.round()
     assert any((found[n] != wanted[n]).any() for n in wanted)
 

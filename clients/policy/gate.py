@@ -14,7 +14,7 @@ from typing import Any, Self
 from fedda.config import LEAST_NOISE
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
-from fedda.maths.accountant import Steps
+from fedda.secure.accountant import Steps
 from fedda.settings import Task
 from fedda.wire import Kind, Packed, Part
 
@@ -192,7 +192,7 @@ class Gate:
         privacy, part = self.policy.privacy, request.contract
         if not privacy.demanded or request.part == "target" or part.signs or request.is_test:
             return
-        if not (part.private and request.task.about.private) or request.exchange is not None:
+        if not part.private or request.exchange is not None:
             raise PolicyError(
                 f"The policy lets labelled examples be used by DP-SGD only (privacy), which "
                 f"'{request.hop[:40]}' of {request.task.method} is not; choose fedavg, fedprox or "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedda.errors import BudgetError, DataError
-from fedda.maths.accountant import Steps, epsilon
+from fedda.secure.accountant import Steps, epsilon
 
 from .rules import Budget
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedda.errors import SecureError
 from fedda.ops import keys
-from fedda.ops.agree import Own
+from fedda.secure.agree import Own
 from fedda.wire import Kind, Packed, pack
 
 

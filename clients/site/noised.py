@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda.maths.accountant import Steps, epsilon, missing
 from fedda.models import Model
+from fedda.secure.accountant import Steps, epsilon, missing
 
 from .request import Numbers
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedda.errors import DataError, PolicyError, SecureError
-from fedda.ops.agree import Occasion
+from fedda.secure.agree import Occasion
 
 FILE = "sums.db"
 MOST_SUMS = 1_000_000  # noted sums; each takes less than 100 bytes

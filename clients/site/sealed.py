@@ -9,8 +9,8 @@ import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
 from fedda.maths.bounds import Bounds, norm, too_long
-from fedda.ops.agree import Occasion, Own, check, sign, verify
-from fedda.ops.seal import Address, layouts, seal, unseal
+from fedda.secure.agree import Occasion, Own, check, sign, verify
+from fedda.secure.seal import Address, layouts, seal, unseal
 from fedda.wire import Packed, lay_out
 
 from ..policy.rules import Secure
@@ -22,18 +22,42 @@ logger = logging.getLogger("fedda.site")
 
 
 @dataclass
-class Opened:
-    """What a target found in the sealed models of a round.
+class Received:
+    """The sources' models that a target received in a round.
 
     Attributes:
         models: the usable ones, by source.
         examples: N_k of these sources, as they signed it; none counts more than the server says.
+            Of models that were not sealed, what the server says, and N_T.
         refused: the sources whose models are not used.
+        least: if they were sealed, the fewest sites of the mean that goes back; else 0.
     """
 
     models: dict[str, Packed] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
+    least: int = 0
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the server could not read them, so that this site makes their mean."""
+        return self.least > 0
+
+    def leave_out(self, sources: Iterable[str]) -> None:
+        """Leave out sources whose models turned out not to be usable.
+
+        Raises:
+            SecureError: too few models are left.
+        """
+        for source in sources:
+            del self.models[source]
+            self.examples.pop(source, None)
+            self.refused.append(source)
+        if len(self.models) + 1 < self.least:
+            raise SecureError(
+                f"{len(self.models)} sealed models can be used, but this site sends back a mean "
+                f"over {self.least} sites or more, itself included (secure.least)."
+            )
 
 
 class Sealed:
@@ -83,7 +107,7 @@ class Sealed:
         }
         return lay_out(layouts(None, model.manifest)["sealed"], arrays)
 
-    def open(self, request: Request) -> Opened:
+    def open(self, request: Request) -> Received:
         """Open a round's models; the key serves for one request.
 
         A model that is not its source's, or that breaks the bounds, is left out, and one whose
@@ -103,7 +127,8 @@ class Sealed:
         bounds = Bounds(*(_bound(request, n) for n in ("max-change", "max-statistics")))
         bounds.begin(request.arrays["model"])
         sent = request.arrays["model"].unpack()
-        peers, opened, lengths = self._identity.peers(), Opened(), {}
+        opened = Received(least=self._rules.least)
+        peers, lengths = self._identity.peers(), {}
         for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
             source = array.removeprefix("sealed/")
             address = Address(
@@ -123,23 +148,8 @@ class Sealed:
         for source, times in far.items():
             text = "the update of %s is %.3g times as long as the median of the others'; left out"
             logger.error(text, source, times)
-        self.leave_out(opened, far)
+        opened.leave_out(far)
         return opened
-
-    def leave_out(self, opened: Opened, sources: Iterable[str]) -> None:
-        """Leave out sources whose models turned out not to be usable.
-
-        Raises:
-            SecureError: too few models are left.
-        """
-        for source in sources:
-            del opened.models[source], opened.examples[source]
-            opened.refused.append(source)
-        if len(opened.models) + 1 < self._rules.least:
-            raise SecureError(
-                f"{len(opened.models)} sealed models can be used, but this site sends back a mean "
-                f"over {self._rules.least} sites or more, itself included (secure.least)."
-            )
 
 
 def _opened(

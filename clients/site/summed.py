@@ -10,8 +10,8 @@ from fedda.errors import PolicyError, SecureError
 from fedda.exchange import Stream
 from fedda.exchange.groups import KEYS
 from fedda.exchange.masked import tell
-from fedda.maths.masks import FixedPoint, hide, layouts
-from fedda.ops.agree import Occasion, Own, verify
+from fedda.secure.agree import Occasion, Own, verify
+from fedda.secure.masks import FixedPoint, hide, layouts
 from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure

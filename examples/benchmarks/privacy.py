@@ -35,7 +35,7 @@ from fedda.comparison.statistics import by_target
 from fedda.comparison.tables import as_markdown
 from fedda.config import Flat
 from fedda.data import digits
-from fedda.maths.accountant import epsilon
+from fedda.secure.accountant import epsilon
 
 DELTA = 1e-5  # as in a site's policy, unless it says otherwise
 LIMITS = (8.0, 4.0, 2.0, 1.0)

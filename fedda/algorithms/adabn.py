@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
-from fedda.maths.masks import layouts
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Part, Rule
 
@@ -46,14 +45,6 @@ METHOD = Method(
     "adabn",
     "AdaBN",
     Config,
-    (Phase("train", {"train": fedavg.TRAIN, "estimate": ESTIMATE}),),
+    (Phase("train", {"train": fedavg.AVERAGED, "estimate": ESTIMATE}),),
     batchnorm=True,
-    robust=True,
-    summed=(
-        Phase(
-            "train",
-            {"keys": fedavg.KEYS, "train": fedavg.MASKED, "estimate": ESTIMATE},
-            layouts=layouts,
-        ),
-    ),
 )

@@ -162,7 +162,7 @@ def moment_of(name: str) -> str:
 
 # Sources and target train at the same time; each sends its model with its side's moments.
 TRAIN: Hop = {
-    "source": Part(Rule(MODEL), fedavg.TRAINED, labels=True),
+    "source": Part(Rule(MODEL), fedavg.TRAINED, labels=True, needed="mean"),
     "target": Part(Rule(MODEL), fedavg.TRAINED),
 }
 

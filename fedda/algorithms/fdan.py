@@ -82,6 +82,8 @@ SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
 ALIGNED = frozenset({"steps", "seconds", "mmd", "clipped"})
 
+SOURCE = Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True, needed="mean")
+
 # Long et al., DAN, ICML 2015, look at weights from .1 to 2.
 SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.1, 0.4, 1.0)}
 
@@ -95,7 +97,7 @@ METHOD = Method(
         Phase(
             "scale",
             {
-                "train": fedavg.TRAIN,
+                "train": fedavg.AVERAGED,
                 "measure": {
                     "target": Part(
                         Rule(MODEL), Rule(numbers=frozenset({"steps", "seconds", "median"}))
@@ -108,7 +110,7 @@ METHOD = Method(
             "align",
             {
                 "align": {
-                    "source": Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True),
+                    "source": SOURCE,
                     "target": Part(SENT, Rule(MODEL, ALIGNED | {"median"}, WITNESSES), GROUPS),
                 }
             },
@@ -116,6 +118,5 @@ METHOD = Method(
         ),
     ),
     PRESETS,
-    robust=True,
     search=SEARCH,
 )

@@ -82,7 +82,7 @@ ALIGN = Phase(
     "align",
     {
         "align": {
-            "source": Part(SENT, Rule(MODEL, NUMBERS), GROUPS, labels=True),
+            "source": Part(SENT, Rule(MODEL, NUMBERS), GROUPS, labels=True, needed="mean"),
             "target": Part(SENT, Rule(MODEL, NUMBERS, DISCRIMINATORS), GROUPS),
         }
     },
@@ -92,4 +92,4 @@ ALIGN = Phase(
 # Ganin et al., section 5.1, choose the domain loss's weight between .01 and 1.
 SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.01, 0.1, 1.0)}
 
-METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, search=SEARCH, robust=True)
+METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, search=SEARCH)

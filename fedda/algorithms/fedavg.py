@@ -13,9 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.config import Section
-from fedda.maths.masks import layouts
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Kind, Part, Rule
+from fedda.wire import MODEL, Part, Rule
 
 Weighting = Literal["examples", "uniform"]
 
@@ -39,32 +38,10 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
 # With `privacy.noise`, epsilon in place of the loss, which would tell of the examples.
 TRAINED = Rule(MODEL, frozenset({"loss", "epsilon", "steps", "seconds"}))
 
-# Training on labels, which most methods request from the sources.
-TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True, private=True)}
+# Training on labels, which most methods request from the sources, and use each model.
+TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}
 
-# With secure=sum: each source signs a key, then sends its model under masks.
-KEYS: Hop = {
-    "source": Part(
-        Rule(numbers=frozenset({"attempt"})),
-        Rule({"key": Kind.KEY}, frozenset({"seconds"})),
-        labels=True,
-    )
-}
-MASKED: Hop = {
-    "source": Part(
-        Rule(MODEL | {"key/*": Kind.KEY}, frozenset({"attempt", "most"})),
-        Rule({"masked": Kind.MASKED}, frozenset({"epsilon", "steps", "seconds"})),
-        labels=True,
-        private=True,
-    )
-}
+# The same where only the mean is needed.
+AVERAGED: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True, private=True, needed="mean")}
 
-METHOD = Method(
-    "fedavg",
-    "FedAvg (source-only)",
-    Config,
-    (Phase("train", {"train": TRAIN}),),
-    robust=True,
-    private=True,
-    summed=(Phase("train", {"keys": KEYS, "train": MASKED}, layouts=layouts),),
-)
+METHOD = Method("fedavg", "FedAvg (source-only)", Config, (Phase("train", {"train": AVERAGED}),))

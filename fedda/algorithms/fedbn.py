@@ -22,7 +22,5 @@ METHOD = Method(
     "FedBN",
     Config,
     adabn.METHOD.phases,
-    summed=adabn.METHOD.summed,
     batchnorm=True,
-    robust=True,
 )

@@ -44,7 +44,4 @@ METHOD = Method(
     Config,
     fedavg.METHOD.phases,
     search=SEARCH,
-    robust=True,
-    summed=fedavg.METHOD.summed,
-    private=True,
 )

@@ -14,6 +14,7 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +31,6 @@ from fedda.maths.gap import gap_weights
 from fedda.maths.mixup import Among
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
-from fedda.ops.seal import layouts
 from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
 
 
@@ -424,30 +424,11 @@ def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Ar
 
 OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*", "refused/*"})
 
+# The target needs each model; the server may hand them on unread.
+TRAIN: Hop = {"source": replace(fedavg.AVERAGED["source"], needed="relay")}
+
 # With `batchnorm=loss`: the target trains the mean model by eq. 12.
 MATCH: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
-
-# With `relay=sealed`: the target signs a key, to which the sources seal their models.
-KEYS: Hop = {"target": Part(Rule(), Rule({"key": Kind.KEY}, frozenset({"seconds"})))}
-SEALED: Hop = {
-    "source": Part(
-        Rule(MODEL | {"key/*": Kind.KEY}),
-        Rule({"sealed": Kind.SEALED}, fedavg.TRAINED.numbers - {"loss"}),
-        labels=True,
-        private=True,
-    )
-}
-# No site counts for more than `most` examples; the target does what the server's guard does else.
-DISTIL: Hop = {
-    "target": Part(
-        Rule(
-            MODEL | {"sealed/*": Kind.SEALED},
-            frozenset({"most", "max-change", "max-statistics", "max-update"}),
-        ),
-        Rule(MODEL, fedavg.TRAINED.numbers | {"kept", "alpha/*", "refused/*"}),
-        judges=True,
-    )
-}
 
 # Table 5's lower gates and its mixup for vectors; the focus of the paper and of the code.
 SEARCH: dict[str, tuple[Scalar, ...]] = {
@@ -464,7 +445,7 @@ METHOD = Method(
         Phase(
             "train",
             {
-                "train": fedavg.TRAIN,
+                "train": TRAIN,
                 "distil": {
                     # With `teacher-batchnorm=updated` the target computes alpha as well, so it
                     # needs N_k and the last round's alpha.
@@ -482,12 +463,4 @@ METHOD = Method(
     ),
     PRESETS,
     search=SEARCH,
-    private=True,
-    sealed=(
-        Phase(
-            "train",
-            {"keys": KEYS, "train": SEALED, "distil": DISTIL, "match_moments": MATCH},
-            layouts=layouts,
-        ),
-    ),
 )

@@ -83,11 +83,12 @@ def weights(f: Tensor, gamma: float, max: Max = "soft") -> Tensor:
 
 PAIRS, GROUPS = {"discriminator/*": Kind.MODEL}, frozenset({"gradient/*"})
 STEPS, OWN = frozenset({"steps"}), fdann.NUMBERS | {"discriminator-loss/*"}
-SOURCE = Part(Rule(MODEL, STEPS, PAIRS), Rule(MODEL, fdann.NUMBERS), GROUPS, labels=True)
+SENT = Rule(MODEL, STEPS, PAIRS)
+SOURCE = Part(SENT, Rule(MODEL, fdann.NUMBERS), GROUPS, labels=True, needed="mean")
 TARGET = Part(Rule(MODEL, STEPS | {"weight/*"}, PAIRS), Rule(MODEL, OWN, PAIRS), GROUPS)
 ALIGN = Phase("align", {"align": {"source": SOURCE, "target": TARGET}}, layouts=fdann.layouts)
 
 # The code's mu and up to f-DANN's weight; both forms of the maximum.
 SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.01, 0.1, 1.0), "max": ("soft", "hard")}
 
-METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, sources=2, robust=True)
+METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, sources=2)

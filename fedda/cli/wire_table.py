@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fedda import plugins
+from fedda.methods import Phase
+from fedda.secure import hiding
 from fedda.wire import BESIDE, CALIBRATE, Kind, Part, Rule
 
 
@@ -31,8 +33,12 @@ def of_method(method: str) -> list[Crossing]:
         for hop, parts in phase.hops.items():
             when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
             crossings += [_crossing(name, when, part) for name, part in parts.items()]
-    others = {"secure=sum": about.summed, f"{method}.relay=sealed": about.sealed}
-    for setting, phase in ((s, phase) for s, own in others.items() for phase in own):
+    others: list[tuple[str, Phase]] = []
+    if hiding.can_mask(about):
+        others += [("secure=sum", phase) for phase in hiding.masked(about).phases]
+    if hiding.can_seal(about):
+        others += [(f"{method}.relay=sealed", phase) for phase in hiding.sealed(about).phases]
+    for setting, phase in others:
         for hop, parts in phase.hops.items():
             rows = [_crossing(n, f"{hop}, if `{setting}`", part) for n, part in parts.items()]
             crossings += [row for row in rows if row._replace(when=hop) not in crossings]

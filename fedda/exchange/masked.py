@@ -1,6 +1,6 @@
 """Sums of gradients of which the server sees no term: masks in fixed point, as for models.
 
-The protocol is that of `fedda.maths.masks`. A masked value has the 4 bytes of the float that it
+The protocol is that of `fedda.secure.masks`. A masked value has the 4 bytes of the float that it
 stands for, so nothing on the wire is longer.
 
     g_k   (P,)  gradient of site k as it would leave it: clipped to a length of C, with noise
@@ -24,7 +24,7 @@ from fedda.errors import ExchangeError, NotFiniteError, SecureError
 from fedda.exchange.groups import KEYS, Group
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import WHOLE, Vector
-from fedda.maths.masks import add_mask
+from fedda.secure.masks import add_mask
 from fedda.wire import SIGNATURE
 
 PUBLIC = 32  # bytes of an X25519 key
@@ -122,7 +122,7 @@ class Masked:
 
     Args:
         stream: to the session.
-        seeds: of the masks of this site's pairs, and whether it adds them (`fedda.ops.agree`).
+        seeds: of the masks of this site's pairs, and whether it adds them (`fedda.secure.agree`).
         point: the group's fixed point.
     """
 

@@ -41,6 +41,7 @@ from fedda.config import (
 )
 from fedda.errors import ConfigError
 from fedda.methods import Stage, write_schedule
+from fedda.secure import hiding, noise
 
 from .task import Task
 
@@ -58,7 +59,7 @@ class RunConfig(Section):
     secure: Asked = Field(
         default="auto",
         description="sum: the server learns the sum of the sources' models, and no single one "
-        "(fedavg, fedprox, adabn); needs three sources and fedda-client --peers; none: it sees "
+        "(fedavg, fedprox, adabn, fedbn, autodial); needs three sources and --peers; none: it sees "
         "all; auto: sum where the method allows it and all sites have --peers, else none",
     )
     run: RunSection = RunSection()
@@ -135,15 +136,15 @@ class RunConfig(Section):
                 "input.resize is crop, which needs a size to crop to; set input.size, for example "
                 "to 224."
             )
-        if self.guard.mean != "weighted" and not plugins.method(self.method).robust:
-            robust = ", ".join(m for m in plugins.methods() if plugins.method(m).robust)
+        if self.guard.mean != "weighted" and not hiding.averages(plugins.method(self.method)):
+            robust = ", ".join(m for m in plugins.methods() if hiding.averages(plugins.method(m)))
             raise ConfigError(
                 f"guard.mean is {self.guard.mean}, but {self.method} combines the sites' models in "
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
         for name in self.trainings:
             about = self.privacy, self.model, self.train, self.input.window
-            plugins.method(name).check_privacy(*about)
+            noise.check(plugins.method(name), *about)
             plugins.method(name).check_encoder(self.options[name], self.model)
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":
@@ -185,9 +186,7 @@ class RunConfig(Section):
     def _check_secure(self) -> None:
         """Refuse what a sum without single models cannot do."""
         for name in self.trainings:
-            plugins.method(name).secured(
-                "sum", self.options[name]
-            )  # raises if it needs single models
+            hiding.through(plugins.method(name), "sum", self.options[name])  # or it raises
         if self.guard.mean != "weighted":
             raise ConfigError(
                 f"secure is sum, but guard.mean is {self.guard.mean}, which compares single "
@@ -207,7 +206,7 @@ class RunConfig(Section):
         """
         able = self.guard.mean == "weighted" and not self.sources_per_round
         able = able and self.secure == "auto" and sources >= LEAST_HIDDEN
-        hidden = {m for m in self.trainings if able and plugins.method(m).summed}
+        hidden = {m for m in self.trainings if able and hiding.can_mask(plugins.method(m))}
         options = dict(self.options)
         for method in self.trainings:
             own = options[method]
@@ -227,7 +226,7 @@ class RunConfig(Section):
     @property
     def hides(self) -> bool:
         """Whether a training hides single models or gradients, so that sites need keys."""
-        sealed = any(plugins.method(m).seals(self.options[m]) for m in self.trainings)
+        sealed = any(hiding.seals(plugins.method(m), self.options[m]) for m in self.trainings)
         masked = self.exchange.masked and any(self._sums(m) for m in self.trainings)
         return self.secure == "sum" or sealed or masked
 
@@ -271,7 +270,7 @@ class RunConfig(Section):
                 it has no rounds that prepare one, and all others as often as the first.
         """
         options = self.options[method]
-        about = plugins.method(method).secured(self.secure_of(method), options)
+        about = hiding.through(plugins.method(method), self.secure_of(method), options)
         stages = about.schedule(options, self.rounds, bool(self.run.start_from))
         if not later:
             return stages

@@ -26,6 +26,7 @@ from fedda.config import (
 )
 from fedda.errors import ConfigError
 from fedda.methods import Method, Stage, read_schedule
+from fedda.secure import hiding, noise
 
 
 class Task(Section):
@@ -90,14 +91,14 @@ class Task(Section):
     @cached_property
     def about(self) -> Method:
         """The method's phases and contract."""
-        return plugins.method(self.method).secured(self.secure, self.options)
+        return hiding.through(plugins.method(self.method), self.secure, self.options)
 
     @property
-    def hidden(self) -> Literal["none", "sum", "sealed"]:
+    def hidden(self) -> hiding.Hidden:
         """How the sources' models are hidden from the server."""
         if self.secure == "sum":
             return "sum"
-        return "sealed" if self.about.seals(self.options) else "none"
+        return "sealed" if hiding.seals(plugins.method(self.method), self.options) else "none"
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -159,7 +160,8 @@ class Task(Section):
         options = plugins.method(str(tree.get("method", ""))).config
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
-        task.about.check_privacy(task.privacy, task.model, task.train, task.window)
+        about = plugins.method(task.method)
+        noise.check(about, task.privacy, task.model, task.train, task.window)
         task.about.check_encoder(task.options, task.model)
         task.about.check_steps(task.options, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:

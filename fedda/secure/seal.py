@@ -1,8 +1,8 @@
 """Models that the server relays and cannot read: from a source to the target, by HPKE.
 
 RFC 9180 in its base mode, DHKEM(X25519), HKDF-SHA256 and AES-256-GCM. The target makes a key pair
-for each round and signs it with its node key (`fedda.ops.agree`). A source signs what it has sealed
-with its own. So the server can neither read a model, nor send one in a source's name.
+for each round and signs it with its node key (`fedda.secure.agree`). A source signs what it has
+sealed with its own. So the server can neither read a model, nor send one in a source's name.
 
     sealed   32 bytes of X25519, the model's bytes under AES, and a tag of 16 bytes
 """
@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from fedda.errors import SecureError
-from fedda.ops.agree import SUITE, Own
+from fedda.secure.agree import SUITE, Own
 from fedda.wire import KEY, SIGNATURE, Entry, Kind, Manifest
 
 LONGER = 48  # bytes by which a sealed model is longer than a plain one

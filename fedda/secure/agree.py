@@ -4,7 +4,7 @@ A site makes an X25519 key pair for each try of a round and signs its public key
 the one that it registered. The others know that node key from a file that they did not get through
 the server (`fedda.ops.keys.peers`), so the server cannot put a key of its own between two sites.
 
-For sealed models (`fedda.ops.seal`) the target makes such a key. For secure sums all sources do,
+For sealed models (`fedda.secure.seal`) the target makes such a key. For secure sums all sources do,
 and each pair has a mask. Its seed comes from the pair's shared secret and from everything that the
 sites must agree on: the group with its keys, the settings of the training, the model that was sent,
 round, try and largest weight. If the server tells two sites different things, their masks do not

@@ -1,0 +1,313 @@
+"""How a strategy gets its sources' models: each as it is, their sum under masks, or none to read.
+
+    requests(nodes)     makes the messages that begin a round
+    each(replies)       yields the sources' replies, one model in each
+    mean(replies)       returns the mean of the sources' models
+    onward(sources)     returns their models as the target receives them
+    averaged(...)       returns the mean that the server makes, or that the target has made
+
+A strategy calls these and does not know which channel it has; `fedda.secure.hiding` says which
+methods may have which. Masks and seals need a hop for keys before the one that trains.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from flwr.app import Message
+
+from fedda.algorithms import fedavg
+from fedda.config import LEAST_HIDDEN, GuardConfig
+from fedda.errors import QuorumError, SecureError
+from fedda.maths.average import RunningMean
+from fedda.maths.robust import RobustMean, least_for
+from fedda.methods import Phase
+from fedda.secure.hiding import sending_hop
+from fedda.secure.masks import FixedPoint, MaskedSum
+from fedda.wire import Arrays, Packed
+
+from .sites.mail import Mail
+from .sites.post import Post
+from .sites.replies import Reply
+from .sites.roster import Node, Roster
+from .sites.setup import Setup
+
+Alpha = dict[str, float]
+
+
+class Strategy(Protocol):
+    """A strategy, as far as it matters here."""
+
+    setup: Setup
+    roster: Roster
+    post: Post
+    round: int
+    model: Packed
+    global_model: Packed
+
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def told(self) -> str: ...
+    @property
+    def mail(self) -> Mail: ...
+    def model_for(self, node: Node) -> Packed: ...
+    def request(
+        self,
+        node: Node,
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, float] | None = None,
+        hop: str = "",
+    ) -> Message: ...
+    def ask(
+        self,
+        nodes: Iterable[Node],
+        hop: str,
+        arrays: Mapping[str, Packed],
+        needs: Iterable[str] = (),
+    ) -> Iterator[Reply]: ...
+    def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]: ...
+    def enough(self, count: int) -> None: ...
+    def of_sources(
+        self, told: Mapping[str, float], weights: Mapping[str, float] | None = None
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the sources' models.
+
+    Attributes:
+        model: the mean.
+        weights: how much each source counts in it; they sum to 1.
+        numbers: what the sources told of their training, as the round's numbers.
+        beside: the reply of the site that was asked beside them; None if it gave no usable one.
+    """
+
+    model: Arrays
+    weights: Alpha
+    numbers: dict[str, Any]
+    beside: Reply | None = None
+
+
+class Open:
+    """Models as they are."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._of = strategy
+        self._memory: Arrays | None = None  # of the last round's mean, for the next one
+
+    @property
+    def least(self) -> int:
+        """The smallest number of sources in a round of which anything may or can be told."""
+        guard = self._of.setup.guard
+        return least_for(guard.mean, guard.liars)
+
+    def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
+        """Make the requests of a round's first hop: a model to each site.
+
+        Args:
+            nodes: the sources.
+            beside: other sites that are asked in the same hop as the sources train.
+        """
+        of = self._of
+        return [of.request(node, {"model": of.model_for(node)}) for node in [*nodes, *beside]]
+
+    def each(self, replies: Iterable[Message], needs: set[str]) -> Iterator[Reply]:
+        """Yield the sources' replies as they arrive; `needs` names numbers that each must have."""
+        yield from self._of.accept(replies, needs)
+
+    def mean(
+        self, replies: Iterable[Message], counts: Mapping[str, int], beside: Node | None = None
+    ) -> Mean:
+        """Average the sources' models by the rule of `guard.mean`.
+
+        Args:
+            replies: to `requests`.
+            counts: how much each source counts, by name.
+            beside: the site whose reply is not in the mean.
+
+        Raises:
+            QuorumError: too few sources gave a usable reply.
+        """
+        of, told, other = self._of, {}, None
+        parts = fedavg.weights(torch.tensor([*counts.values()])).tolist()
+        shares = dict(zip(counts, parts, strict=True))
+        mean = mean_by(of.setup.guard, of.global_model.unpack(), self._memory)
+        if isinstance(mean, RunningMean):
+            self._memory = mean.memory
+        for reply in of.accept(replies, {of.told}):
+            if reply.node is beside:
+                other = reply
+            else:
+                name = reply.node.name
+                told[name] = float(reply.numbers[of.told])
+                mean.add(reply.model().unpack(), shares[name], name)
+            del reply  # free it before the next one is fetched
+        of.enough(len(told))
+        model = mean.result()
+        if isinstance(mean, RobustMean):
+            weights = mean.shares
+        else:
+            total = sum(shares[name] for name in sorted(told))
+            weights = {name: shares[name] / total for name in sorted(told)}
+        return Mean(model, weights, of.of_sources(told, weights), other)
+
+    def onward(
+        self, sources: Sequence[Reply], numbers: Mapping[str, float]
+    ) -> tuple[dict[str, Packed], Mapping[str, float]]:
+        """Return what the target is sent of the sources' models, and the numbers beside them.
+
+        Args:
+            sources: their replies.
+            numbers: those that the target needs of the server's weighing.
+        """
+        return {f"teacher/{reply.node.name}": reply.model() for reply in sources}, numbers
+
+    def averaged(
+        self, target: Reply, sources: Sequence[Reply], average: Callable[[], tuple[Arrays, Alpha]]
+    ) -> tuple[Arrays, Alpha]:
+        """Return the mean of the target's and the sources' models, and the weight of each site.
+
+        Args:
+            target: its reply to what it was sent of the sources' models.
+            sources: the replies of those whose models the target could use.
+            average: makes the mean, where the server can read the models.
+        """
+        return average()
+
+
+class Masked(Open):
+    """A sum of which the server sees no term: first a signed key of each source, then its model."""
+
+    _try = (0, 0)  # the last round that began, and how often it did
+
+    @property
+    def least(self) -> int:
+        """A sum of two tells each of them the other's model."""
+        return LEAST_HIDDEN
+
+    def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
+        """Ask the sources for their keys of this try of the round."""
+        last, attempt = self._try
+        self._try = (self._of.round, attempt + 1 if last == self._of.round else 1)
+        self._beside = beside
+        return [self._of.request(node, {}, {"attempt": self._try[1]}) for node in nodes]
+
+    def mean(
+        self, replies: Iterable[Message], counts: Mapping[str, int], beside: Node | None = None
+    ) -> Mean:
+        """The mean by examples, from the sum of the masked models.
+
+        Raises:
+            QuorumError: a site that has agreed to the sum did not add its model.
+        """
+        of = self._of
+        keys = {reply.node: reply.arrays["key"] for reply in of.accept(replies)}
+        group = sorted(keys, key=lambda node: node.name)
+        of.enough(len(group))
+        counts = {node.name: counts[node.name] for node in group}
+        most, weight = max(counts.values()), sum(counts.values())
+        like = of.model.unpack()
+        total = MaskedSum(like, FixedPoint(like, len(group), most))
+        private, epsilon, other = of.told == "epsilon", {}, None
+        for reply in self._hidden(keys, group, most, {"epsilon"} if private else set()):
+            if reply.node is beside:
+                other = reply
+            else:
+                total.add(reply.arrays["masked"])
+                epsilon[reply.node.name] = float(reply.numbers.get("epsilon", 0.0))
+            del reply
+        if total.count < len(group):
+            raise QuorumError(
+                f"{total.count} of the {len(group)} sites of a secure sum added their models; "
+                "without the others nothing can be read."
+            )
+        try:
+            model, loss = total.result(weight)
+        except SecureError as error:  # the masks are new in another try
+            raise QuorumError(str(error)) from error
+        of.post.checks.mean(model)
+        weights = {name: count / weight for name, count in counts.items()}
+        numbers = of.of_sources(epsilon, weights) if private else {"loss": loss}
+        return Mean(model, weights, numbers, other)
+
+    def _hidden(
+        self, keys: Mapping[Node, Packed], group: Sequence[Node], most: int, needs: set[str]
+    ) -> Iterator[Reply]:
+        """Ask the group for masked models, and the sites beside it for what they do."""
+        of, hop = self._of, sending_hop(self._of.phase)
+        sent = {"model": of.model} | {f"key/{node.name}": keys[node] for node in group}
+        numbers = {"attempt": self._try[1], "most": most}
+        requests = [of.request(node, sent, numbers, hop) for node in group]
+        requests += [of.request(node, {"model": of.model}, hop=hop) for node in self._beside]
+        yield from of.accept(of.mail.deliver(requests, of.setup.wait.train), needs)
+
+
+class Sealed(Open):
+    """Models that the server hands on unread: first a signed key of the target, then each model."""
+
+    def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
+        """Ask the target for its key of this round."""
+        self._nodes = nodes
+        return [self._of.request(self._of.roster.target, {})]
+
+    def each(self, replies: Iterable[Message], needs: set[str]) -> Iterator[Reply]:
+        """Yield the sources' replies, with a sealed model in each, and no loss beside it.
+
+        Raises:
+            QuorumError: the target made no key.
+        """
+        of, name = self._of, self._of.roster.target.name
+        keys = [reply.arrays["key"] for reply in of.accept(replies)]
+        if not keys:
+            raise QuorumError(f"{name} (target) made no key for this round.")
+        sent = {"model": of.model, f"key/{name}": keys[0]}
+        yield from of.ask(self._nodes, sending_hop(of.phase), sent, needs - {"loss"})
+
+    def onward(
+        self, sources: Sequence[Reply], numbers: Mapping[str, float]
+    ) -> tuple[dict[str, Packed], Mapping[str, float]]:
+        """Return the sealed models, and the bounds of the guard: the target does the weighing."""
+        guard, roster = self._of.setup.guard, self._of.roster
+        members = {roster.target.name, *(reply.node.name for reply in sources)}
+        bounds = {"max-change": guard.max_change, "max-statistics": guard.max_statistics}
+        bounds |= {
+            "max-update": guard.max_update,
+            "most": max(roster.counts[name] for name in members),
+        }
+        return {f"sealed/{reply.node.name}": reply.arrays["sealed"] for reply in sources}, bounds
+
+    def averaged(
+        self, target: Reply, sources: Sequence[Reply], average: Callable[[], tuple[Arrays, Alpha]]
+    ) -> tuple[Arrays, Alpha]:
+        """Return the mean and the weights that the target sends.
+
+        Raises:
+            QuorumError: it did not tell its own weight.
+        """
+        own = target.node.name
+        if f"alpha/{own}" not in target.numbers:
+            raise QuorumError(f"{own} (target) did not tell the weights of its mean.")
+        names = sorted([own, *(reply.node.name for reply in sources)])
+        alpha = {name: float(target.numbers.get(f"alpha/{name}", 0.0)) for name in names}
+        return target.model().unpack(), alpha
+
+
+CHANNELS: Mapping[str, type[Open]] = {"none": Open, "sum": Masked, "sealed": Sealed}
+
+
+def mean_by(
+    guard: GuardConfig, like: Arrays, memory: Arrays | None = None
+) -> RunningMean | RobustMean:
+    """Make an empty mean of models, by the rule of `guard.mean`.
+
+    Args:
+        guard: names the rule.
+        like: the model that was sent.
+        memory: of an earlier mean, which a weighted one uses again.
+    """
+    if guard.mean == "weighted":
+        return RunningMean(like, memory)
+    return RobustMean(like, guard.mean, guard.liars)
