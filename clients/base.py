@@ -6,7 +6,6 @@ hop that reads like the paper's lines for it. A client object serves only one re
 arrays and a table of numbers.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,9 +36,9 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import appraisal, last_step, leaving, notes, tested
+from .site import appraisal, doors, last_step, leaving, notes, tested
 from .site.memory import Network, Site, Staying
-from .site.request import MANIFESTS, Numbers, Request
+from .site.request import Numbers, Request, flat
 
 
 class Client(NumPyClient):
@@ -390,25 +389,47 @@ class Client(NumPyClient):
     # ---- Flower's NumPyClient ---------------------------------------------------------------
 
     def get_properties(self, config: Mapping[str, Any]) -> Numbers:
-        """Return what this site offers a run."""
-        return self.site.offer()
+        """Tell what this site offers a run; with its settings, check that it can take part."""
+        return doors.offered(self.site, config or None)
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], int, Numbers]:
-        """Flower's training call: flat arrays in, flat arrays out."""
-        arrays, exact = self.serve(Request.read(parameters, config))
-        numbers: Numbers = {**tested.coarse(exact)}
-        numbers[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in arrays.items()])
-        flat = [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()]
-        return flat, len(self.data), numbers
+        """Serve a training request -> packed arrays as flat ones, examples, numbers.
+
+        Args:
+            parameters: the request's arrays, as `clients.site.request.flat` lays them out.
+            config: its tables in one, and the layouts of the arrays.
+
+        Raises:
+            FeddaError: the site cannot or may not serve it, or the reply may not leave.
+        """
+        request = Request.read(parameters, config)
+        doors.admit(self.site, request, test=False)
+        arrays, numbers = self.serve(request)
+        told = doors.release(self.site, request, arrays, numbers)
+        flat_arrays, layouts = flat(arrays, {})
+        return flat_arrays, self.site.examples, told | layouts
 
     def evaluate(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[float, int, Numbers]:
-        """Flower's evaluation call."""
-        numbers = tested.coarse(self.test(Request.read(parameters, config)))
-        return float(numbers.get("loss", 0.0)), int(numbers.get("tested", 0)), numbers
+        """Serve a test -> loss, tested examples, numbers; the first two are 0 if they are not told.
+
+        Args:
+            parameters: as of `fit`.
+            config: as of `fit`.
+
+        Raises:
+            FeddaError: as `fit`.
+        """
+        request = Request.read(parameters, config)
+        doors.admit(self.site, request, test=True)
+        answer = getattr(self, request.hop, None)  # `test`, or at a source `calibrate`
+        if answer is None:
+            raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
+        told = doors.release(self.site, request, {}, answer(request))
+        return float(told.get("loss", 0.0)), int(told.get("tested", 0)), told
 
 
 def lost(server_round: int) -> LostError:

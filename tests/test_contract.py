@@ -5,6 +5,7 @@ leaks nothing; the server refuses to accept it, so that a site with other code c
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from clients import base
 from clients.node import bridge
+from clients.site import doors
 from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import plugins, records, wire
@@ -852,17 +854,20 @@ class Forging(ScriptedGrid):
         super().__init__(nodes)
         self.asked, self.site, self.done = asked, 0, False
         self.wanted: Message | None = None
-        honest = bridge._reply
+        served, release, received = threading.local(), doors.release, bridge._read
 
-        def forged(
-            message: Message, request: Request, site: Any, arrays: Any, numbers: Any
-        ) -> Message:
-            if self._chosen(message):
-                numbers = {**numbers, **NUMBER}
-                self.wanted = Message(records.write(arrays, metrics=numbers), reply_to=message)
-            return honest(message, request, site, arrays, numbers)
+        def read(message: Message, allowed: Any) -> Any:
+            served.message = message
+            return received(message, allowed)
 
-        monkeypatch.setattr(bridge, "_reply", forged)
+        def forged(site: Any, request: Request, arrays: Any, numbers: Any) -> Any:
+            if self._chosen(served.message):
+                numbers, content = {**numbers, **NUMBER}, {"metrics": {**numbers, **NUMBER}}
+                self.wanted = Message(records.write(arrays, **content), reply_to=served.message)
+            return release(site, request, arrays, numbers)
+
+        monkeypatch.setattr(bridge, "_read", read)
+        monkeypatch.setattr(doors, "release", forged)
 
     def _chosen(self, message: Message) -> bool:
         if "step" not in message.content or self.done:

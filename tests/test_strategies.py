@@ -5,11 +5,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common import (
+    EvaluateIns,
+    FitIns,
+    FitRes,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.compat.common.recorddict_compat import (
+    evaluateins_to_recorddict,
+    fitins_to_recorddict,
+    recorddict_to_evaluateres,
+    recorddict_to_fitres,
+)
 
-from fedda import wire
+from clients.face import Face, client_fn
+from clients.site.memory import resident
+from clients.site.request import flat, unflat
+from fedda import records, wire
 from fedda.config import GuardConfig
-from fedda.errors import NotFiniteError, QuorumError, WireError
+from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
 from fedda.wire import Arrays, Kind
 from server.simulation import LocalGrid
 from strategies.sites import roster
@@ -93,6 +110,65 @@ def test_flowers_own_start_runs_the_same_strategy(domains: list[Node], method: s
     assert all(np.array_equal(model[n], ours.model[n]) for n in model)
     assert len(result.train_metrics_clientapp) == len(result.evaluate_metrics_clientapp) == 2
     assert result.evaluate_metrics_clientapp[2]["tested"] == 24
+
+
+def numpy_client(message: Message, node: Node) -> Message:
+    """Answer a message by Flower's own `client_fn`, whose messages hold arrays and one table."""
+    context = Context(1, message.metadata.dst_node_id, node, RecordDict(), {})
+    app = ClientApp(client_fn=client_fn)
+    arrays, tables = records.read(message.content)
+    parameters, config = flat(arrays, tables)
+    sent = ndarrays_to_parameters(parameters)
+    trains = message.metadata.message_type == "train"
+    ins = FitIns(sent, config) if trains else EvaluateIns(sent, config)
+    content = (fitins_to_recorddict if trains else evaluateins_to_recorddict)(ins, True)  # type: ignore[operator]
+    asked = Message(content, message.metadata.dst_node_id, message.metadata.message_type)
+    came = app(message=asked, context=context).content
+    result = recorddict_to_fitres(came, True) if trains else recorddict_to_evaluateres(came)
+    assert result.status.code.name == "OK" and result.num_examples
+    numbers = dict(result.metrics)
+    left = parameters_to_ndarrays(result.parameters) if isinstance(result, FitRes) else []
+    packed = unflat(left, numbers)
+    return Message(records.write(packed, metrics=numbers), reply_to=message)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "kd3a"])
+def test_flowers_own_client_app_runs_the_same_clients(domains: list[Node], method: str) -> None:
+    """Flower's `ClientApp(client_fn)` and `Strategy.start`, to the bits of our own loop."""
+    ours = Bench(domains, method)
+    for server_round in (1, 2):
+        ours.round(server_round)
+    resident.cache_clear()
+    bench = Bench(domains, method)
+    grid: LocalGrid = bench.grid
+    nodes = bench.grid.nodes
+    grid.app = lambda message, context: numpy_client(message, nodes[message.metadata.dst_node_id])  # type: ignore
+    result = bench.strategy.start(grid, bench.strategy.packed(bench.model), num_rounds=2)
+    model = bench.unpack(result.arrays)
+    assert all(np.array_equal(model[n], ours.model[n]) for n in model)
+    assert result.evaluate_metrics_clientapp[2]["tested"] == 24
+
+
+def test_a_numpy_client_checks_what_comes(domains: list[Node]) -> None:
+    """Whatever part of Flower calls it, the contract holds."""
+    bench = Bench(domains, "fedavg")
+    message = bench.begin()[0]
+    arrays, tables = records.read(message.content)
+    node = bench.grid.nodes[message.metadata.dst_node_id]
+    site = Face(resident(tuple(sorted(node.items()))))
+    parameters, config = flat(arrays, tables)
+    assert site.fit(parameters, config)[1] == 40
+    assert site.get_properties({})["name"] == "anna"
+    with pytest.raises(WireError, match="no number 'pixel'"):
+        site.fit(parameters, config | {"step.pixel": 1.0})
+    with pytest.raises(WireError, match="asks no Client for"):
+        site.fit(parameters, config | {"step.part": "Client"})
+    with pytest.raises(WireError, match="'train', not for a test"):
+        site.evaluate(parameters, config)
+    with pytest.raises(WireError, match="do not fit the layouts"):
+        site.fit(parameters * 2, config)
+    with pytest.raises(ConfigError, match="no method 'nosuch'"):
+        site.fit(parameters, config | {"task.method": "nosuch"})
 
 
 def test_a_model_too_large_for_the_wire_is_an_error_that_names_the_setting(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients.node import bridge
+from clients.site import doors
 from clients.site.memory import Site, resident
 from clients.site.request import Request
 from fedda import plugins, records, wire
@@ -133,7 +133,7 @@ def passes(sample: Sample, arrays: Mapping[str, Packed], numbers: Mapping[str, A
     """Whether the check on the way out lets a reply leave."""
     rule, site = sample.request.contract.leaves, sample.site
     try:
-        bridge._check(rule, arrays, numbers, sample.request, site, "out")  # pyright: ignore
+        doors._check(site, sample.request, rule, arrays, numbers, "out")  # pyright: ignore
     except WireError as error:
         assert "\n" not in str(error)
         return False

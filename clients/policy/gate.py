@@ -105,7 +105,7 @@ class Gate:
 
     def _check_task(self, task: Task) -> None:
         allow, limits = self.policy.allow, self.policy.limits
-        self._check_named("method", task.method, allow.methods)
+        self.check_method(task.method)
         self._check_named("network", task.model.name, allow.networks)
         self._check_named("norm", task.model.norm, allow.norms)
         sizes.check_names(task, limits.classes, limits.image_side)
@@ -115,6 +115,14 @@ class Gate:
                 f"The request asks for a bottleneck of {task.model.bottleneck} units; the policy "
                 f"allows {limits.bottleneck} at most (limits.bottleneck)."
             )
+
+    def check_method(self, name: str) -> None:
+        """Check that a method may run here, before its code is loaded.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        self._check_named("method", name, self.policy.allow.methods)
 
     def _check_named(self, what: str, name: str, patterns: Names) -> None:
         if not named(name, patterns):

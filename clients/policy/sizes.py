@@ -72,7 +72,7 @@ def check_parameters(request: Request, most: int) -> None:
         for name, tensor in model.state_dict().items()
     )
     outline = Manifest(Kind.MODEL, "float32", tuple(entries))
-    layouts = [outline, *request.layouts(task.options, outline).values()]
+    layouts = [outline, *request.layouts(outline).values()]
     again = (Kind.MASKED, Kind.SEALED)  # the model once more, which is not built again
     built = (layout for layout in layouts if layout.kind not in again)
     values = sum(entry.size for layout in built for entry in layout.entries)

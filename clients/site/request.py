@@ -1,8 +1,9 @@
 """A training or evaluation request to a site, read from what Flower gives a client."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from fedda.wire import CALIBRATE, Manifest, Packed, Part
 
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
-STEP = "step."  # prefix of this round's numbers; those of the task have no prefix
-EXCHANGE = "exchange."  # prefix of the invitation to an exchange of gradients
+TABLES = ("task", "step", "exchange")  # of a request; in one flat table their keys are `step.round`
 HEADING = ("round", "phase", "hop", "part")  # fields of every request
 
 
@@ -106,18 +106,16 @@ class Request:
         return request
 
     @classmethod
-    def read(cls, parameters: list[np.ndarray], config: Mapping[str, Any]) -> "Request":
-        """Make a request from what Flower gives a NumPyClient; the arrays are not copied."""
-        layouts = json.loads(str(config[MANIFESTS]))
-        packed = {
-            name: Packed(Manifest.parse(text), flat.data)
-            for (name, text), flat in zip(layouts, parameters, strict=True)
-        }
-        step = {k.removeprefix(STEP): v for k, v in config.items() if k.startswith(STEP)}
-        table = {k.removeprefix(EXCHANGE): v for k, v in config.items() if k.startswith(EXCHANGE)}
-        rest = (MANIFESTS, STEP, EXCHANGE)
-        task = {k: v for k, v in config.items() if not k.startswith(rest)}
-        return cls.make(task, step, packed, table or None)
+    def read(cls, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> "Request":
+        """Make a request from what Flower gives a NumPyClient; see `flat`. Nothing is copied.
+
+        Raises:
+            WireError: the arrays do not fit their layouts, or `make` raises.
+            ConfigError: a setting of the task is invalid.
+        """
+        tables = {name: _under(name, config) for name in TABLES}
+        arrays = unflat(parameters, dict(config))
+        return cls.make(tables["task"], tables["step"], arrays, tables["exchange"] or None)
 
     @property
     def is_test(self) -> bool:
@@ -129,7 +127,7 @@ class Request:
         """Whether this is the last round; its test also says what the model is worth."""
         return self.round == self.task.rounds
 
-    @property
+    @cached_property
     def contract(self) -> Part:
         """The contract of this request: what may come with it, and what may go back.
 
@@ -151,10 +149,9 @@ class Request:
             )
         return part
 
-    @property
-    def layouts(self) -> Any:
-        """Makes, from settings and model layout, the layouts of arrays sent besides the model."""
-        return self.stage.phase.layouts_for(self.is_test)
+    def layouts(self, model: Manifest) -> Mapping[str, Manifest]:
+        """Return the layouts of the arrays that are sent besides a model of this layout."""
+        return self.stage.phase.layouts_for(self.is_test)(self.task.options, model)
 
     @property
     def comes_first(self) -> bool:
@@ -180,3 +177,43 @@ class Request:
         if type(steps) is not int or steps < 1:
             raise WireError("The request has no whole number of steps; it needs 1 or more.")
         return steps
+
+
+def flat(
+    arrays: Mapping[str, Packed], tables: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[np.ndarray], Numbers]:
+    """Lay a request or reply out as a NumPyClient takes it -> flat arrays, one flat table.
+
+    Args:
+        arrays: packed arrays by name; they are not copied.
+        tables: those of a request; `kept` is none of them.
+    """
+    config = {f"{name}.{k}": v for name in TABLES for k, v in tables.get(name, {}).items()}
+    config[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in arrays.items()])
+    return [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()], config
+
+
+def unflat(parameters: Sequence[np.ndarray], table: Numbers) -> dict[str, Packed]:
+    """Read the arrays that `flat` laid out, and take their layouts out of the table.
+
+    Raises:
+        WireError: the arrays do not fit their layouts.
+    """
+    try:
+        layouts = [(str(n), str(text)) for n, text in json.loads(str(table.pop(MANIFESTS, "[]")))]
+        buffers = [_buffer(array) for array in parameters]
+        pairs = zip(layouts, buffers, strict=True)
+        return {name: Packed(Manifest.parse(text), buffer) for (name, text), buffer in pairs}
+    except (TypeError, ValueError):
+        raise WireError("A message's arrays do not fit the layouts that came with them.") from None
+
+
+def _buffer(array: np.ndarray) -> bytes | memoryview:
+    """The bytes of a flat array: those that it is a view of, if they are no more."""
+    base = array.base
+    return base if isinstance(base, bytes) and len(base) == array.nbytes else array.data
+
+
+def _under(name: str, config: Mapping[str, Any]) -> Numbers:
+    """The table of this name in a flat one."""
+    return {k.removeprefix(f"{name}."): v for k, v in config.items() if k.startswith(f"{name}.")}
