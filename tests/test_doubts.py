@@ -51,6 +51,11 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
         (9, {"clipped": [0.5, 0.5, 0.5]}, []),
         (9, {"discriminator-accuracy": [0.39, 0.39, 0.4, None]}, []),
         (9, {"alike": [None, 0.49, None]}, [("sources", 2)]),  # it is said once
+        (5, {"alike": [None, 0.49, None, None, None]}, [("sources", 2)]),
+        (7, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3, 0.3]}, [("kept", 3)]),  # it has not ended
+        (6, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3, 0.3]}, []),  # it has, and this was over
+        (5, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3]}, [("kept", 3)]),
+        (6, {"kept": [0.0, 0.04, 0.049, None, None, 0.3]}, [("kept", 3)]),
         (9, {"alike": [None, 0.5]}, []),
         (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
     ],

@@ -11,6 +11,7 @@ from fedda.cli import (
     export,
     keys,
     label,
+    new,
     policy,
     predict,
     refine,
@@ -23,8 +24,10 @@ from fedda.cli import (
     weights,
 )
 from fedda.cli import client as client_command
+from fedda.cli.helped import Group
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -35,6 +38,7 @@ app = typer.Typer(
     every site, `fedda run`.""",
 )
 app.command()(demo.demo)
+app.command()(new.new)
 app.command()(run.run)
 app.command()(watch.attach)
 app.command()(watch.stop)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.helped import Command
 from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def client(
     role: Annotated[
         Literal["source", "target"],

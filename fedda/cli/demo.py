@@ -65,7 +65,7 @@ def demo(
     nothing leaves this machine. It takes a few minutes on two cores.
     """
     from fedda.cli.launch import on_terminate
-    from fedda.cli.report import present
+    from fedda.cli.report import PAGE, present
     from fedda.cli.watching import watch
     from fedda.data.digits import DOMAINS, build
     from fedda.ops.bundle import stage
@@ -103,6 +103,7 @@ def demo(
         if not keep:
             present(folder)  # the sites' notes are in the folder, too
         echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
+        echo(f"next: open {folder / PAGE} in a browser; begin a study of your own: fedda new study")
 
 
 def clear(folder: Path) -> None:

@@ -5,7 +5,14 @@ import statistics
 from typing import Any
 
 from fedda.results import transfer
-from fedda.results.read import adapted_elsewhere, counted, missing_tests, refined_at, spans
+from fedda.results.read import (
+    adapted_elsewhere,
+    counted,
+    duration,
+    missing_tests,
+    refined_at,
+    spans,
+)
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -52,15 +59,6 @@ def _about(run: Run) -> str:
         f"{duration(seconds)} in all",
     ]
     return " · ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Write a time in hours, minutes and seconds."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _cards(run: Run, scale: Scale) -> list[Html]:

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedda.results.progress import clock, waits
-from fedda.results.read import counted, human
+from fedda.results.read import counted, duration, human
 from fedda.results.snapshot import Run, Site, Snapshot
 from fedda.results.story import DONE, FAILED, WAITS, Story
 
-from .headline import duration
 from .html import Html, e
 from .parts import NOTHING, note, section, table
 

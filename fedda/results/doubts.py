@@ -29,6 +29,17 @@ CHANGED = 0.1
 # 21 points below FedAvg and 29 above it, on 11 targets; on 7 others between 3 below and 4 above.
 ALIKE = 0.5
 AT_ONCE = {"sources"}  # told in one round alone, when the models come
+# What a round's entry must have to say something of a kind.
+MEASURES = {
+    "classes": "predicted",
+    "one class": "largest",
+    "kept": "kept",
+    "weights": "weights",
+    "discriminator": "discriminator-accuracy",
+    "clipped": "clipped",
+    "unknown shift": "changed",
+    "sources": "alike",
+}
 FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
 LONG = 200  # steps of a round after which one alone is enough
 LASTING = (
@@ -69,6 +80,8 @@ def doubts(
 ) -> list[Doubt]:
     """Find reasons to doubt a training, at most one of each kind, in order of the rounds.
 
+    When the training has ended, those of which the last rounds showed nothing any more are over.
+
     Args:
         history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
             (a number of classes), `weights` by site, `discriminator-accuracy`, `clipped`, the share
@@ -86,6 +99,7 @@ def doubts(
     found: dict[str, Doubt] = {}
     losses: list[float] = []
     row: dict[str, int] = {}
+    quiet: dict[str, int] = {}  # rounds in a row, up to the last, that say the contrary
     most = {"kept": 0.0, "predicted": 0}
     for entry in history:
         seen = {
@@ -100,16 +114,22 @@ def doubts(
         }
         for what, text in seen.items():
             row[what] = row.get(what, 0) + 1 if text else 0
+            if MEASURES[what] in entry:
+                quiet[what] = 0 if text else quiet.get(what, 0) + 1
             lasts = row[what] >= LASTING or entry["round"] == rounds or what in AT_ONCE
             if text and lasts:
                 found.setdefault(what, Doubt(what, entry["round"], text))
         if entry["round"] in entropies and "loss" in entry:
             losses.append(entry["loss"])
-            if text := _loss(losses, classes, _judged(len(losses), steps, classes), rate):
+            text = _loss(losses, classes, _judged(len(losses), steps, classes), rate)
+            quiet["loss"] = 0 if text else quiet.get("loss", 0) + 1
+            if text:
                 found.setdefault("loss", Doubt("loss", entry["round"], text))
         for what in most:
             most[what] = max(most[what], entry.get(what, 0))
-    return sorted(found.values(), key=lambda doubt: doubt.round)
+    ended = bool(history) and history[-1]["round"] == rounds
+    left = [d for what, d in found.items() if not (ended and quiet.get(what, 0) >= LASTING)]
+    return sorted(left, key=lambda doubt: doubt.round)
 
 
 def _shift(entry: Round) -> str:

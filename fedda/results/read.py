@@ -153,12 +153,20 @@ def event_of(results: Results, event: Mapping[str, Any]) -> str:
 
 
 def doubted(results: Results) -> list[tuple[str, int, str]]:
-    """The reasons to doubt trainings: the training in words, the round, and what was seen there."""
-    rows = []
+    """The reasons to doubt trainings: the training in words, the round, and what was seen there.
+
+    What several trainings of a method show is said once, of the first.
+    """
+    seen: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for method, trainings in results["trainings"].items():
         for training in trainings:
-            about = f"{title(results, method)}, seed {seed_of(results, training)}"
-            rows += [(about, d["round"], printable(d["text"])) for d in training.get("doubts", ())]
+            for doubt in training.get("doubts", ()):
+                who = f"{title(results, method)}, seed {seed_of(results, training)}"
+                seen.setdefault((method, doubt["what"]), []).append((who, doubt))
+    rows = []
+    for (who, doubt), *others in seen.values():
+        also = f" (as in {counted(len(others), 'other training')})" if others else ""
+        rows.append((who, doubt["round"], printable(doubt["text"]) + also))
     return rows
 
 
@@ -239,6 +247,17 @@ def human(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Write a time in hours, minutes and seconds: 9.8 s, 58 s, 1 min 38 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def counted(count: int, what: str) -> str:

@@ -16,6 +16,7 @@ from fedda.results.read import (
     adapted_elsewhere,
     counted,
     doubted,
+    duration,
     event_of,
     human,
     missing_tests,
@@ -39,7 +40,13 @@ _MEASURES = {
 _MOST_EVENTS = 20
 
 # So that the table of what models are worth fits into 80 columns.
-SHORT = {worth.ECE: "ECE", "ClassAMI": "AMI", "largest class": "most"}
+SHORT = {
+    worth.ECE: "ECE",
+    "ClassAMI": "AMI",
+    "accuracy in %": "accuracy",
+    "infomax (nats)": "infomax",
+    "largest class": "most",
+}
 
 
 def table(results: Results) -> RenderableType:
@@ -117,7 +124,7 @@ def _scores(report: dict[str, Any]) -> Table:
     for method in report["methods"]:
         style, indent = "bold" if method == report["method"] else "", ""
         for name, *texts, seconds in scores(report, method, number):
-            shown.add_row(indent + escape(name), *texts, f"{seconds:.1f} s", style=style)
+            shown.add_row(indent + escape(name), *texts, duration(seconds), style=style)
             style, indent = "dim", "  "
         shown.add_section()
     return shown
@@ -151,7 +158,8 @@ def _worth(results: Results) -> list[RenderableType]:
         remarks += [f"ECE: {worth.ECE}, on the labelled tests"]
     head = [SHORT.get(heading, heading) for heading in head]
     for i, heading in enumerate(head):
-        shown.add_column(heading, justify="right" if i else "left")
+        whole = heading.startswith("estimate")  # with its interval, which is read as one
+        shown.add_column(heading, justify="right" if i else "left", no_wrap=whole)
     for row in body:
         shown.add_row(*map(escape, row))
     return ["", shown, *map(Text, remarks)]

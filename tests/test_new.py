@@ -1,0 +1,75 @@
+"""`fedda new`: a study that runs as it is written."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedda.cli import app
+from fedda.cli.helped import joined
+from tests.local_grid import make_domains
+
+RUN = CliRunner()
+
+
+def begun(folder: Path, *words: str, code: int = 0) -> str:
+    result = RUN.invoke(app, ["new", str(folder), *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    make_domains(sites)
+    folder = tmp_path / "with spaces" / "study"
+    said = begun(folder, "--data", str(sites), "--target", "town", "--preset", "vectors")
+    assert f"cd {folder} && python study.py" in said.replace("\n", "")
+    study = folder / "study.toml"
+    settings = tomllib.loads(study.read_text())
+    assert settings["target"] == "town" and settings["sites"] == str(sites)
+    text = study.read_text().replace('"rounds" = 10', '"rounds" = 1\n"train.batch-size" = 16')
+    study.write_text(text.replace('"vectors"', '""').replace('["adabn", "kd3a"]', '["fedprox"]'))
+    made = subprocess.run(
+        [sys.executable, "study.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert "FedProx on town" in made.stdout and (folder / "runs" / "compare.md").exists()
+
+
+def test_the_digits_come_with_a_study(tmp_path: Path) -> None:
+    begun(tmp_path / "study")
+    settings = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert settings["settings"]["input.size"] == 16 and settings["target"] == "fonts"
+    sites = tmp_path / "study" / "sites"
+    assert {p.name for p in sites.iterdir()} == {"blended", "fonts", "handwritten", "street"}
+    readme = (tmp_path / "study" / "README.md").read_text()
+    assert "fedda choose --data sites --target fonts -c input.size=16" in readme
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--target", "nowhere"], "none of its sites; give --target as one of anna, bert"),
+        ([], "--target names no site; give"),
+        (["--target", "town", "--preset", "fotos"], "photos"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_made(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
+    make_domains(tmp_path)
+    said = begun(tmp_path / "new", "--data", str(tmp_path), *words, code=1)
+    assert why in " ".join(said.split()) and not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    assert "exists; give the name of a folder" in begun(tmp_path, code=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_paragraphs_of_help_are_joined_and_examples_kept() -> None:
+    assert joined("A\n    b.\n\n      fedda run\n\n    C\n    d.") == "A b.\n\n  fedda run\n\nC d."
