@@ -37,7 +37,7 @@ def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
         [sys.executable, "study.py"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
-    assert "FedProx on town" in made.stdout and (folder / "runs" / "compare.md").exists()
+    assert "FedProx on town" in made.stdout and (folder / "runs" / "comparison.md").exists()
 
 
 def test_the_digits_come_with_a_study(tmp_path: Path) -> None:
