@@ -460,6 +460,11 @@ class RunSection(Section):
         "estimate and validators, without labels, say that it is better",
     )
 
+    @field_validator("baseline")
+    @classmethod
+    def _may_be_none(cls, name: str) -> str:
+        return "" if name == "none" else name
+
 
 class TrackSection(Section):
     """Where a run's curves are written besides its results; never sent to a site."""

@@ -585,7 +585,7 @@ def test_progress_estimates_the_time_left(tmp_path: Path) -> None:
     assert text.getvalue().splitlines() == [
         "3 trainings, 1 of them done before",
         "2/3 FedAvg → town, seed 0: accuracy 50.0 %, 0:20, about 0:20 left",
-        "  FedProx → town, seed 0: round 1/2, about 1:10 left".replace(
+        "  FedProx → town, seed 0: round 1/2, about 0:10 left".replace(
             "FedProx", cells[1].variant.name
         ),
         f"3/3 {cells[1].variant.name} → town, seed 0: failed: it broke",

@@ -211,3 +211,7 @@ def test_the_baseline_trains_first_and_only_once() -> None:
     assert RunConfig.parse({"run.baseline": "fedavg"}).trainings == ["fedavg", "kd3a"]
     assert RunConfig.parse({"run.baseline": "kd3a"}).trainings == ["kd3a"]
     assert RunConfig.parse({"run.seeds": "3,1"}).seeds == [3, 1]
+
+
+def test_a_baseline_of_none_is_none() -> None:
+    assert RunConfig.parse({"run.baseline": "none"}).trainings == ["kd3a"]

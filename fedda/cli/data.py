@@ -422,7 +422,11 @@ def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
         yield "examples", f"vectors of {description.shape[0]} numbers"
     else:
         channels, height, width = description.shape
-        size = f"{width} x {height} pixels" if width else "of several sizes (set input.size)"
+        size = (
+            f"{width} x {height} pixels"
+            if width
+            else "of several sizes (set input.size, or take --preset photos)"
+        )
         yield "examples", f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
     if description.gray:
         yield "gray values", description.gray

@@ -207,7 +207,7 @@ class Watcher:
         order = sorted(sites, key=lambda site: (not site.work, not site.online, called(site)))
         for site in order[:SHOWN]:
             reach = Text("yes", "green") if site.online else Text("no", "red")
-            table.add_row(Text(called(site)), site.role, reach, printable(site.working(run)))
+            table.add_row(Text(called(site)), site.role or "–", reach, printable(site.working(run)))
         if len(order) > SHOWN:
             table.caption = f"{len(order) - SHOWN} more are not shown"
         return table

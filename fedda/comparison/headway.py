@@ -67,8 +67,9 @@ class Display(OnTerminal):
             self._began[cell] = self._round_began[cell] = now
             self._running[cell] = value
         elif what == "round":
-            seconds = self._seconds.setdefault(cell.variant.name, [])
-            seconds.append(now - self._round_began.get(cell, now))
+            if value > 1 or self._rounds[cell] == 1:  # the first one also reads data and networks
+                seconds = self._seconds.setdefault(cell.variant.name, [])
+                seconds.append(now - self._round_began.get(cell, now))
             self._round_began[cell] = now
             self._running[cell] = value
         else:

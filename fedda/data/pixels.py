@@ -110,7 +110,8 @@ class Survey(NamedTuple):
         (a, first), (b, second) = list(self.sizes.items())[:2]
         return (
             f"the images have {len(self.sizes)} different sizes, for example {first} is "
-            f"{a[0]}x{a[1]} and {second} is {b[0]}x{b[1]}: set input.size, and every image is "
+            f"{a[0]}x{a[1]} and {second} is {b[0]}x{b[1]}: set input.size, or take a preset "
+            "that does, such as photos, and every image is "
             f"resized to it"
         )
 

@@ -33,8 +33,9 @@ def now(
 def _title(run: Run | None, story: Story, which: str) -> str:
     if run is None:
         return f"The server knows no run {which}" if which else "No run has begun"
-    method = story.current[0] if story.current else run.method
-    return f"{run.name}: {method}" + (f" on {', '.join(story.targets)}" if story.targets else "")
+    on = f" on {', '.join(story.targets)}" if story.targets else ""
+    trains = story.current[0] if story.current else run.method
+    return f"{run.name}: {run.method}{on}" + f", now its baseline {trains}" * (trains != run.method)
 
 
 def sentence(run: Run | None, story: Story) -> str:

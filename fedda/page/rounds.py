@@ -1,6 +1,7 @@
 """The run round by round: accuracy, weights, losses, and other numbers of a method."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedda.maths import schedule
@@ -13,6 +14,7 @@ from .series import Run, Seeds, is_number
 
 PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
+SHARE = Scale("share (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 LOSS = Scale("loss", PLAIN.text)
 WEIGHT = Scale("share of the average", lambda v: f"{v:.3f}", 1, 0, None)
 LISTED = 12  # most sites that a figure names
@@ -24,6 +26,15 @@ FIGURES = {
     "test_loss": ("Test loss on the target", Scale("cross entropy (nats)", PLAIN.text)),
     "loss": ("Training loss, mean over the sources", LOSS),
     "distillation": ("Distillation loss at the target", LOSS),
+    "entropy": ("Entropy of the target's answers", LOSS),
+    "discrepancy": ("Discrepancy of the two heads at the target", LOSS),
+    "predicted": ("Classes that the model gives the target's images", Scale("classes", PLAIN.text)),
+    "focused": ("Does the focus weigh the sources?", Scale("1: yes, 0: examples", PLAIN.text)),
+    "alike": ("Images to which two sources' models give the same class", SHARE),
+    "clipped": ("Gradients shortened by exchange.clip", SHARE),
+    "discriminator-loss": ("Discriminator's loss", LOSS),
+    "discriminator-accuracy": ("Images whose domain the discriminator sees", SHARE),
+    "mmd": ("Squared distance of the sites' mean embeddings (MMD)", LOSS),
 }
 HEADS = {"reconstruction": "FedDaDiL-R", "ensemble": "FedDaDiL-E", "encoder": "FedAvg's head"}
 PARTS = ("accuracy-", "reconstruction/")  # beginnings of the names of numbers that share a figure
@@ -95,9 +106,22 @@ def _weights(run: Run, method: str) -> Html | None:
     if thin:
         remark = f"Bold: mean over the {run.every}; thin: each {run.each}. "
     remark *= len(run.labels) > 1
+    remark += _together([c for c in curves if c.drawn])
     remark += f"{left_out} more sites with less weight are in the table." * (left_out > 0)
     heading = f"Weight of each site in {run.short(method)}'s average"
     return chart(heading, curves, WEIGHT, run.rounds, remark=remark, thin=thin, tall=True)
+
+
+def _together(curves: Sequence[Curve]) -> str:
+    """Name the curves that lie on one another, as those of equal weights do."""
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for curve in curves:
+        alike.setdefault(tuple(round(v, 3) for v in curve.mean.values()), []).append(curve.name)
+    return "".join(
+        f"{', '.join(names[:-1])} and {names[-1]} lie on one another. "
+        for names in alike.values()
+        if len(names) > 1
+    )
 
 
 def _last_value(curve: Curve) -> float:
@@ -112,7 +136,7 @@ def _name(run: Run, site: str) -> str:
 def site_looks(run: Run) -> dict[str, str]:
     """Return each site's colour and dashes, the same in all figures; targets in text colour."""
     ink = {target: f"k0 d{1 + i % 3}" for i, target in enumerate(run.targets)}
-    return {s: look(i) for i, s in enumerate(run.sources)} | ink
+    return {s: look(i + 1) for i, s in enumerate(run.sources)} | ink  # the first is the method's
 
 
 def _figure(run: Run, key: str) -> Html | None:

@@ -89,7 +89,7 @@ class RunConfig(Section):
         section = tree.get("run")
         baseline = section.get("baseline") if isinstance(section, Mapping) else None
         for name in (tree.get("method"), baseline):  # so an unknown method is named first
-            if isinstance(name, str) and name:
+            if isinstance(name, str) and name and name != "none":
                 plugins.method(name)
         options = {
             m: validate(plugins.method(m).config, tree.pop(m, {}), m) for m in plugins.methods()
