@@ -162,7 +162,7 @@ def doubted(results: Results) -> list[tuple[str, int, str]]:
         for training in trainings:
             for doubt in training.get("doubts", ()):
                 who = f"{title(results, method)}, seed {seed_of(results, training)}"
-                seen.setdefault((method, doubt["what"]), []).append((who, doubt))
+                seen.setdefault((method, doubt.get("what", doubt["text"])), []).append((who, doubt))
     rows = []
     for (who, doubt), *others in seen.values():
         also = f" (as in {counted(len(others), 'other training')})" if others else ""

@@ -60,7 +60,10 @@ def _training(story: Story, key: Key) -> dict[str, Any]:
         **entries[-1].get(WORTH, {}),
         "seconds": round(sum(entry["seconds"] for entry in entries), 3),
         "bytes": dict(total),
-        "doubts": [{k: d[k] for k in ("what", "round", "text")} for d in story.doubts.get(key, ())],
+        "doubts": [
+            {k: d[k] for k in ("what", "round", "text") if k in d}
+            for d in story.doubts.get(key, ())
+        ],
         "rounds": [{k: v for k, v in entry.items() if k != WORTH} for entry in entries],
     }
 
