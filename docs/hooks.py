@@ -37,7 +37,7 @@ FILES = {
 REFERENCE = {
     "formulas": ("fedda.maths", "fedda.algorithms", "fedda.adversarial"),
     "library": ("fedda.library", "fedda.models", "fedda.data", "fedda.settings", "fedda.results"),
-    "contracts": ("fedda.methods", "fedda.wire", "fedda.exchange", "fedda.errors"),
+    "contracts": ("fedda.methods", "fedda.wire", "fedda.secure", "fedda.exchange", "fedda.errors"),
 }
 LINK = re.compile(r"(\[[^\]\n]*\])\(([^)\s]+)\)")
 
