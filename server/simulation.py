@@ -20,6 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedda import models
 from fedda.data import Description, Reading, describe, domains
+from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
@@ -315,7 +316,11 @@ def _slots() -> int:
 
 
 def folders(
-    root: Path, target: str, poison: Mapping[str, float], threads: int = 1
+    root: Path,
+    target: str,
+    poison: Mapping[str, float],
+    threads: int = 1,
+    reading: Reading = AS_IT_IS,
 ) -> list[dict[str, Any]]:
     """Make one site of each folder (or .npz file) of `root` -> node configurations, by name.
 
@@ -325,11 +330,12 @@ def folders(
         poison: percent of labels to flip, by source.
         threads: number of CPU threads of each site; with the same number both engines give
             bit-identical results.
+        reading: names of the tables' columns.
 
     Raises:
         RunError: `root` or a target does not exist, or a poisoned site is not a source.
     """
-    found = domains(root)
+    found = domains(root, reading)
     targets = {target} if target in found else {*target.split(",")}
     if missing := sorted(targets - set(found)):
         names = ", ".join(found) or "nothing"

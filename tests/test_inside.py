@@ -273,7 +273,7 @@ def test_a_table_is_cut_within_its_folder(site: Path, elsewhere: Path, tmp_path:
     (site / "manifest.csv").write_text("\n".join(lines))
     with pytest.raises(DataError, match=OUT):
         table.split(site, tmp_path / "cut", "domain")
-    assert table.split(site, tmp_path / "other", "domain", follow_links=True) == {"one": 3}
+    assert table.split(site, tmp_path / "other", "domain", FOLLOW) == {"one": 3}
     with pytest.raises(DataError, match=OUT):
         data.load_source(tmp_path / "other" / "one")
     assert len(data.load_source(tmp_path / "other" / "one", reading=FOLLOW)) == 3

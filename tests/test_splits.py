@@ -219,7 +219,7 @@ def test_a_split_is_cut_into_sites(tmp_path: Path, form: str) -> None:
     tests = [data.load_evaluation(site) for site in data.domains(out).values()]
     assert sorted(v for t in tests if t is not None for v in values(t.x)) == [*PARTS["test"]]
     with pytest.raises(DataError, match=r"no (rows of the )?split dev.*--split"):
-        table.split(path, tmp_path / "none", "clinic", "dev")
+        table.split(path, tmp_path / "none", "clinic", data.Reading(split="dev"))
     assert not (tmp_path / "none").exists()
 
 

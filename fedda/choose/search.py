@@ -105,13 +105,17 @@ class Search:
     @cached_property
     def _images(self) -> agreement.Images:
         (target,) = self.plan.targets
-        return agreement.Images(domains(self.plan.data)[target], self.plan.reading)
+        return agreement.Images(
+            domains(self.plan.data, self.plan.reading)[target], self.plan.reading
+        )
 
     @cached_property
     def _labelled(self) -> agreement.Images:
         (target,) = self.plan.targets
         images = self.labels.drawn.images if self.labels else ()
-        return agreement.Images(domains(self.plan.data)[target], self.plan.reading, images)
+        return agreement.Images(
+            domains(self.plan.data, self.plan.reading)[target], self.plan.reading, images
+        )
 
     def _right(self, folder: Path) -> tuple[bool, ...] | None:
         """Which labelled images a training's refined model has right, or its own without one."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from fedda.audits.finding import FINDINGS, HEADS, Audit
 from fedda.cli import prove
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import FollowOption, GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import ColumnsOption, FollowOption, GrayOption, SplitOption, reading_of
 from fedda.config import unflatten, validate
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
@@ -137,6 +137,7 @@ def gradients(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Recover features from discriminator gradients, as anybody who sees the exchange could.
 
@@ -158,7 +159,7 @@ def gradients(
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
     with clear_exit():
-        reading = reading_of(split, gray_bits, follow_links=follow_links)
+        reading = reading_of(split, gray_bits, follow_links=follow_links, columns=columns)
         attacker = _Attacker(run, data, seed, device, reading)
         from fedda.audits import gradients as attack
         from fedda.audits import privacy
@@ -192,6 +193,7 @@ def update(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    columns: ColumnsOption = "",
 ) -> None:
     """Recover images from the change of a model, as the server could that gets it.
 
@@ -203,7 +205,7 @@ def update(
       fedda audit update runs/fedavg --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
         attacker.update(trials, steps)
         attacker.finish(as_json)
 
@@ -220,6 +222,7 @@ def membership(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    columns: ColumnsOption = "",
 ) -> None:
     """Tell which examples a model was trained on (LiRA), and whether atoms lie close to them.
 
@@ -232,7 +235,9 @@ def membership(
       fedda audit membership runs/kd3a --data ./clinic-b --noise 1
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits), noise)
+        attacker = _Attacker(
+            run, data, seed, device, reading_of(split, gray_bits, columns=columns), noise
+        )
         attacker.membership(shadows, epochs)
         attacker.finish(as_json)
 
@@ -247,6 +252,7 @@ def shares(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    columns: ColumnsOption = "",
 ) -> None:
     """Tell how many examples of each class a site has, from the change of a model's last layer.
 
@@ -257,7 +263,7 @@ def shares(
       fedda audit shares runs/fedavg --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
         attacker.shares(sites)
         attacker.finish(as_json)
 
@@ -273,6 +279,7 @@ def properties(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    columns: ColumnsOption = "",
 ) -> None:
     """Tell class shares from what crosses besides weights; that needs no labels at the site.
 
@@ -283,7 +290,7 @@ def properties(
       fedda audit properties runs/kd3a --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
         attacker.properties(sites, epochs)
         attacker.finish(as_json)
 
@@ -302,6 +309,7 @@ def every(
     as_json: JsonOption = False,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
+    columns: ColumnsOption = "",
     evidence: prove.EvidenceOption = None,
     key: prove.KeyOption = None,
     policy: prove.PolicyOption = None,
@@ -320,7 +328,7 @@ def every(
     """
     with clear_exit():
         proof = prove.Proof(home_of(run), evidence, key, policy)
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits))
+        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
         attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
         tries: list[Callable[[], None]] = [
             lambda: attacker.update(trials, steps),

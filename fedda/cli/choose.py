@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
@@ -19,7 +26,16 @@ if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
 
 # Of simulated sites.
-LOCAL = ("jobs", "threads", "labels", "split", "gray_bits", "skip_broken", "follow_links")
+LOCAL = (
+    "jobs",
+    "threads",
+    "labels",
+    "split",
+    "gray_bits",
+    "skip_broken",
+    "follow_links",
+    "columns",
+)
 STEM = "choice"  # of the files that are written
 
 
@@ -121,6 +137,7 @@ def choose(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Take a method and its settings for a target without labels, and say how sure that is.
 
@@ -177,7 +194,7 @@ def choose(
         first = [Variant(candidates.REFERENCE)]
         if data is not None:
             apart(out, "--out", data, "--data")
-            reading = reading_of(split, gray_bits, skip_broken, follow_links)
+            reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
             plan = options.plan_of(
                 data, target, seeds, first, flat, out, "", "process", threads, reading
             )
@@ -226,7 +243,9 @@ def _labels(plan: "Plan", folder: Path) -> "Labels":
     from fedda.data.load import identities
 
     (target,) = plan.targets
-    return Labels.read(folder, identities(domains(plan.data)[target], "target", plan.reading))
+    return Labels.read(
+        folder, identities(domains(plan.data, plan.reading)[target], "target", plan.reading)
+    )
 
 
 def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:

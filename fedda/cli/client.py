@@ -15,7 +15,14 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.helped import Command
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
@@ -183,6 +190,7 @@ def client(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
     no_notes: Annotated[
         bool,
         typer.Option(
@@ -260,6 +268,7 @@ def client(
             "gray-bits": gray_bits,
             "skip-broken": skip_broken,
             "follow-links": follow_links,
+            "columns": columns,
             "audited": True,
         }
         if threads is not None:
@@ -287,7 +296,7 @@ def client(
         # All values are read once: a site whose data cannot be used must not hold up a run. Files
         # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
-            reading = reading_of(split, gray_bits, skip_broken, follow_links)
+            reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
             checked.check_size(max(min_images, protected))
             summary = _summary(checked)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedda.cli.exits import INTERRUPTED, clear_exit
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.cli.launch import apart, on_terminate
 from fedda.results.plainly import echo
 
@@ -112,6 +119,7 @@ def compare(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Train methods on the same domains and seeds, and compare their accuracy.
 
@@ -146,7 +154,7 @@ def compare(
         apart(out, "--out", data, "--data")
         variants, base = options.variants_of(methods, baseline, oracle)
         flat = options.shared_of(change or [], preset or [], rounds)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         plan = options.plan_of(
             data, target, seeds, variants, flat, out, poison, engine, threads, reading
         )

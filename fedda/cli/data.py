@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import (
+    ColumnsOption,
     FollowOption,
     GrayOption,
     SkipOption,
@@ -103,6 +104,7 @@ def rotate(
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Make one rotated domain per angle from a domain: Rotated MNIST, from any images.
 
@@ -127,7 +129,7 @@ def rotate(
             size=size,
             everywhere=everywhere,
             seed=seed,
-            reading=reading_of(split, gray_bits, follow_links=follow_links),
+            reading=reading_of(split, gray_bits, follow_links=follow_links, columns=columns),
         )
     for domain in done:
         echo(f"{domain.path}: {domain.train} training, {domain.test} test")
@@ -259,6 +261,7 @@ def split_(
         ),
     ] = "",
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Cut one table of images into one folder per site.
 
@@ -276,7 +279,8 @@ def split_(
     from fedda.data.table import split as cut
 
     with clear_exit():
-        for site, rows in cut(table, out, by, split, follow_links).items():
+        reading = reading_of(split, follow_links=follow_links, columns=columns)
+        for site, rows in cut(table, out, by, reading).items():
             echo(f"{out / site}: {rows} images")
 
 
@@ -290,6 +294,7 @@ def check(
     window: WindowOption = "",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
     min_images: Annotated[
         int,
         typer.Option(
@@ -309,9 +314,11 @@ def check(
 
       an .npz or .h5 file with x_train, y_train, x_test, y_test, or x, y,
 
-      a table of images, .csv or .parquet, with the columns path, label and optionally split; or a
-      data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns image
-      and label.
+      a table of images, .csv or .parquet, with the columns path, label and optionally split (or
+      others, see --columns), or the folder of images that it lies in; or a data set of Hugging
+      Face, in parquet files or saved by save_to_disk, with the columns image and label,
+
+      a domain of DomainNet or PACS with its lists, such as clipart/ beside clipart_train.txt.
 
     Images are png, jpg, bmp, webp, tif or dcm. They are turned upright as EXIF says, 16 bits of
     gray become 8 (0 to 65535 become 0 to 255, unless --gray-bits says that fewer bits are used, or
@@ -332,7 +339,7 @@ def check(
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(window)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
         echo(json.dumps(description.to_json(), indent=2))
@@ -357,6 +364,7 @@ def show(
     window: WindowOption = "",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
 
@@ -368,7 +376,7 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(window)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(window)
         odd = list[str]()
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0

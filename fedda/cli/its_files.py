@@ -51,10 +51,23 @@ FollowOption = Annotated[
         "folder; without it they are an error. Give it if you trust whoever made the folder.",
     ),
 ]
+ColumnsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME=COLUMN,..",
+        help="What a table calls its columns path (or image), label, split and id, where it does "
+        "not call them so: path=filename,label=diagnosis.",
+        show_default=False,
+    ),
+]
 
 
 def reading_of(
-    split: str, gray_bits: str, skip_broken: bool = False, follow_links: bool = False
+    split: str,
+    gray_bits: str = "auto",
+    skip_broken: bool = False,
+    follow_links: bool = False,
+    columns: str = "",
 ) -> "Reading":
     """All together.
 
@@ -63,4 +76,4 @@ def reading_of(
     """
     from fedda.data import Reading
 
-    return Reading.of(split, gray_bits, skip_broken, follow_links)
+    return Reading.of(split, gray_bits, skip_broken, follow_links, columns)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.errors import ConfigError
 from fedda.results.plainly import cell, echo
 from fedda.results.read import model_file
@@ -37,6 +44,7 @@ def label(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Label a few of a target's images by hand, and judge models by them; no label is sent.
 
@@ -53,7 +61,7 @@ def label(
     You may look, label more and look again: the intervals hold for all looks together.
     """
     with clear_exit():
-        reading = reading_of(split, gray_bits, skip_broken, follow_links)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         if model:
             _judge(target, out, [model_file(path) for path in model], reading)
         else:

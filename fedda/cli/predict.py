@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.plainly import cell, echo
@@ -51,6 +58,7 @@ def predict(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
@@ -70,7 +78,7 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             echo(f"warning: {text}", err=True)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         rows = table(model_file(model), data, batch, device, reading, like)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, rows))

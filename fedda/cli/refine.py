@@ -8,7 +8,14 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.export import chosen, settings_of
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption, reading_of
+from fedda.cli.its_files import (
+    ColumnsOption,
+    FollowOption,
+    GrayOption,
+    SkipOption,
+    SplitOption,
+    reading_of,
+)
 from fedda.config import Shares
 from fedda.errors import ConfigError
 from fedda.results.plainly import echo
@@ -50,6 +57,7 @@ def refine(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
 ) -> None:
     """Refine a finished model by a target's own images, without labels; nothing leaves the machine.
 
@@ -72,7 +80,9 @@ def refine(
         from fedda.data import load_evaluation, load_target
 
         model, meta = models.load(source)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links).within(meta.window)
+        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(
+            meta.window
+        )
         channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
         form: dict[str, Any] = {"channels": channels, "size": size, "resize": meta.resize}
         form["reading"] = reading

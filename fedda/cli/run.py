@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import FollowOption, GrayOption, SkipOption, SplitOption
+from fedda.cli.its_files import ColumnsOption, FollowOption, GrayOption, SkipOption, SplitOption
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
@@ -15,7 +15,16 @@ from fedda.ops.engines import check_engine
 from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
-LOCAL = ("engine", "poison", "threads", "split", "gray_bits", "skip_broken", "follow_links")
+LOCAL = (
+    "engine",
+    "poison",
+    "threads",
+    "split",
+    "gray_bits",
+    "skip_broken",
+    "follow_links",
+    "columns",
+)
 REMOTE = ("server", "superlink", "ca")
 SeedsOption = Annotated[
     str,
@@ -115,6 +124,7 @@ def run(
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
+    columns: ColumnsOption = "",
     server: Annotated[
         Path,
         typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
@@ -191,6 +201,7 @@ def run(
                 gray_bits,
                 skip_broken,
                 follow_links,
+                columns,
             )
         config = RunConfig.parse(flat)
         with nullcontext() if resume else beginning(config, launch):

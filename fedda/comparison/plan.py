@@ -132,7 +132,8 @@ class Plan:
             for site, percent in {**self.poison, **cell.variant.poison}.items()
             if site != cell.target and site not in cell.variant.without
         }
-        sites = load("server", "simulation").folders(self.data, cell.target, poison, self.threads)
+        made = load("server", "simulation").folders
+        sites = made(self.data, cell.target, poison, self.threads, self.reading)
         own = {"notes": False} | self.reading.flat()
         if cell.variant.oracle:
             sites = [site for site in sites if site["name"] == cell.target]

@@ -2,11 +2,15 @@
 
 table.csv, table.parquet            a table of its own
 manifest.csv                        in a folder: the folder's table
+DOMAIN_train.txt, DOMAIN_test.txt   lists of files (`fedda.data.file_lists`)
 train-*.parquet, test-*.parquet     in a folder or its data/: one split each, also others
+train.csv, test.csv                 in a folder: likewise
+labels.csv                          in a folder: the only one with the columns path and label
 state.json, *.arrow                 Dataset.save_to_disk of Hugging Face
 dataset_dict.json, <split>/         DatasetDict.save_to_disk: one such folder for each split
 
-A folder is looked at in this order.
+A folder is looked at in this order. Where a table calls a column otherwise, a site says how
+(`Reading.named`): all functions here take and give fedda's names.
 """
 
 import csv
@@ -16,14 +20,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedda.data import room
+from fedda.data import file_lists, room
+from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.inside import Inside
 from fedda.data.optional import needed
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
 MANIFEST = "manifest.csv"
-ENDINGS = (".csv", ".parquet", ".arrow")
 SPLITS = ("train", "test")
 
 FILES = (".csv", ".parquet")  # tables of one file
@@ -31,19 +35,20 @@ FILES = (".csv", ".parquet")  # tables of one file
 _DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
 
 _DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
+_ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
 _ROWS = 64  # of a parquet file, read at a time
 
 Columns = dict[str, list[Any]]
 
 
 def parts_of(
-    path: Path, split: str = "", inside: Inside | None = None
+    path: Path, reading: Reading = AS_IT_IS, inside: Inside | None = None
 ) -> list[tuple[Path, str | None]]:
     """The files of a table with the split of each, as far as it is known without opening them.
 
     Args:
         path: a file or folder.
-        split: one to train on, instead of `train`.
+        reading: as the site says: the split to train on, and names of columns.
         inside: where the files have to lie; None: in the path's folder.
 
     Returns:
@@ -54,17 +59,22 @@ def parts_of(
             the one to train on; or a file is no regular one of the folder.
     """
     inside = inside or Inside(path)
-    found = _parts(path, split, inside)
-    if path.is_dir():
-        for file, _ in found:
-            inside.check(file)
+    if path.is_file():
+        return [(path, None)] if path.suffix.lower() in FILES else []
+    if lists := [] if (path / MANIFEST).is_file() else file_lists.lists_of(path):
+        for file, _ in lists:
+            if file.parent != path.absolute().parent:
+                inside.check(file)
+        return list(lists)
+    found = _parts(path, reading, inside)
+    for file, _ in found:
+        inside.check(file)
     return found
 
 
-def _parts(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | None]]:
-    """The same files, wherever they lie."""
-    if path.is_file():
-        return [(path, None)] if path.suffix.lower() in FILES else []
+def _parts(path: Path, reading: Reading, inside: Inside) -> list[tuple[Path, str | None]]:
+    """The files of a folder's table, wherever they lie."""
+    split = reading.split
     if (path / MANIFEST).is_file():
         return [(path / MANIFEST, None)]
     if (path / _DICT).is_file():
@@ -73,20 +83,66 @@ def _parts(path: Path, split: str, inside: Inside) -> list[tuple[Path, str | Non
         files, its = _saved(path, inside)
         return [(file, its if split else None) for file in files]
     found = sorted(p for place in (path, path / "data") for p in place.glob("*.parquet"))
+    if named := _of_split(found, split):
+        return named
+    return [(found[0], None)] if len(found) == 1 else _csv_of(path, reading)
+
+
+def _of_split(files: Sequence[Path], split: str) -> list[tuple[Path, str | None]]:
+    """Those of some files that are called after a split, with it."""
     splits = dict.fromkeys((*SPLITS, *filter(None, [split])))
-    named = [(p, s) for p in found for s in splits if p.name.startswith((f"{s}-", f"{s}."))]
-    return [*named] if named or len(found) != 1 else [(found[0], None)]
+    return [(p, s) for p in files for s in splits if p.name.startswith((f"{s}-", f"{s}."))]
 
 
-def others(path: Path, split: str, inside: Inside) -> str:
+def csvs(folder: Path) -> list[Path]:
+    """The CSV files in a folder, by name."""
+    files = sorted(folder.glob("*.[cC][sS][vV]"))
+    return [file for file in files if not file.name.startswith(".") and file.is_file()]
+
+
+def _csv_of(folder: Path, reading: Reading) -> list[tuple[Path, str | None]]:
+    """The CSV files that are a folder's table: with columns path and label, or train and test.
+
+    Where class folders lie in the folder of the training split, these count.
+
+    Raises:
+        DataError: it could be one as well as another; or a site names columns that none has.
+    """
+    files = csvs(folder)
+    names = {file: {*headings(file, reading)} for file in files}
+    tables = [file for file in files if names[file] & {"path", "image"}]
+    labelled = [file for file in tables if "label" in names[file]]
+    labelled = labelled or (tables if reading.named else [])  # a target's has no labels
+    if not labelled and reading.named and files:
+        what = "; ".join(f"{p.name}: {listed(headings(p), 12) or 'nothing'}" for p in files)
+        raise DataError(
+            f"{folder} has no CSV file with all the columns of --columns {reading.columns} "
+            f"({what}): give names that are there"
+        )
+    trained = reading.split or "train"
+    if not reading.named and (folder / trained).is_dir() and any((folder / trained).glob("*/")):
+        return []
+    if (parted := _of_split(tables, trained)) and any(s == trained for _, s in parted):
+        return parted if labelled else []
+    if len(labelled) > 1:
+        found = listed([file.name for file in labelled])
+        raise DataError(
+            f"{folder} holds {len(labelled)} tables of images ({found}), and a site has one: give "
+            f"the file to use, such as {labelled[0]}"
+        )
+    return [(file, None) for file in labelled]
+
+
+def others(path: Path, reading: Reading, inside: Inside) -> str:
     """A warning about the splits and files of a data set that a site does not use; else empty."""
     if (path / _DICT).is_file():
-        there = _json(path / _DICT, inside).get("splits", []) if not split else []
+        there = _json(path / _DICT, inside).get("splits", []) if not reading.split else []
         unused, what = [str(name) for name in there if name not in SPLITS], "splits"
     else:
-        used = {file for file, _ in _parts(path, split, inside)}
+        used = {file for file, _ in parts_of(path, reading, inside)}
         there = [p for place in (path, path / "data") for p in sorted(place.glob("*.parquet"))]
-        unused, what = [p.name for p in there if p not in used], "parquet files"
+        there += csvs(path) if path.is_dir() else []
+        unused, what = [p.name for p in there if p not in used], "further tables"
     return f"{path}: {what} are passed over ({listed(unused)})" if unused else ""
 
 
@@ -134,38 +190,41 @@ def _json(file: Path, inside: Inside) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read(file: Path, wanted: Sequence[str] = ()) -> Columns:
-    """Some columns of a CSV, parquet or Arrow file, by default all; it may lack some.
+def read(file: Path, wanted: Sequence[str] = (), reading: Reading = AS_IT_IS) -> Columns:
+    """Some columns of a CSV, parquet or Arrow file or a list, by default all; it may lack some.
 
     Raises:
         DataError: it cannot be read, has two columns of one name, or needs a package that is not
             installed.
     """
+    if file.suffix == file_lists.ENDING:
+        return _read_list(file)
     if file.suffix.lower() == ".csv":
-        return _read_csv(file, wanted)
+        return _read_csv(file, wanted, reading)
     arrow = file.suffix.lower() == ".arrow"
     kind = "an Arrow" if arrow else "a parquet"
     needed("pyarrow", "parquet", f"{file} is {kind} file, which")
     try:
-        table = (_arrow if arrow else _parquet)(file, wanted)
-        columns: Columns = table.to_pydict()
+        table = (_arrow if arrow else _parquet)(file, wanted, reading)
+        theirs = table.column_names
+        columns: Columns = table.rename_columns(_ours(theirs, reading)).to_pydict()
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     except (OSError, ValueError, KeyError) as error:
         kind = kind.partition(" ")[2]
         raise DataError(f"{file} cannot be read as {kind} ({error}): write it again") from error
     features = about.get("info", {}).get("features", {})
-    for name in columns:
-        if texts := features.get(name, {}).get("names"):  # numbers that have names
+    for name, its in zip(columns, theirs, strict=True):
+        if texts := features.get(its, {}).get("names"):  # numbers that have names
             columns[name] = [_text(file, name, texts, v) for v in columns[name]]
     return columns
 
 
-def _parquet(file: Path, wanted: Sequence[str]) -> Any:
+def _parquet(file: Path, wanted: Sequence[str], reading: Reading) -> Any:
     """Some columns of a parquet file -> pyarrow.Table."""
     parquet = import_module("pyarrow.parquet")
     with parquet.ParquetFile(file) as opened:
         schema, about = opened.schema_arrow, opened.metadata
-        names = _chosen(file, schema.names, wanted)
+        names = _theirs(file, schema.names, wanted, reading)
         groups = (about.row_group(i) for i in range(about.num_row_groups))
         columns = (group.column(i) for group in groups for i in range(group.num_columns))
         its = (each for each in columns if each.path_in_schema.split(".")[0] in names)
@@ -195,11 +254,11 @@ def _check_growth(file: Path, size: int) -> None:
         )
 
 
-def _arrow(file: Path, wanted: Sequence[str]) -> Any:
+def _arrow(file: Path, wanted: Sequence[str], reading: Reading) -> Any:
     """Some columns of a file in Arrow's stream format -> pyarrow.Table."""
     arrow = import_module("pyarrow")
     with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as stream:
-        names = _chosen(file, stream.schema.names, wanted)
+        names = _theirs(file, stream.schema.names, wanted, reading)
         found = _joined(file, (batch.select(names) for batch in stream))
         return found or stream.schema.empty_table().select(names)
 
@@ -216,6 +275,22 @@ def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> 
     return texts[number]
 
 
+def _ours(there: Sequence[str], reading: Reading) -> list[str]:
+    """Fedda's names of a file's columns; what is called so but is not meant gets another."""
+    named = reading.named
+    ours = {theirs: name for name, theirs in named.items()}
+    if not {"path", "image"} & {*there, *named}:
+        also = next((name for name in _ALSO if name in there), "")
+        ours |= {also: _ALSO[also]} if also else {}
+    return [ours.get(name, f"{name} (not meant)" if name in named else name) for name in there]
+
+
+def _theirs(file: Path, there: Sequence[str], wanted: Sequence[str], reading: Reading) -> list[str]:
+    """The file's own names of the columns that are wanted."""
+    ours = _ours(there, reading)
+    return [there[ours.index(name)] for name in _chosen(file, ours, wanted)]
+
+
 def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Those of a file's columns that are wanted; each has to be there once, as joins write two."""
     names = [name for name in there if not wanted or name in wanted]
@@ -227,10 +302,18 @@ def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str
     return names
 
 
-def _read_csv(file: Path, wanted: Sequence[str]) -> Columns:
+def _read_list(file: Path) -> Columns:
+    """The images of a list and their classes, which are the names of their folders."""
+    found, names = file_lists.lines(file), dict[int, tuple[str, str]]()
+    labels = [file_lists.class_of(line, names) for line in found]
+    return {"path": [line.path.as_posix() for line in found], "label": labels}
+
+
+def _read_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Columns:
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             there, rows = _rows_of(stream)
+            there = _ours(there, reading)
             names = _chosen(file, there, wanted)
             columns: Columns = {name: [] for name in names}
             places = [(name, there.index(name)) for name in names]
@@ -265,13 +348,26 @@ def _delimiter(stream: TextIO) -> str:
     return max(_DELIMITERS, key=heading.count)
 
 
-def headings(file: Path) -> tuple[str, ...]:
-    """The names of a file's columns; none if it cannot be read."""
+def headings(file: Path, reading: Reading | None = None) -> tuple[str, ...]:
+    """The names of a file's columns: fedda's, or without a reading its own; none if unreadable."""
     try:
-        if file.suffix.lower() != ".csv":
+        if file.suffix.lower() == ".csv":
+            with file.open(newline="", encoding="utf-8-sig") as stream:
+                names = _rows_of(stream)[0]
+        else:
             needed("pyarrow", "parquet", f"{file} is a parquet file, which")
-            return tuple(import_module("pyarrow.parquet").read_schema(file).names)
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            return tuple(_rows_of(stream)[0])
+            names = import_module("pyarrow.parquet").read_schema(file).names
     except (OSError, ValueError, csv.Error):
         return ()
+    return tuple(names if reading is None else _ours(names, reading))
+
+
+def samples_of(file: Path) -> dict[str, str]:
+    """The first row of a CSV file's columns, by the file's own names; empty if it has none."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            there, rows = _rows_of(stream)
+            first = next(filter(None, rows), [])
+            return dict(zip(there, first, strict=True))
+    except (OSError, ValueError, csv.Error):
+        return {}

@@ -18,6 +18,7 @@ _CROPPED_FROM = 256 / 224
 
 
 AUTO = "auto"
+COLUMNS = ("path", "image", "label", "split", "id")  # of a table, that --columns may name
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Reading:
         skip_broken: whether image files of a folder that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
         window: the run's `input.window`: low,high, own or empty. It replaces `gray_bits`.
+        columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`.
     """
 
     split: str = ""
@@ -39,6 +41,7 @@ class Reading:
     skip_broken: bool = False
     follow_links: bool = False
     window: str = ""
+    columns: str = ""
 
     @classmethod
     def of(
@@ -47,6 +50,7 @@ class Reading:
         gray_bits: int | str = AUTO,
         skip_broken: bool = False,
         follow_links: bool = False,
+        columns: str = "",
     ) -> "Reading":
         """The same from what a person wrote.
 
@@ -55,16 +59,20 @@ class Reading:
             gray_bits: 8 to 16, or auto.
             skip_broken: whether to pass over broken image files.
             follow_links: whether files may lie outside of the data's folder.
+            columns: names of a table's columns, OURS=THEIRS,...
 
         Raises:
-            ConfigError: it is neither, or no split can have this name.
+            ConfigError: one of them is none of these.
         """
         text = str(gray_bits)
         if text != AUTO and not (text.isdecimal() and 8 <= int(text) <= 16):
             raise ConfigError(f"--gray-bits is {text!r}; give 8 to 16, or auto.")
         if split.startswith((".", "-")) or "/" in split:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
-        return cls(split, 0 if text == AUTO else int(text), skip_broken, follow_links)
+        bits = 0 if text == AUTO else int(text)
+        made = cls(split, bits, skip_broken, follow_links, columns=columns)
+        assert made.named is not None  # raises ConfigError if it is no list of columns
+        return made
 
     @classmethod
     def said(cls, site: Mapping[str, object]) -> "Reading":
@@ -78,6 +86,7 @@ class Reading:
             str(site.get("gray-bits", AUTO)),
             bool(site.get("skip-broken")),
             bool(site.get("follow-links")),
+            str(site.get("columns", "")),
         )
 
     def within(self, window: str) -> "Reading":
@@ -102,10 +111,27 @@ class Reading:
         """How gray of more than 8 bits becomes 8."""
         return Gray(self.gray_bits, window_of(self.window))
 
+    @property
+    def named(self) -> Mapping[str, str]:
+        """A table's own names of the columns that fedda needs, by fedda's.
+
+        Raises:
+            ConfigError: `columns` does not say it.
+        """
+        pairs = [each.partition("=") for each in filter(None, self.columns.split(","))]
+        found = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+        wrong = not all(found.values()) or not {*found} <= {*COLUMNS}
+        if wrong or not len(pairs) == len(found) == len({*found.values()}):
+            raise ConfigError(
+                f"--columns is {self.columns!r}; give NAME=COLUMN,... with the names "
+                f"{', '.join(COLUMNS)}, such as path=filename,label=diagnosis."
+            )
+        return found
+
     def flat(self) -> dict[str, str | bool]:
         """What the site says, as its configuration has it, and as `said` reads it."""
         said = {"skip-broken": self.skip_broken, "follow-links": self.follow_links}
-        only = {name: True for name, value in said.items() if value}
+        only = {name: value for name, value in (said | {"columns": self.columns}).items() if value}
         return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | only
 
 

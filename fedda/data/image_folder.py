@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedda.data import naming
+from fedda.data import named_files, naming
+from fedda.data.columns import csvs
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
@@ -127,6 +128,8 @@ class ImageFolder:
             names = dict.fromkeys((self._train.name, self._test.name))
             used = " and ".join(f"{each}/" for each in names)
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
+        if unread := named_files.unread(self.path, csvs(self.path)):
+            self.warnings.append(f"{unread}, or what it says is passed over")
         found = self._survey(train, [file for files in test.values() for file in files])
         self.warnings += odd_classes(counts)
         return Description(
@@ -166,6 +169,8 @@ class ImageFolder:
                 f"{self.path} has a folder test/ but no train/: move the class folders to "
                 f"train/ in it"
             )
+        if self._train == self.path and (odd := named_files.unread(self.path, csvs(self.path))):
+            raise DataError(odd)
         inside = listing(self._train, self._inside)
         if inside.images and not inside.folders:
             raise DataError(

@@ -11,7 +11,8 @@ from fedda import __version__
 from fedda.data import hdf5
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
-from fedda.data.columns import ENDINGS, FILES, headings, parts_of
+from fedda.data.columns import FILES, headings, parts_of
+from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
@@ -171,10 +172,10 @@ def _verified(
 ) -> Description:
     """As `verify`; an error names the first file alone."""
     found = describe(path, role, reading)
-    state = _state(path, role, reading) if known else ""
+    site, odd = open_site(path, reading), list[str]()
+    state = _state(path, role, reading) if known and not isinstance(site, Table) else ""
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
-    site, odd = open_site(path, reading), list[str]()
     if isinstance(site, ArrayFile):
         site.check(progress, odd.append)
     else:
@@ -197,9 +198,9 @@ def _verified(
 
 
 def _state(path: Path, role: Role, reading: Reading) -> str:
-    """A digest of names, sizes and times of all files; empty if some name others: tables, links."""
+    """A digest of names, sizes and times of all files; empty if some are links to others."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    if any(file.suffix.lower() in ENDINGS or file.is_symlink() for file in files):
+    if any(file.is_symlink() for file in files):
         return ""
     about = f"{__version__} {role} {reading} {path.absolute()}"
     total = hashlib.blake2b(about.encode(), digest_size=DIGEST)
@@ -265,7 +266,7 @@ def open_site(
         return reader
     if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
         return ArrayFile(path, reading)
-    if parts_of(path, reading.split, inside):
+    if parts_of(path, reading, inside):
         return Table(path, reading)
     if path.is_file():
         raise DataError(
@@ -288,15 +289,19 @@ def open_site(
     return ArrayFile(archives[0], reading)
 
 
-def domains(root: Path) -> dict[str, Path]:
+def domains(root: Path, reading: Reading = AS_IT_IS) -> dict[str, Path]:
     """Return a folder's domains: its subfolders and the files that a site can be, by name.
+
+    Args:
+        root: the folder.
+        reading: names of tables' columns.
 
     Raises:
         RunError: the folder does not exist, or two domains have one name.
     """
     found: dict[str, Path] = {}
     for path in _visible(root):
-        if path.is_dir() or _can_be_site(path):
+        if path.is_dir() or _can_be_site(path, reading):
             name = path.name if path.is_dir() else path.stem
             if (other := found.setdefault(name, path)) is not path:
                 raise RunError(
@@ -306,10 +311,11 @@ def domains(root: Path) -> dict[str, Path]:
     return found
 
 
-def passed_over(root: Path) -> str:
+def passed_over(root: Path, reading: Reading = AS_IT_IS) -> str:
     """A sentence about the files of a folder of domains that are none; empty if all are."""
-    sites = {*domains(root).values()}
-    files = [path.name for path in _visible(root) if path not in sites]
+    used = {path.absolute() for path in domains(root, reading).values()}
+    used |= {file for site in {*used} if site.is_dir() for file, _ in lists_of(site)}
+    files = [path.name for path in _visible(root) if path.absolute() not in used]
     if not files:
         return ""
     return f"{root}: {len(files)} files are no sites and are passed over ({listed(files)})"
@@ -321,11 +327,11 @@ def _visible(root: Path) -> list[Path]:
     return [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
 
 
-def _can_be_site(file: Path) -> bool:
+def _can_be_site(file: Path, reading: Reading) -> bool:
     """Whether a file is one of arrays, a table of images, or for a reader of another package."""
     ending = file.suffix.lower()
     if ending in (".npz", *hdf5.ENDINGS):
         return True
     if ending in FILES:
-        return bool({"path", "image"} & {*headings(file)})
+        return bool({"path", "image"} & {*headings(file, reading)})
     return added(file) is not None

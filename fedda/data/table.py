@@ -1,15 +1,14 @@
 """Tables of images: a CSV or parquet file with a row per image, also as Hugging Face writes them.
 
-    path    an image file, relative to the table's folder, in which it has to lie;
+    path    an image file in the table's folder (`fedda.data.named_files` says how it is found);
     image   the same, or in parquet the image file's bytes, also in a struct with a field `bytes`
     label   the class: a text, or a number that Hugging Face's metadata names (`fedda.data.naming`)
     split   optional: train or test; without it all rows are training images
     id      optional, or key: what predictions call the row beside its number
 
-A folder is such a table if it holds `manifest.csv`, or `train-*.parquet` and `test-*.parquet`, in
-itself or in `data/`, or what `save_to_disk` of Hugging Face's `datasets` wrote. Other columns are
-not read. Of a target's training images no label is used. With `Reading.follow_links` images may lie
-anywhere, also by absolute paths.
+`fedda.data.columns` says when a folder is such a table. Columns may have other names
+(`Reading.columns`), and further ones are not read. Of a target's training images no label is used.
+With `Reading.follow_links` images may lie anywhere, also by absolute paths.
 
 A site may train on another split than `train` (`Reading.split`); the rows of further splits are
 then passed over.
@@ -30,6 +29,7 @@ from fedda.data import naming
 from fedda.data.columns import MANIFEST, SPLITS, Columns, headings, others, parts_of, read
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
+from fedda.data.named_files import NamedFiles
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, read_images, survey
 from fedda.data.sets import (
@@ -79,7 +79,8 @@ class Table:
         self.path = path
         self._inside = Inside(path, reading.follow_links)
         # Table files, each with its split if known.
-        self.files = parts_of(path, reading.split, self._inside)
+        self.files = parts_of(path, reading, self._inside)
+        self._places = {file: NamedFiles(file, path) for file, _ in self.files}
         self._reading = reading
         self._train = reading.split or "train"
 
@@ -132,7 +133,7 @@ class Table:
         found = survey(train)
         odd = (
             found.mixed,
-            others(self.path, self._reading.split, self._inside),
+            others(self.path, self._reading, self._inside),
             *odd_classes(counts),
         )
         return Description(
@@ -184,16 +185,17 @@ class Table:
         there: set[str] = set()
         for file, its in self.files:
             wanted = *_IMAGES, *KEYS, "split", *(("label",) if labelled else ())
-            columns = _read(file, wanted)
+            columns = _read(file, wanted, self._reading)
             splits = columns.get("split") or [its or "train"] * _length(columns)
             there.update(map(str, splits))
             self._check(file, columns, splits)
             if labelled and "label" not in columns:
-                if split == "test":
-                    continue  # nothing to test on
+                if split == "test" or (split and split not in splits):
+                    continue  # nothing to test on, or nothing to train on
                 raise DataError(
                     f"{file} has no column label ({listed(headings(file), 12)}), but a source "
-                    f"needs labels: add it, or let the site be a target (--role target)"
+                    f"needs labels: say which it is with {self._places[file].advice}, add it, "
+                    f"or let the site be a target (--role target)"
                 )
             before = f"{file.name}/" if len(self.files) > 1 else ""
             chosen = (i for i, each in enumerate(splits) if split in ("", each))
@@ -211,7 +213,8 @@ class Table:
             raise DataError(
                 f"{file} has no column path, which names the image files"
                 + (f" (it has {there})" if there else "")
-                + ": the columns path, label and optionally split are needed"
+                + ": the columns path, label and optionally split are needed, or names for them, "
+                + f"such as {self._places[file].advice}"
             )
         odd = [each for each in splits if each not in SPLITS]
         if odd and not self._reading.split:
@@ -236,26 +239,26 @@ class Table:
                 raise DataError(f"{file} has no image in row {row + 1}: fill or remove it")
             own = columns["path"][row] if "path" in columns else path
             return Encoded(f"row {row + 1} of {file}", content), str(own or path)
-        image = _place(file, columns, row)
+        image = _place(file, columns, row, self._places[file])
         self._inside.check(image)
         return image, columns["path"][row]
 
 
-def _read(file: Path, wanted: Sequence[str] = ()) -> Columns:
+def _read(file: Path, wanted: Sequence[str] = (), reading: Reading = AS_IT_IS) -> Columns:
     """As `read`; a column `image` of texts names files, as `path` does."""
-    columns = read(file, wanted)
+    columns = read(file, wanted, reading)
     if any(isinstance(each, str) for each in columns.get("image", ())):
         columns.setdefault("path", columns["image"])
         del columns["image"]
     return columns
 
 
-def _place(file: Path, columns: Columns, row: int) -> Path:
+def _place(file: Path, columns: Columns, row: int, places: NamedFiles) -> Path:
     """The image file that a row names."""
     name = columns["path"][row]
     if not isinstance(name, str) or not name:
         raise DataError(f"{file} has no path in row {row + 1}: fill or remove it")
-    return file.parent / name
+    return places.find(name)
 
 
 def _length(columns: Columns) -> int:
@@ -274,9 +277,7 @@ def _labelled(
     return Labelled(read_images(images, form, progress), y, classes)
 
 
-def split(
-    path: Path, out: Path, by: str, part: str = "", follow_links: bool = False
-) -> dict[str, int]:
+def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[str, int]:
     """Cut a table into sites by a column -> the number of rows of each site, by its name.
 
     Each becomes a folder of OUT: with a `manifest.csv` and its images, which are links to the same
@@ -287,17 +288,16 @@ def split(
         path: the table.
         out: a new or empty folder.
         by: the column that names each row's site.
-        part: the split whose rows become the sites' training images; empty for `train`. Rows of
-            the split `test` become their test images, and those of others are left out.
-        follow_links: whether images may lie outside of the table's folder; the sites' tables then
-            name them where they are.
+        reading: names of columns, and the split whose rows become the sites' training images; rows
+            of the split `test` become their test images, and those of others are left out. Images
+            that links lead to elsewhere are named where they are.
 
     Raises:
         DataError: it is no table, it lacks the column, a site cannot be named after a value, or an
             image lies elsewhere or is missing.
     """
-    inside = Inside(path, follow_links)
-    files = parts_of(path, part, inside)
+    part, inside = reading.split, Inside(path, reading.follow_links)
+    files = parts_of(path, reading, inside)
     if not files:
         raise DataError(
             f"{path} is no table of images: give a CSV or parquet file, or a data set that Hugging "
@@ -306,7 +306,9 @@ def split(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is not an empty folder, and nothing is overwritten: give another")
     there = {
-        s for file, its in files for s in read(file, ("split",)).get("split", [its or "train"])
+        s
+        for file, its in files
+        for s in read(file, ("split",), reading).get("split", [its or "train"])
     }
     if part and part not in there:
         raise DataError(
@@ -315,7 +317,7 @@ def split(
         )
     counts: dict[str, int] = {}
     for file, its in files:
-        columns = _read(file)
+        columns = _read(file, reading=reading)
         if by not in columns:
             raise DataError(
                 f"{file} has no column {by} ({listed(list(columns))}): give one of these"
@@ -328,14 +330,17 @@ def split(
             if not site.strip() or site.startswith(".") or "/" in site or len(site) > 64:
                 raise DataError(f"{file} has {site!r} in {by}, which cannot name a site: rename it")
             rows = [i for i, value in enumerate(columns[by]) if str(value) == site]
-            _write(file, columns, rows, out / site, counts.get(site, 0), inside)
+            places = NamedFiles(file, path)
+            _write(file, columns, rows, out / site, counts.get(site, 0), inside, places)
             counts[site] = counts.get(site, 0) + len(rows)
     return counts
 
 
-def _placed(file: Path, columns: Columns, row: int, folder: Path, inside: Inside) -> Path:
+def _placed(
+    file: Path, columns: Columns, row: int, folder: Path, inside: Inside, places: NamedFiles
+) -> Path:
     """The path of a row's image for a site's table: in the site's folder, or where it is."""
-    image = _place(file, columns, row)
+    image = _place(file, columns, row, places)
     inside.check(image)
     if (its := inside.within(image)) is None:
         return image.absolute()
@@ -360,7 +365,13 @@ def _renamed(columns: Columns, part: str) -> Columns:
 
 
 def _write(
-    file: Path, columns: Columns, rows: list[int], folder: Path, before: int, inside: Inside
+    file: Path,
+    columns: Columns,
+    rows: list[int],
+    folder: Path,
+    before: int,
+    inside: Inside,
+    places: NamedFiles,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if "image" in columns:
@@ -377,7 +388,7 @@ def _write(
     if not before:
         writer.writerow(["path", *names])
     for i in rows:
-        image = _placed(file, columns, i, folder, inside)
+        image = _placed(file, columns, i, folder, inside, places)
         writer.writerow([image, *(columns[name][i] for name in names)])
     with (folder / MANIFEST).open("a", encoding="utf-8", newline="") as stream:
         stream.write(text.getvalue())

@@ -34,6 +34,7 @@ class Launch:
     gray_bits: str = "auto"
     skip_broken: bool = False
     follow_links: bool = False
+    columns: str = ""
 
 
 def new_settings(

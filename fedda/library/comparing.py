@@ -206,6 +206,7 @@ def compare(
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
     follow_links: bool = False,
+    columns: str = "",
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -237,6 +238,7 @@ def compare(
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over image files of a folder that cannot be read.
         follow_links: Read also what links and paths in tables name outside of a site's folder.
+        columns: What tables call their columns, as `path=filename,label=diagnosis`.
         quiet: Show no progress.
         settings: For all methods, as `fedda.simulate` takes them; a method's own begin with its
             name: `kd3a_vote="hard"`.
@@ -275,7 +277,7 @@ def compare(
             ",".join(f"{name}={share}" for name, share in (poison or {}).items()),
             engine,
             threads,
-            Reading.of(split, gray_bits, skip_broken, follow_links),
+            Reading.of(split, gray_bits, skip_broken, follow_links, columns),
         )
         failed = train(plan, options.jobs_of(jobs, threads, engine), quiet)
         if failed and not plan.scores():

@@ -62,13 +62,14 @@ def execute(
     """
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    said = Reading.of(
-        launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links
-    ).flat()
-    if odd := passed_over(Path(launch.simulate)):
+    reading = Reading.of(
+        launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links, launch.columns
+    )
+    root = Path(launch.simulate)
+    if odd := passed_over(root, reading):
         say(odd)
-    found = local.folders(Path(launch.simulate), launch.target, poison, launch.threads)
-    sites = [site | said for site in found]
+    found = local.folders(root, launch.target, poison, launch.threads, reading)
+    sites = [site | reading.flat() for site in found]
     names = {site["data"]: site["name"] for site in sites}
     counts: dict[str, dict[str, int]] = {}
 
@@ -109,6 +110,7 @@ def simulate(
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
     follow_links: bool = False,
+    columns: str = "",
     resume: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -154,6 +156,7 @@ def simulate(
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over image files of a folder that cannot be read.
         follow_links: Read also what links and paths in tables name outside of a site's folder.
+        columns: What tables call their columns, as `path=filename,label=diagnosis`.
         resume: Go on with the interrupted run in `dir`, with the same arguments.
         quiet: Show no progress.
         settings: All other settings of a run, by the names that `fedda settings` lists, with `_`
@@ -196,6 +199,7 @@ def simulate(
             gray_bits=str(gray_bits),
             skip_broken=skip_broken,
             follow_links=follow_links,
+            columns=columns,
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)

@@ -178,7 +178,9 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path, heading: str) -> None:
 
 def test_a_column_that_is_missing_is_named_with_those_that_are_there(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file;diagnosis\na.png;x\n")
-    with pytest.raises(DataError, match=r"no column path.*it has file, diagnosis"):
+    with pytest.raises(
+        DataError, match=r"no column label \(file, diagnosis\).*--columns path=file,label=diagnosis"
+    ):
         data.load_source(tmp_path / "t.csv")
 
 

@@ -9,8 +9,7 @@ folder gives the class. ImageCLEF-DA's folder names differ between domains, so t
 """
 
 import os
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 from fedda.data.benchmarks import class_folders
 from fedda.data.benchmarks.common import (
@@ -23,16 +22,11 @@ from fedda.data.benchmarks.common import (
     levels,
 )
 from fedda.data.benchmarks.splits import limited, split_images
+from fedda.data.file_lists import Line, class_of, lines
 from fedda.data.image_folder import listing
 from fedda.data.pixels import EXTENSIONS
 from fedda.data.sets import listed
 from fedda.errors import DataError
-
-
-class Line(NamedTuple):
-    where: str  # "FILE, line N"
-    path: PurePosixPath
-    label: int
 
 
 class _Images:
@@ -158,52 +152,23 @@ def _lines(request: Request, file: Path, first: int) -> list[Line]:
     """The lines of a list, with labels counted from 0."""
     classes = request.benchmark.classes
     number = classes if isinstance(classes, int) else len(classes)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): a text file is needed") from error
-    lines = []
-    for n, entry in enumerate(text.splitlines(), start=1):
-        where = f"{file}, line {n}"
-        if not entry.strip():
-            continue
-        path, _, label = entry.strip().replace("\t", " ").rpartition(" ")
-        if not path or not label.lstrip("-").isdigit():
-            raise DataError(f"{where}: {entry[:80]!r} is not a path and label such as 'a/b.jpg 3'")
-        if not first <= int(label) < first + number:
+    found = []
+    for line in lines(file):
+        if not first <= line.label < first + number:
             raise DataError(
-                f"{where}: the label {label} is out of range; {request.benchmark.title} has the "
-                f"labels {first} to {first + number - 1}"
+                f"{line.where}: the label {line.label} is out of range; {request.benchmark.title} "
+                f"has the labels {first} to {first + number - 1}"
             )
-        clean = PurePosixPath(path.strip().replace("\\", "/"))
-        if clean.is_absolute() or ".." in clean.parts or len(clean.parts) < 2:
-            raise DataError(f"{where}: {path!r} is no path below the domains' folder")
-        if clean.as_posix() not in request.benchmark.broken:
-            lines.append(Line(where, clean, int(label) - first))
-    if not lines:
-        raise DataError(f"{file} names no images: lines such as 'a/b.jpg 3' are needed")
-    return lines
+        if line.path.as_posix() not in request.benchmark.broken:
+            found.append(line._replace(label=line.label - first))
+    return found
 
 
-def _by_folder(lines: list[Line], images: _Images, names: dict[int, tuple[str, str]]) -> ByClass:
+def _by_folder(given: list[Line], images: _Images, names: dict[int, tuple[str, str]]) -> ByClass:
     """Files by their folder; `names` holds the folder and the line in which a label came first."""
     by_class: ByClass = {}
-    for line in lines:
-        name = line.path.parent.name
-        owner, where = names.setdefault(line.label, (name, line.where))
-        if owner != name:
-            raise DataError(
-                f"{line.where}: {line.path} has the label that {where} gives to {owner!r}: one "
-                f"label per class folder is needed"
-            )
-        by_class.setdefault(name, []).append(images.find(line))
-    used = [name for name, _ in names.values()]
-    if twice := [name for name in used if used.count(name) > 1]:
-        where = next(where for name, where in reversed(names.values()) if name == twice[0])
-        raise DataError(
-            f"{where}: the class folder {twice[0]!r} had another label before: one label per class "
-            f"folder is needed"
-        )
+    for line in given:
+        by_class.setdefault(class_of(line, names), []).append(images.find(line))
     return {name: list(dict.fromkeys(files)) for name, files in sorted(by_class.items())}
 
 
