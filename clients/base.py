@@ -307,7 +307,8 @@ class Client(NumPyClient):
             self.workspace.leave(self.task, request.round, self._staying)
         numbers["seconds"] = time.perf_counter() - start
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers.values()):
-            raise NotFiniteError("The training's numbers are not finite; lower train.lr.")
+            cause = f" {self.task.suspect}." if self.task.suspect else ""
+            raise NotFiniteError(f"The training's numbers are not finite; lower train.lr.{cause}")
         return channel.leave(self.model, self.outgoing(), numbers)
 
     @torch.no_grad()

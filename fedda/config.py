@@ -6,7 +6,7 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -487,6 +487,21 @@ class TrackSection(Section):
 HOLD_OUT = 0.1  # share of a source's images to calibrate on, if it has no tests
 
 OWN = "own"  # the `input.window` of vectors that each site scales by itself
+
+
+def suspect(shape: Sequence[int], window: str) -> str:
+    """What of a site's data makes trainings diverge or learn nothing, in words; empty if nothing.
+
+    Args:
+        shape: of one input.
+        window: `input.window`.
+    """
+    if len(shape) == 1 and window == OWN:
+        return ""
+    vectors = len(shape) == 1
+    odd = "vectors in raw units" if vectors else "images that use a small part of their range"
+    way = "input.window=own mends them" if vectors else "how to mend them"
+    return f"{odd} do that, too: `fedda data check` at a site says whether it has such, and {way}"
 
 
 def window_of(text: str) -> tuple[float, float] | None:

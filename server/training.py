@@ -301,7 +301,8 @@ class Training:
         train = self.task.train
         steps = max(sources.values(), default=0) / train.batch_size / train.rounds_per_epoch
         about = (self.task.rounds, self.task.classes, sources, entropies)
-        return doubts(seen, *about, rate=train.lr, steps=steps)
+        told = {"rate": train.lr, "steps": steps, "suspect": self.task.suspect}
+        return doubts(seen, *about, **told)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""

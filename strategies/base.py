@@ -163,6 +163,7 @@ class FedDA(Strategy):
             self._buffer, self.global_model = model.buffer, model
             self.model = self.as_sent(model)
             self.post.checks.begin(model)
+        self.post.left_out.clear()
         self.post.open.clear()
 
     def is_online(self, node: Node) -> bool:
@@ -352,9 +353,11 @@ class FedDA(Strategy):
             QuorumError: the count is below `wait.min-sources`.
         """
         if count < self.least_sources:
+            first = next(iter(self.post.left_out.items()), None)
+            why = " {}: {}.".format(first[0], first[1].rstrip(".")) if first else ""
             raise QuorumError(
                 f"{count} sources are left in this round, but wait.min-sources is "
-                f"{self.least_sources}."
+                f"{self.least_sources}.{why}"
             )
 
     def as_sent(self, packed: Packed) -> Packed:

@@ -87,6 +87,7 @@ class Site:
             # The number of threads changes the last bits of sums, so all engines must use the same.
             torch.set_num_threads(int(node["threads"]))
         self._described: data.Description | None = None
+        self._said: set[str] = set()  # what is odd about the data
         self._blocks: Blocks | None = None
         self._out = torch.zeros(0, dtype=torch.int64)  # indices of the images that are held out
         self._hold_out = float(node.get("hold-out", HOLD_OUT))
@@ -274,7 +275,8 @@ class Site:
         """How images are converted; vectors do not change."""
         channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
         form = {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
-        return form | {"reading": self.reading.within(window)}
+        said = {"reading": self.reading.within(window), "notice": self._say}
+        return form | said
 
     def evaluation(
         self,
@@ -294,6 +296,12 @@ class Site:
                 tests = data.load_evaluation(self.path, classes=classes, **form, progress=shown)
             self._tests = {key: tests}
         return self._tests[key]
+
+    def _say(self, text: str) -> None:
+        """Log once what is odd about the site's data, though each training reads them again."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s: %s", self.name, text)
 
     def learnt_from(self, task: Task) -> "data.Labelled | data.Unlabelled":
         """What the run's model takes, for every training image: images, or a frozen part's outputs.

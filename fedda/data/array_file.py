@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedda.data.cache import key_of
-from fedda.data.depth import Brightness, Light
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.hdf5 import opened
 from fedda.data.npz import Npz
+from fedda.data.odd_values import Values
 from fedda.data.sets import (
     Description,
     Labelled,
@@ -90,7 +90,7 @@ class ArrayFile:
 
         Args:
             progress: called with how many examples were read.
-            notice: called with a sentence if the images use little of their range.
+            notice: called with a sentence if the values are odd (`fedda.data.odd_values`).
 
         Raises:
             DataError: the file is damaged, or a value is not finite.
@@ -98,9 +98,9 @@ class ArrayFile:
         with opened(self.path) as npz:
             x = _train(npz, self._split)
             for name in (x,) if _test_labels(npz, x) is None else (x, "x_test"):
-                n, done, seen = npz.shape(name)[0], 0, Brightness()
+                n, done, seen = npz.shape(name)[0], 0, Values()
                 for some in npz.examples(name):
-                    _look(some, seen)
+                    seen.add(some)
                     done += len(some)
                     if progress:
                         progress(done, n)
@@ -148,9 +148,9 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
     shape = (n, *one)
 
     def some() -> Iterator[Tensor]:
-        done, seen = 0, Brightness()
+        done, seen = 0, Values()
         for examples in npz.examples(x):
-            _look(examples, seen)
+            seen.add(examples)
             fitted = conform(Unlabelled(examples), form.channels, form.size, form.resize)
             yield fitted.x
             done += len(examples)
@@ -170,12 +170,6 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
         whole[done : done + len(examples)] = examples
         done += len(examples)
     return whole
-
-
-def _look(examples: Tensor, seen: Brightness) -> None:
-    """Note how bright images are; vectors have no white."""
-    if examples.dtype == torch.uint8:
-        seen.add(Light(int(examples.min()), int(examples.max()), 255), len(examples))
 
 
 def _train(npz: Npz, split: str) -> str:

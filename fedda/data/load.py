@@ -55,7 +55,7 @@ def load_source(
             bits is read.
         notice: called with a sentence about images that look odd; by default it is logged.
     """
-    form = Form(channels, size, resize, cache, reading.gray, notice)
+    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     found = open_site(path, reading).source(form, progress)
     return Scale(found.x, path).of(found) if reading.own else found
 
@@ -76,7 +76,7 @@ def load_target(
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray, notice)
+    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     found = open_site(path, reading).target(form, progress)
     return Scale(found.x, path).of(found) if reading.own else found
 
@@ -91,6 +91,7 @@ def load_evaluation(
     cache: Cache | None = None,
     progress: Progress | None = None,
     reading: Reading = AS_IT_IS,
+    notice: Notice = None,
 ) -> Labelled | None:
     """The labelled test set of a site of either role, or None if it has none.
 
@@ -105,13 +106,18 @@ def load_evaluation(
         cache: as in `load_source`.
         progress: as in `load_source`.
         reading: as in `load_source`.
+        notice: as in `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray)
+    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     site = open_site(path, reading)
     test = site.evaluation(form, progress)
     if reading.own and test is not None:
         test = Scale(site.target(form, None).x, path).of(test)
     return align(test, classes) if test is not None and classes else test
+
+
+def _quiet(text: str) -> None:
+    """Say nothing: what each site scales by itself may have any scale."""
 
 
 def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Description:
@@ -177,7 +183,7 @@ def _verified(
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
     if isinstance(site, ArrayFile):
-        site.check(progress, odd.append)
+        site.check(progress, _quiet if reading.own else odd.append)
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
         size = 8 if found.kind == "image" and found.path.is_dir() else 0

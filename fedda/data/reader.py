@@ -11,6 +11,7 @@ quick, as it happens whenever data are opened.
 Examples are uint8 (N, channels, H, W) with 1 or 3 channels, or float32 (N, d); labels are int64.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,14 @@ import torch
 from fedda import plugins
 from fedda.data import naming
 from fedda.data.form import Form
+from fedda.data.odd_values import Values
 from fedda.data.sets import Description, Examples, Labelled, Progress, Role, Unlabelled
 from fedda.data.unify import AnySet, conform
 from fedda.errors import DataError, FeddaError
+
+logger = logging.getLogger("fedda.data")
+
+_SOME = 4096  # examples looked at together
 
 
 class Reader(Protocol):
@@ -122,6 +128,10 @@ class Checked:
 
     def _fitted(self, found: AnySet, form: Form) -> AnySet:
         self._check_inputs(found)
+        seen = Values()
+        for some in found.x.split(_SOME):
+            seen.add(some)
+        seen.report(form.notice or logger.warning)
         if isinstance(found, Labelled):
             self._check_labels(found)
         return conform(found, form.channels, form.size, form.resize)

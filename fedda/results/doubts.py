@@ -77,6 +77,7 @@ def doubts(
     entropies: Collection[int] = (),
     rate: float = 0.0,
     steps: float = FIRST_STEPS,
+    suspect: str = "",
 ) -> list[Doubt]:
     """Find reasons to doubt a training, at most one of each kind, in order of the rounds.
 
@@ -95,6 +96,7 @@ def doubts(
         entropies: the rounds whose `loss` is a mean cross entropy of the sources.
         rate: the first learning rate, of which advice is given; 0: unknown.
         steps: of the largest source in a round.
+        suspect: what of a site's data makes a training diverge or learn nothing, too.
     """
     found: dict[str, Doubt] = {}
     losses: list[float] = []
@@ -104,7 +106,7 @@ def doubts(
     for entry in history:
         seen = {
             "classes": _classes(entry, classes, int(most["predicted"])),
-            "one class": _one_class(entry),
+            "one class": _one_class(entry, suspect),
             "kept": _kept(entry, most["kept"]),
             "weights": _weights(entry, examples),
             "discriminator": _discriminator(entry),
@@ -124,7 +126,7 @@ def doubts(
             text = _loss(losses, classes, _judged(len(losses), steps, classes), rate)
             quiet["loss"] = 0 if text else quiet.get("loss", 0) + 1
             if text:
-                found.setdefault("loss", Doubt("loss", entry["round"], text))
+                found.setdefault("loss", Doubt("loss", entry["round"], _caused(text, suspect)))
         for what in most:
             most[what] = max(most[what], entry.get(what, 0))
     ended = bool(history) and history[-1]["round"] == rounds
@@ -163,14 +165,20 @@ def _classes(entry: Round, classes: int, before: int) -> str:
     )
 
 
-def _one_class(entry: Round) -> str:
+def _caused(text: str, suspect: str) -> str:
+    """A doubt with what may be its cause, which is to be looked at before settings."""
+    return f"{text}; {suspect}" if suspect else text
+
+
+def _one_class(entry: Round, suspect: str) -> str:
     if entry.get("largest", 0.0) <= ONE_CLASS:
         return ""
-    return (
+    text = (
         f"one class has {100 * entry['largest']:.0f} % of the predictions for the target's images; "
         "unless the target has hardly any other, training has failed: lower train.lr, or give it "
         "more rounds"
     )
+    return _caused(text, suspect)
 
 
 def _judged(rounds: int, steps: float, classes: int) -> bool:

@@ -20,6 +20,7 @@ from fedda.config import (
     TrainConfig,
     WireConfig,
     is_site_name,
+    suspect,
     unflatten,
     validate,
     window_of,
@@ -141,6 +142,11 @@ class Task(Section):
         if not self.shape:
             raise ConfigError("The training does not say which shape its inputs have.")
         return tuple(int(n) for n in self.shape.split(","))
+
+    @property
+    def suspect(self) -> str:
+        """What of a site's data makes the training diverge or learn nothing; empty if nothing."""
+        return suspect(self.dims, self.window) if self.shape else ""
 
     @property
     def about_model(self) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 from flwr.app import Message
 
 from fedda import records
-from fedda.errors import FeddaError, public
+from fedda.errors import Code, FeddaError, public
 from fedda.maths.bounds import LEAST_OTHERS, norm
 from fedda.wire import Kind, Manifest, Packed, Part
 
 from .held import MODEL, Held
 from .lengths import Lengths
-from .replies import Checks, Reply
+from .replies import Checks, Reply, with_cause
 from .roster import Node, Roster
 from .setup import Setup
 
@@ -40,13 +40,15 @@ class Post:
             the run's model, and the model that was sent.
         held: which site keeps the model that it was sent to test.
         gone: sites that are not there any more, as the server knows, though there is time left.
+        left_out: why the reply of a site of this round does not count, by its name.
     """
 
     def __init__(self, setup: Setup) -> None:
-        self.checks = Checks(setup.guard, setup.model)
+        self.checks = Checks(setup.guard, setup.model, setup.task.suspect)
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = Held()
         self.gone: set[str] = set()
+        self.left_out: dict[str, str] = {}
         self._setup = setup
 
     def write(
@@ -134,13 +136,16 @@ class Post:
             part, layouts, sent = self.open.pop(node.name)
             self.held.answered(node.name, node.id, not message.has_error())
             if message.has_error():
-                notice("failed", node.name, public(message.error.code))
+                cause = self._setup.task.suspect if message.error.code == Code.NOT_FINITE else ""
+                self.left_out[node.name] = with_cause(public(message.error.code), cause)
+                notice("failed", node.name, self.left_out[node.name])
                 failed(node.name)
                 continue
             try:
                 reply = self.checks.read(node, message, part, layouts, needs, roster)
                 examine(reply)
             except FeddaError as error:
+                self.left_out[node.name] = str(error)
                 notice("refused", node.name, str(error))
                 continue
             del message

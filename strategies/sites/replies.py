@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from fedda import records
 from fedda.config import GuardConfig
-from fedda.errors import QuorumError, WireError
+from fedda.errors import FeddaError, QuorumError, WireError
 from fedda.maths.bounds import Bounds
 from fedda.wire import Arrays, Kind, Manifest, Packed, Part
 
@@ -35,17 +35,24 @@ class Reply:
         return self.arrays["model"]
 
 
+def with_cause(text: str, suspect: str) -> str:
+    """A sentence of a training that went wrong, and what may be the cause."""
+    return f"{text.rstrip('.')}; {suspect}" if suspect else text
+
+
 class Checks:
     """Checks the replies of one training.
 
     Args:
         guard: bounds on replies.
         layout: the layout of the run's model.
+        suspect: what of a site's data may be the cause where a model is out of bounds.
     """
 
-    def __init__(self, guard: GuardConfig, layout: Manifest) -> None:
+    def __init__(self, guard: GuardConfig, layout: Manifest, suspect: str = "") -> None:
         self._bounds = Bounds(guard.max_change, guard.max_statistics)
         self._layout = layout
+        self._suspect = suspect
 
     def begin(self, sent: Packed) -> None:
         """Set the model at the start of a round, with which the round's replies are compared."""
@@ -98,9 +105,12 @@ class Checks:
             if not math.isfinite(value):
                 raise WireError(f"{name} from {node.name} is not finite.")
         for name, packed in arrays.items():
-            packed.check_finite(node.name)
-            if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in layouts:
-                self._bounds.check(node.name, name, packed.unpack())
+            try:
+                packed.check_finite(node.name)
+                if packed.manifest.kind is Kind.MODEL and name.split("/")[0] not in layouts:
+                    self._bounds.check(node.name, name, packed.unpack())
+            except FeddaError as error:
+                raise type(error)(with_cause(str(error), self._suspect)) from None
         return Reply(node, arrays, numbers)
 
     def mean(self, model: Arrays) -> None:

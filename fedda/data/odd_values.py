@@ -1,0 +1,59 @@
+"""What is odd about the values of a set of arrays: dark images, columns of another scale."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedda.data.depth import Brightness, Light
+from fedda.data.sets import listed
+from fedda.maths.moments import Moments, merge, moments
+
+FAR = 100  # a column whose values are so many times the others' is of another scale
+
+
+class Values:
+    """The values of a set, some examples at a time."""
+
+    def __init__(self) -> None:
+        self._light = Brightness()
+        self._columns: Moments | None = None
+
+    def add(self, examples: Tensor) -> None:
+        """Look at some: uint8 (n, channels, H, W) or floats (n, d)."""
+        if examples.dtype == torch.uint8:
+            light = Light(int(examples.min()), int(examples.max()), 255)
+            self._light.add(light, len(examples))
+        elif examples.dim() == 2:
+            its = moments(examples.double())
+            self._columns = its if self._columns is None else merge(self._columns, its)
+
+    def report(self, notice: Callable[[str], object]) -> None:
+        """Give a sentence to `notice` if the values are odd."""
+        self._light.report(notice)
+        if self._columns is not None and (odd := _odd_columns(self._columns)):
+            notice(odd)
+
+
+def _odd_columns(columns: Moments) -> str:
+    """A warning if columns are far larger than the others, or all far from 1; else empty."""
+    size = (columns.mean**2 + columns.spread / columns.n).sqrt()  # (d,) root of the mean square
+    used = size[size > 0]
+    middle = float(used.median()) if len(used) else 0.0
+    far = (size > FAR * middle).nonzero().flatten().tolist() if middle else []
+    if not far and middle <= FAR:
+        return ""
+    if far:
+        which = f"column {far[0]}" if len(far) == 1 else f"columns {listed([*map(str, far)])}"
+        what = (
+            f"{which} (counted from 0) of the vectors: values of about "
+            f"{listed([f'{value:.2g}' for value in size[far].tolist()])}, where the others' are "
+            f"about {middle:.2g}"
+        )
+    else:
+        what = f"the vectors have values of about {middle:.2g}"
+    return (
+        f"{what}; from such networks learn badly or diverge: give runs -c input.window=own, which "
+        f"brings each column to a mean of 0 and a deviation of about 1 at each site, or use units "
+        f"in which all are about 1"
+    )

@@ -1,0 +1,94 @@
+"""Values as they are: columns in raw units, dark images; the site names them, and so does a run."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedda
+from fedda import data
+from fedda.data import Reading
+from fedda.data.form import AS_IT_IS
+from fedda.errors import FeddaError
+from fedda.settings import Task
+
+OWN = Reading(window="own")
+
+
+def vectors(scales: list[float], shift: float = 0.0, n: int = 60) -> dict[str, np.ndarray]:
+    """Vectors of three classes, with a scale and a shift for each column."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    x = (rng.normal(size=(n, len(scales))) + y[:, None]) * scales
+    return {"x": (x + shift * np.array(scales)).astype("float32"), "y": y}
+
+
+def odd(path: Path, reading: Reading = AS_IT_IS) -> str:
+    return " ".join(data.verify(path, "source", reading=reading).warnings)
+
+
+def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+    return path
+
+
+@pytest.mark.parametrize("shift", (0.0, 40.0))
+def test_columns_of_another_scale_are_named(tmp_path: Path, shift: float) -> None:
+    raw = saved(tmp_path / "raw.npz", vectors([1, 1, 5000, 1, 1e6], shift))
+    assert "columns 2, 4 (counted from 0)" in odd(raw) and "input.window=own" in odd(raw)
+    assert not odd(raw, OWN)
+    one = saved(tmp_path / "one.npz", vectors([1, 1, 1, 0, 1e6], shift))
+    assert "column 4 (counted from 0)" in odd(one)
+    assert not odd(saved(tmp_path / "plain.npz", vectors([1, 2, 0.1, 0, 0.001])))
+    large = odd(saved(tmp_path / "large.npz", vectors([3e4] * 5)))
+    assert "the vectors have values of about" in large
+
+
+def test_words_that_are_counted_have_no_odd_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.binomial(1, np.geomspace(0.5, 0.01, 300), (400, 300)).astype("float32")
+    assert not odd(saved(tmp_path / "words.npz", {"x": x, "y": np.arange(400) % 2}))
+
+
+def test_a_training_names_the_site_once(caplog: pytest.LogCaptureFixture) -> None:
+    raw = vectors([1, 1, 3000])
+    sites: Any = {name: (raw["x"], raw["y"]) for name in ("anna", "bert", "town")}
+    with caplog.at_level(logging.WARNING):
+        fedda.simulate(sites, "town", "fedavg", seeds=2, quiet=True, **SMALL)
+        told = [r.getMessage() for r in caplog.records if "counted from 0" in r.getMessage()]
+        assert [text.partition(":")[0] for text in told] == ["anna", "bert", "town"]
+        caplog.clear()
+        fedda.simulate(sites, "town", "fedavg", quiet=True, input_window="own", **SMALL)
+    assert not [r for r in caplog.records if "counted from 0" in r.getMessage()]
+
+
+SMALL: Any = {"model_name": "mlp", "model_sizes": "8", "rounds": 2, "train_batch_size": 30}
+
+
+def test_a_guard_that_trips_over_raw_units_says_so() -> None:
+    raw = vectors([1, 1, 1e5], shift=40.0)
+    sites: Any = {name: (raw["x"], raw["y"]) for name in ("anna", "bert", "town")}
+    cause = r"anna: .*guard.max-statistics allows; vectors in raw units.*input.window=own"
+    with pytest.raises(FeddaError, match=cause):
+        fedda.simulate(sites, "town", "fedavg", quiet=True, **SMALL)
+
+
+def test_a_training_that_learns_nothing_names_dark_images_before_the_rate() -> None:
+    y = np.arange(90) % 3
+    x = np.repeat(y, 256).reshape(90, 16, 16).astype(np.uint8)  # 0 to 2 of 255
+    sites: Any = {name: (x, y, (x, y)) for name in ("anna", "bert", "town")}
+    settings = {"model_name": "mlp", "model_sizes": "8", "train_batch_size": 30, "quiet": True}
+    run = fedda.simulate(sites, "town", "fedavg", rounds=3, train_lr=1e-5, **settings)
+    texts = [each.text for each in run.results.doubts if "train.lr" in each.text]
+    assert texts and all("a small part of their range" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "shape, window, said",
+    (("5", "", "raw units"), ("5", "own", ""), ("1,8,8", "", "small part of their range")),
+)
+def test_what_may_be_the_cause(shape: str, window: str, said: str) -> None:
+    task = Task(method="fedavg", shape=shape, window=window, class_names="a\nb")
+    assert said in task.suspect and bool(task.suspect) == bool(said)
