@@ -84,6 +84,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         "8",
     ),
     "fewer": FEWER,
+    "fuzz_inputs": ("--cases", "60"),
     "grand": GRAND,
     "lazy": LAZY,
     "methods": METHODS,

@@ -392,3 +392,10 @@ def test_the_last_step_in_small(here: Path) -> None:
         assert found["subsets"]["all images"][name][0] == gain
         assert found["worst_gain"][name] == pytest.approx(gain, abs=0.051)
     assert "all images" in (here / "made" / "refine.md").read_text()
+
+
+@of("fuzz_inputs")
+def test_the_fuzzed_inputs_in_small(here: Path) -> None:
+    found = printed("fuzz_inputs", here)
+    assert found["cases"] == found["right"] + found["refused"] + found["wrong"] == 60
+    assert found["right"] > 40
