@@ -156,3 +156,22 @@ def test_check_refuses_what_a_site_would_and_names_all_broken_files(tmp_path: Pa
     code, said = check("--skip-broken")
     assert code == 1 and "has 5 training examples" in said
     assert check("--skip-broken", "--min-images", "5")[0] == 0
+
+
+def test_broken_images_of_a_table_are_passed_over_with_their_rows(tmp_path: Path) -> None:
+    images(tmp_path / "images", good=4, bad=1)
+    names = ["0.png", "bad0.png", "1.png", "gone.png", "2.png", "3.png"]
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *zip(names, "xyxyxy", strict=True)])
+    with pytest.raises(DataError, match=r"bad0.png.*or pass over such files with --skip-broken"):
+        load_source(tmp_path)
+    found = load_source(tmp_path, reading=SKIP)
+    assert [found.classes[i] for i in found.y] == ["x", "x", "x", "y"]
+    assert len(load_target(tmp_path, reading=SKIP)) == 4
+    rows = [name for names, _ in stream(tmp_path, (1, 8, 8), 3, reading=SKIP) for name in names]
+    assert rows == ["0", "2", "4", "5"]
+
+
+def test_a_run_over_a_broken_file_names_the_option(root: Path) -> None:
+    with pytest.raises(DataError, match=r"bad0.png.*--skip-broken"):
+        fedda.simulate(root, "t", "fedavg", rounds=1, quiet=True, input_size=8)

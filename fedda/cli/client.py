@@ -397,8 +397,7 @@ def _default_state(name: str) -> Path:
 
 
 def _summary(description: "Description") -> str:
-    shape = " x ".join(str(n) for n in description.shape)
-    parts = [f"{description.train} {description.kind}s of {shape}"]
+    parts = [f"{description.train} {description.form}"]
     if description.role == "source":
         parts.append(f"{len(description.classes)} classes: {', '.join(description.classes[:12])}")
     tests = f"{description.test} labelled test examples" if description.test else "no test set"

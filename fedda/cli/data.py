@@ -426,16 +426,7 @@ def _print(description: "Description", split: str) -> None:
 
 
 def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
-    if description.kind == "vector":
-        yield "examples", f"vectors of {description.shape[0]} numbers"
-    else:
-        channels, height, width = description.shape
-        size = (
-            f"{width} x {height} pixels"
-            if width
-            else "of several sizes (set input.size, or take --preset photos)"
-        )
-        yield "examples", f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
+    yield "examples", description.form
     if description.gray:
         yield "gray values", description.gray
     labels = "with labels" if description.role == "source" else "labels, if any, are not read"

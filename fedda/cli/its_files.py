@@ -39,7 +39,7 @@ SkipOption = Annotated[
     bool,
     typer.Option(
         "--skip-broken",
-        help="Pass over image files of a folder that cannot be read, and say which; without it "
+        help="Pass over images of a folder or table that cannot be read, and say which; without it "
         "they are an error.",
     ),
 ]

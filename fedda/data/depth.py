@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedda.data.samples import BITS, NO_SCALE, Deep
+from fedda.data.samples import BITS, CUT, NO_SCALE, Deep
 from fedda.errors import DataError
 
 Window = tuple[float, float]  # values that become black and white
@@ -189,8 +189,8 @@ def in_words(
         scales: of DICOM files: the values that are black and white where the run says nothing.
         own: whether DICOM files say these themselves.
     """
-    deep = sorted({*found} - {8, NO_SCALE})
-    if not deep and not scales and NO_SCALE not in found:
+    deep = sorted({*found} - {8, NO_SCALE, CUT})
+    if not deep and not scales and not {*found} & {NO_SCALE, CUT}:
         return ""
     if gray.window is not None:
         words = [f"{span(gray.window)} (the window) become 0 to 255"]
@@ -200,6 +200,8 @@ def in_words(
         words = [f"{scale} become 0 to 255"] if read else []
         words += [_of_dicom(scales, own)] if scales else []
         words += ["signed values and values of 32 bits need input.window"] * (NO_SCALE in found)
+    cut = "of colours of 16 bits, and of gray beside transparency, the high byte is read"
+    words += [cut] * (CUT in found)
     return "; ".join([*words, *(["8 bits stay as they are"] if 8 in found else [])])
 
 

@@ -239,7 +239,7 @@ def _decoded(found: Any, file: Content) -> np.ndarray:
         raise _error(
             file,
             f"is compressed as {uid.name} and cannot be decoded: pip install python-gdcm may help; "
-            "else replace or remove it",
+            "else replace or remove it, or pass over such files with --skip-broken",
         ) from None
 
 
@@ -252,7 +252,11 @@ def _has_decoder(uid: Any) -> bool:
 
 
 def _unreadable(file: Content) -> DataError:
-    return _error(file, "cannot be read as a DICOM file: replace or remove it")
+    return _error(
+        file,
+        "cannot be read as a DICOM file: replace or remove it, or pass over such files with "
+        "--skip-broken",
+    )
 
 
 def _error(file: Content, what: str) -> DataError:

@@ -30,7 +30,7 @@ class Reading:
             parts. The part `test` is for testing, unless it is the one to train on.
         gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
             white. 0: as many as each file stores (`fedda.data.depth`).
-        skip_broken: whether image files of a folder that cannot be read are passed over.
+        skip_broken: whether images that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
         window: the run's `input.window`: low,high, own or empty. It replaces `gray_bits`.
         columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`.

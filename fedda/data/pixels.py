@@ -46,6 +46,7 @@ _ON_ITS_SIDE = frozenset({5, 6, 7, 8})  # orientations that swap width and heigh
 
 _CHUNK = 256  # files handed to the threads at a time: a bad file ends the reading soon
 _Result = TypeVar("_Result")
+OR_SKIP = "or pass over such files with --skip-broken"
 
 
 class Encoded(NamedTuple):
@@ -114,6 +115,9 @@ class Survey(NamedTuple):
             "that does, such as photos, and every image is "
             f"resized to it"
         )
+
+
+Image_ = TypeVar("Image_", bound=Path | Encoded)
 
 
 def survey(files: Sequence[Path | Encoded]) -> Survey:
@@ -190,7 +194,7 @@ def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
     return [text for text in _each(fault, files) if text]
 
 
-def sound(files: list[Path], gray: depth.Gray, where: Path) -> list[Path]:
+def sound(files: Sequence[Image_], gray: depth.Gray, where: Path) -> list[Image_]:
     """The files that can be read, in their order; the log says once which others are left out.
 
     Args:
@@ -203,7 +207,8 @@ def sound(files: list[Path], gray: depth.Gray, where: Path) -> list[Path]:
     """
 
     def fault(file: Path | Encoded) -> str:
-        assert isinstance(file, Path)
+        if isinstance(file, Encoded) or not file.is_file():
+            return "".join(broken([file], gray))
         its = file.stat()
         return _fault(file, its.st_size, its.st_mtime_ns, gray)
 
@@ -212,7 +217,8 @@ def sound(files: list[Path], gray: depth.Gray, where: Path) -> list[Path]:
     if files and not good:
         raise DataError(f"none of the {len(files)} images in {where} can be read: {faults[0]}")
     if len(good) < len(files):
-        _say_left_out(where, tuple(file.name for file in files if file not in set(good)))
+        bad = (file.name for file, why in zip(files, faults, strict=True) if why)
+        _say_left_out(where, tuple(bad))
     return good
 
 
@@ -264,7 +270,7 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
     # Whatever Pillow stumbles over in a damaged file; a KeyError or a TypeError in a TIFF's tags.
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
         raise DataError(
-            f"{file} cannot be read as an image ({error}): replace or remove it"
+            f"{file} cannot be read as an image ({error}): replace or remove it, {OR_SKIP}"
         ) from error
     except Image.DecompressionBombError as error:
         raise DataError(

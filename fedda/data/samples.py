@@ -15,6 +15,7 @@ DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})  # Pillow's modes of 
 WIDE = frozenset({"I", "F"})  # of TIFF files: signed, or of 32 bits, whole or not
 BITS = 16
 NO_SCALE = 32  # bits of gray that has no scale of its own
+CUT = 48  # bits of colours, or of gray with transparency, of which the high byte is read
 
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _PREDICTOR, _FORMAT = (
     *(258, 259, 262, 284, 317, 339),
@@ -70,14 +71,11 @@ def is_cut(image: Image.Image) -> bool:
 
 
 def stored(image: Image.Image) -> int:
-    """How many bits a file stores per sample: 9 to 16, 32 without a scale, or 8 for others.
-
-    32 stands for all gray that `is_wide`; colours that are cut to 8 bits count as 8.
-    """
+    """How many bits a file stores per sample: 9 to 16, NO_SCALE, CUT, or 8 for others."""
     if is_wide(image):
         return NO_SCALE
     if image.mode not in DEEP:
-        return 8
+        return CUT if is_cut(image) else 8
     bits = _sample_bits(image)[0] if image.format == "TIFF" else BITS
     return bits if 8 < bits < BITS else BITS
 
@@ -95,7 +93,7 @@ def channels(image: Image.Image, gray: frozenset[str]) -> int:
 def deep(image: Image.Image) -> Deep | None:
     """The samples of gray of more than 8 bits; None for other images."""
     bits = stored(image)
-    if bits == 8:
+    if bits in (8, CUT):
         return None
     inverted = image.format == "TIFF" and _tag(image, _PHOTOMETRIC, 1) == 0
     values, alpha, clear = np.asarray(image), None, image.info.get("transparency")

@@ -121,6 +121,15 @@ class Description:
     gray: str = ""
     needs_window: bool = False
 
+    @property
+    def form(self) -> str:
+        """What one training example is, in words."""
+        if self.kind == "vector":
+            return f"vectors of {self.shape[0]} numbers"
+        channels, height, width = self.shape
+        size = f"{width} x {height} pixels" if width else "of several sizes (a run sets input.size)"
+        return f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
+
     def check_fit(self, classes: Sequence[str], window: str) -> None:
         """Check that a run of these classes and this `input.window` can use the data.
 

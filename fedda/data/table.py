@@ -31,7 +31,7 @@ from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
 from fedda.data.optional import needed
-from fedda.data.pixels import Encoded, broken, digest, read_images, survey
+from fedda.data.pixels import Encoded, broken, digest, read_images, sound, survey
 from fedda.data.sets import (
     Description,
     Labelled,
@@ -200,6 +200,9 @@ class Table:
             before = f"{file.name}/" if len(self.files) > 1 else ""
             chosen = (i for i, each in enumerate(splits) if split in ("", each))
             found += [self._row(file, columns, i, before) for i in chosen]
+        if self._reading.skip_broken:
+            good = {*map(id, sound([row.image for row in found], self._reading.gray, self.path))}
+            found = [row for row in found if id(row.image) in good]
         if split in ("", self._train) and not found:
             raise DataError(
                 f"{self.path} has no training rows: give rows of the split {self._train}"

@@ -236,7 +236,7 @@ def compare(
         threads: CPU threads of a training.
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
-        skip_broken: Pass over image files of a folder that cannot be read.
+        skip_broken: Pass over images that cannot be read.
         follow_links: Read also what links and paths in tables name outside of a site's folder.
         columns: What tables call their columns, as `path=filename,label=diagnosis`.
         quiet: Show no progress.

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedda
 from fedda import data
+from fedda.cli.client import _summary  # pyright: ignore[reportPrivateUsage]
 from fedda.data import Reading
 from fedda.data.form import AS_IT_IS
 from fedda.errors import FeddaError
 from fedda.settings import Task
+from tests.field.written import GRAY_ALPHA, RGB, png
 
 OWN = Reading(window="own")
 
@@ -92,3 +95,25 @@ def test_a_training_that_learns_nothing_names_dark_images_before_the_rate() -> N
 def test_what_may_be_the_cause(shape: str, window: str, said: str) -> None:
     task = Task(method="fedavg", shape=shape, window=window, class_names="a\nb")
     assert said in task.suspect and bool(task.suspect) == bool(said)
+
+
+def test_a_site_says_its_images_in_words(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.new("RGB", (8, 8 + i), (9 * i, 200, 100)).save(tmp_path / f"{i}.png")
+    found = data.describe(tmp_path, "target")
+    assert found.form == "colour images, of several sizes (a run sets input.size)"
+    said = _summary(found)
+    assert "3 colour images, of several sizes" in said and "0 x 0" not in said
+    raw = data.describe(saved(tmp_path / "raw.npz", vectors([1, 1])), "source")
+    assert "60 vectors of 2 numbers" in _summary(raw)
+
+
+@pytest.mark.parametrize("colour, channels", ((RGB, 3), (GRAY_ALPHA, 2)))
+def test_of_colours_of_16_bits_the_check_says_what_is_read(
+    tmp_path: Path, colour: int, channels: int
+) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels)).astype(np.uint16)
+    (tmp_path / "0.png").write_bytes(png(values, 16, colour))
+    assert "the high byte is read" in data.verify(tmp_path, "target").gray
+    (tmp_path / "0.png").write_bytes(png((values >> 8).astype(np.uint8), 8, colour))
+    assert not data.verify(tmp_path, "target").gray
