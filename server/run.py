@@ -261,6 +261,9 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     for name, classes in joined.alone().items():
         text = f"alone names the classes {listed([quoted(each) for each in classes])}"
         journal.trouble("classes", name, f"{text}; all sites' models have them")
+    for name, classes in joined.lacking().items():
+        text = f"does not have the classes {listed([quoted(each) for each in classes])}"
+        journal.trouble("classes", name, f"{text}, which other sources have")
     checkpoint.replace(path, members.text().encode())
     return members
 

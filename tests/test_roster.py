@@ -226,3 +226,24 @@ def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:
     assert known.counted(known.sources, 5) == {"anna": 20, "bert": 20, "carl": 100}
     assert known.counted(known.targets, 5) == {"town": known.counts["town"]}
     assert known.counted(pair, 0) == {n.name: known.counts[n.name] for n in pair}
+
+
+def test_a_source_lacks_what_two_others_have() -> None:
+    carl = offer("carl", classes=["dog", "owl"])
+    roster = form(nodes(ANNA, BERT, carl, TOWN))
+    assert roster.lacking() == {"carl": ["cat"]} and roster.alone() == {"carl": ["owl"]}
+    assert form(nodes(ANNA, BERT, TOWN)).lacking() == {}
+
+
+def test_a_source_cannot_make_every_model_as_large_as_it_likes() -> None:
+    def naming(count: int) -> dict[str, Any]:
+        return offer("carl", classes=["cat", *(f"c{i}" for i in range(count))])
+
+    assert len(form(nodes(ANNA, naming(1000), TOWN)).classes) == 1002
+    with pytest.raises(RosterError, match=r"carl alone names 1001 classes.*run.sources"):
+        form(nodes(ANNA, naming(1001), TOWN))
+    many = [f"c{i}" for i in range(2000)]  # what others name, too, is not made up
+    shared = [offer(name, classes=many) for name in ("anna", "bert")]
+    assert len(form(nodes(*shared, TOWN)).classes) == 2000
+    with pytest.raises(RosterError, match="up to 256 characters"):
+        nodes(offer("carl", classes=["x" * 257]))

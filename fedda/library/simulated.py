@@ -13,7 +13,6 @@ from typing import Any, Literal
 from fedda.comparison.options import poison_of
 from fedda.config import Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
-from fedda.data.sets import listed
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -71,22 +70,16 @@ def execute(
     found = local.folders(root, launch.target, poison, launch.threads, reading)
     sites = [site | reading.flat() for site in found]
     names = {site["data"]: site["name"] for site in sites}
-    counts: dict[str, dict[str, int]] = {}
 
     def described(path: str, role: Role, reading: Reading) -> Description:
         """Describe a site's data, and say what is odd about them."""
         about = describe(path, role, reading)
         for text in about.warnings:
             say(f"{names[path]}: {text}")
-        if role == "source":
-            counts[names[path]] = about.counts
         return about
 
     # Else the run would wait for a site that cannot answer.
     local.rehearse(config, sites, described)
-    for name, its in counts.items():
-        if lacks := sorted({c for each in counts.values() for c in each} - {*its}):
-            say(f"{name}: it has no example of the classes {listed(lacks)}, which others have")
     journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
     with journal.ending():
         return local.simulate(config, sites, journal, launch.engine)

@@ -13,6 +13,8 @@ from fedda.data.naming import united
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
 
+MADE_UP = 1000  # the most classes that one source alone may name beside others
+LETTERS = 256  # of a class's name
 OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version", "keys"}
 
 
@@ -65,8 +67,11 @@ class Node:
                 f"Node {node_id} has the name {node.name[:64]!r}; a site's --name needs 1 to 64 "
                 "printable characters and no slash."
             )
-        if not all(c.isprintable() for c in node.classes):
-            raise RosterError(f"{node.name} has a class whose name is not one line of plain text.")
+        if not all(c.isprintable() and len(c) <= LETTERS for c in node.classes):
+            raise RosterError(
+                f"{node.name} has a class whose name is not one line of plain text of up to "
+                f"{LETTERS} characters."
+            )
         if node.examples < 1 or node.tested < 0:
             raise RosterError(
                 f"{node.name} offers {node.examples} examples and {node.tested} labelled tests; "
@@ -135,6 +140,14 @@ class Roster:
             return {}
         named = Counter(name for node in self.sources for name in node.classes)
         own = {node.name: [c for c in node.classes if named[c] == 1] for node in self.sources}
+        return {name: classes for name, classes in own.items() if classes}
+
+    def lacking(self) -> dict[str, list[str]]:
+        """The classes that two or more other sources name and a source does not, by source."""
+        named = Counter(name for node in self.sources for name in node.classes)
+        own = {
+            n.name: [c for c in named if named[c] > 1 and c not in n.classes] for n in self.sources
+        }
         return {name: classes for name, classes in own.items() if classes}
 
     def facing(self, target: Node, earlier: Sequence[Node] = ()) -> "Roster":
@@ -315,7 +328,16 @@ def form(
         _refuse(nodes, str(error))
     counts = {n.name: n.examples for n in nodes}
     shape = _common_shape(nodes, unified)
-    return Roster(tuple(sources + targets), shape, counts, classes)
+    made = Roster(tuple(sources + targets), shape, counts, classes)
+    for name, own in made.alone().items():
+        if len(own) > MADE_UP:
+            _refuse(
+                nodes,
+                f"{name} alone names {len(own)} classes, which would make every site's model "
+                f"larger, and {MADE_UP} at most are taken from one; leave it out with run.sources, "
+                "or ask its operator what they are",
+            )
+    return made
 
 
 def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
