@@ -1,7 +1,7 @@
 """Where the images lie that a table names, and which of its columns names them.
 
-A name is a path from the table's folder, or from the one above; or the name of an image in any
-folder below, with its ending or without.
+A name is a path from the table's folder, of a list also from the one above; or the name of an image
+in any folder below, with its ending or without.
 """
 
 import os
@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedda.data.columns import headings, samples_of
+from fedda.data.file_lists import ENDING as LIST
 from fedda.data.pixels import EXTENSIONS
 from fedda.data.sets import listed
 from fedda.errors import DataError
@@ -35,8 +36,11 @@ class NamedFiles:
         Raises:
             DataError: it could be one image as well as another.
         """
-        for folder in (self._table.parent, self._table.parent.parent):
-            if os.path.lexists((folder / name).as_posix().replace("\0", "\ufffd")):
+        places = [self._table.parent]
+        places += [self._table.parent.parent] * (self._table.suffix == LIST)
+        for folder in places:
+            file = os.path.join(folder, name.replace("\0", "\ufffd"))
+            if os.path.lexists(file) and not os.path.isdir(file):
                 return folder / name
         return self._below(name) or self._table.parent / name
 

@@ -219,6 +219,15 @@ def test_a_name_of_two_images_is_refused(tmp_path: Path) -> None:
     assert data.verify(tmp_path / "site", "source").train == 6
 
 
+def test_a_folder_called_as_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
+    rows = [(stem_of(name), label) for name, label in scans(tmp_path / "site")]
+    table(tmp_path / "site" / "labels.csv", ("path", "label"), rows)
+    (tmp_path / "site" / "scan-0").mkdir()
+    (tmp_path / "scan-1").mkdir()
+    (tmp_path / "scan-2").write_text("of another study")
+    assert values(data.load_source(tmp_path / "site").x) == [5, 4, 3, 2, 1, 0]
+
+
 @pytest.mark.parametrize("columns", ("path", "path=", "picture=a", "path=a,path=b", "path=a,id=a"))
 def test_columns_that_say_nothing(columns: str) -> None:
     with pytest.raises(ConfigError, match="such as path=filename,label=diagnosis"):
