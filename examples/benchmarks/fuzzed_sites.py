@@ -17,6 +17,7 @@ from fedda.data import Reading, Role
 Labelled = list[tuple[str, np.ndarray]]
 
 CLASSES = (
+    ("Cat", "cat"),
     *(("cat", "dog"), ("0", "1"), ("10", "9"), ("Straße", "naïve"), ("a b", "c  d"), ("yes", "no")),
     *(
         ("100%", "50%"),
@@ -28,7 +29,8 @@ CLASSES = (
 )
 NO_CLASSES = ("NaN", "-1", "n/a", "None", "a|b", "a;b", "[1, 2]", "null", "?")
 NO_TEXTS = ("", " ", "0.25", "-0.5", "1e-3x|y")  # which no folder is called
-FILES = ("{}", "scan {}", "ä{}", "-{}", "{}.copy", "100% {}", "#{}", "IMG_{}", "{}" + "x" * 100)
+FILES = ("{}", "scan {}", "a;b{}", "it's {}", "ä{}", "-{}", "{}.copy", "100% {}", "#{}", "IMG_{}")
+FILES += ("{}" + "x" * 100,)
 MAPS = ("path=scan,label=diagnosis", "path=Image Index,label=Finding Labels", "label=dx")
 
 
@@ -198,10 +200,17 @@ def tables(rng: Rng, root: Path) -> Case:
     root.mkdir(parents=True)
     classes = pick(rng, *CLASSES)
     labels, names = [classes[i % 2] for i in range(6)], _named(rng, ending, 6)
-    odd = pick(rng, *[""] * 6, "label", "two columns", "missing", "outside", "ragged", "unknown")
+    odds = ("label", "two columns", "missing", "outside", "ragged", "unknown", "one number twice")
+    odd = pick(rng, *[""] * 6, *odds)
     if odd == "label":
         labels[int(rng.integers(6))] = pick(rng, *NO_CLASSES, *NO_TEXTS)
-    hidden = odd == "label" and role == "target"
+    elif odd == "one number twice":
+        labels = ["1", "01"] * 3
+    hidden = odd in ("label", "one number twice") and role == "target"
+    written = labels
+    if not odd:  # as tables have them: with spaces, or as the numbers of a column with gaps
+        form = pick(rng, "{}", "{}", " {}", "{}  ", *(["{}.0"] * all(c.isdigit() for c in classes)))
+        written = [form.format(label) for label in labels]
     folder = pick(rng, "images", "a b", "deep/er")
     for name, image in zip(names, images, strict=True):
         _write(root / folder / name, image)
@@ -221,11 +230,12 @@ def tables(rng: Rng, root: Path) -> Case:
         paths[2] = pick(rng, "/etc/hostname", "../../elsewhere.png", f"{folder}/../../x.png")
     shuffled = [int(i) for i in rng.permutation(6)]
     rows = {columns["path"]: [paths[i] for i in shuffled], "age": ["40"] * 6}
-    rows[columns["label"]] = [labels[i] for i in shuffled]
+    rows[columns["label"]] = [written[i] for i in shuffled]
     parted = not odd and pick(rng, True, False, False)
     if parted:
         rows[reading.named.get("split", "split")] = ["test" if i < 2 else "train" for i in shuffled]
-    form = "csv" if odd in ("two columns", "ragged") else pick(rng, "csv", "csv", "parquet")
+    in_text = odd in ("two columns", "ragged", "one number twice")
+    form = "csv" if in_text else pick(rng, "csv", "csv", "parquet")
     file = root / f"{pick(rng, 'all', 'labels')}.{form}"
     if form == "csv":
         file.write_bytes(_csv(rng, rows, odd, columns["label"]))
