@@ -110,8 +110,7 @@ class TimedMail(mail.Mail):
         sent: called with every request that went out.
         received: called with every reply that came in, errors included.
         phases: the stopwatch of the training.
-        lost: called with a node whose reply will not come, as the server itself says, and whether
-            that is because the node is not there any more.
+        lost: called with a node whose reply is not waited for any more, and why.
         owed: called now and then with the nodes that still owe a reply, and the seconds so far.
         failed: whether the round has failed already, whatever replies come.
     """
@@ -123,7 +122,7 @@ class TimedMail(mail.Mail):
         received: mail.Watcher,
         phases: Phases,
         *,
-        lost: Callable[[int, bool], None],
+        lost: Callable[[int, str], None],
         owed: Callable[[Collection[int], float], None],
         failed: Callable[[], bool],
     ) -> None:
@@ -132,8 +131,8 @@ class TimedMail(mail.Mail):
         self._lost, self._owed, self._failed = lost, owed, failed
         self._reminder = Reminder()
 
-    def lost(self, node_id: int, gone: bool) -> None:
-        self._lost(node_id, gone)
+    def lost(self, node_id: int, why: str) -> None:
+        self._lost(node_id, why)
 
     def owed(self, node_ids: Collection[int]) -> None:
         if seconds := self._reminder.due():

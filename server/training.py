@@ -423,11 +423,11 @@ class Training:
         if node:
             self.phases.note(node.name, message)
 
-    def _lost(self, node_id: int, gone: bool) -> None:
-        """Tell the strategy that the server does not expect a node's reply any more."""
+    def _lost(self, node_id: int, why: str) -> None:
+        """Tell the strategy that a node's reply is not waited for any more, and why."""
         node = self.roster.by_id(node_id)
         if node and self.strategy:
-            self.strategy.give_up(node.name, gone)
+            self.strategy.give_up(node.name, why)
 
     def _owed(self, node_ids: Collection[int], seconds: float) -> None:
         names = [node.name for node in self.roster.nodes if node.id in node_ids]

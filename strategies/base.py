@@ -310,10 +310,10 @@ class FedDA(Strategy):
         compared = [name for name in every if alike and name != self.roster.target.name]
         self.session = convene(self.setup, layouts, members, syncs, compared)
 
-    def give_up(self, name: str, gone: bool = False) -> None:
-        """Note that a site's reply will not come, maybe as the site is not there any more."""
-        if gone:
-            self.post.gone.add(name)
+    def give_up(self, name: str, why: str = "") -> None:
+        """Note that a site's reply is not waited for any more, and why if it has not said so."""
+        if why:
+            self.post.lost[name] = why
         if self.session is not None:
             self.session.give_up(name)
 

@@ -35,7 +35,8 @@ from fedda.ops import certificate, keys
 from fedda.ops.spawn import LOOPBACK
 from server import checkpoint
 from server.attendance import AGAIN
-from strategies.sites.post import GONE, SILENT
+from strategies.sites.mail import GONE
+from strategies.sites.post import LEFT_OUT
 from tests.federation import LIVE, Federation, Operator, Run, final_model, rounds
 from tests.patience import FACTOR, PATIENCE, wait_until
 from tests.processes import is_alive, leaving_nothing, program_of, wait_for_act
@@ -51,6 +52,7 @@ FEDAVG = FAR | {"method": "fedavg", "wait.min-sources": 1}
 # A round takes a third of a second on a quiet machine. Tests are held, or answered, at any time.
 DEADLINE = 6.0 * FACTOR
 NEAR = {"wait.train": DEADLINE, "wait.settle": 1.0}
+SILENT = f"no reply within {DEADLINE:g} s (wait.train); {LEFT_OUT}"
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +155,7 @@ def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federati
         hub.act(name, {})
         hub.revive(name)
         failed = run.wait_for("trouble", site=name, round=number)
-        assert failed["text"] in (Code.RESTARTED.public, GONE)  # if Flower saw it away
+        assert failed["text"] in (Code.RESTARTED.public, f"{GONE}; {LEFT_OUT}")
     results = run.finish()
     assert [e["round"] for e in run.find("round")] == [1, 2, 3]
     assert final_model(results, "kd3a") == final_model(hub.alone("revived", settings), "kd3a")

@@ -349,7 +349,7 @@ def test_a_site_answers_any_request_with_a_code_or_with_what_is_listed(
 # ---- replies to the server -----------------------------------------------------------------------
 
 
-SILENT = "no reply in time; left out of this round"
+SILENT = "no reply"
 
 
 def forged(draw: Random, request: Message, reply: Message) -> Message:
@@ -374,7 +374,7 @@ def test_the_server_refuses_any_forged_reply_in_one_sentence(
             before = len(bench.notices)
             taken = bench.accept(sent)
             texts = [text for _, _, text in bench.notices[before:]]
-            texts = [text for text in texts if text != SILENT]  # about the other sites
+            texts = [text for text in texts if not text.startswith(SILENT)]  # about the other sites
             assert len(taken) + len(texts) == 1, (taken, texts)
             for text in texts:
                 assert "\n" not in text and len(text) < 600, text

@@ -212,8 +212,17 @@ def test_flwr_still_has_what_the_server_uses() -> None:
             "LinkState.get_run_info",
             "LinkState.get_task_by_token",
             "LinkState.object_store",
+            "LinkState.get_message_res",
             "LinkState.store_message_and_object_tree",
         ),
+        "flwr.server.superlink.linkstate.in_memory_linkstate": (
+            "check_node_availability_for_in_message",
+        ),
+        "flwr.server.superlink.linkstate.sql_linkstate": (
+            "check_node_availability_for_in_message",
+        ),
+        "flwr.supercore.corestate.in_memory_corestate": ("OBJECT_PUSH_SESSION_TTL_SECONDS",),
+        "flwr.supercore.corestate.sql_corestate": ("OBJECT_PUSH_SESSION_TTL_SECONDS",),
         "flwr.supercore.constant": (
             "FLEET_HTTP_PUBLIC_KEY_HEADER",
             "FLEET_HTTP_SIGNATURE_HEADER",

@@ -324,6 +324,23 @@ def test_a_request_is_handed_again_to_a_site_that_cannot_know_of_it() -> None:
     assert handed_again(book, one_by_one=True) == ["a"] * 3 + ["b"] * 3  # not for ever
 
 
+def test_a_new_session_ends_the_answers_that_the_old_one_had_begun() -> None:
+    book, names = Book(), [character * 64 for character in "abc"]
+    for name in names:  # the last one is not answered yet
+        book.handed(7, one_request(name))
+    for name, missing in zip(names[:2], ([], ["piece"]), strict=True):
+        meta = message_pb2.Metadata(
+            message_id=name, run_id=1, reply_to_message_id=name, src_node_id=7, dst_node_id=1
+        )
+        head = message_pb2.Message(metadata=meta)
+        head.content.SetInParent()
+        tree = message_pb2.ObjectTree(object_id=name)
+        request = fleet_pb2.PushMessagesRequest(messages_list=[head], message_object_trees=[tree])
+        taken = fleet_pb2.PushMessagesResponse(objects_to_push=missing, session_id=name)
+        book.answered(book.check_answer(7, request), taken)
+    assert book.joined(7) == [names[1]]
+
+
 def test_a_request_that_is_begun_or_expired_is_not_handed_again() -> None:
     book = Book()
     for name in ("fetched", "confirmed"):

@@ -290,16 +290,38 @@ def test_a_reply_whose_pieces_come_slowly_holds_no_other_for_long(
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("limit", ["quiet", "expired"])
-def test_a_reply_whose_pieces_never_come_is_given_up(
-    grid: HttpGrid, store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
+def test_a_reply_may_take_as_long_as_its_request_is_valid(
+    grid: HttpGrid, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lean_grid, "QUIET", 0.1 if limit == "quiet" else 600)
-    ends = time.monotonic() + (600 if limit == "quiet" else 0.1)
+    """Its site is stopped in the middle of sending it."""
+    message, clock = sample_message(10), [time.monotonic()]
+    grid._asked["q"] = lean_grid.Asked(3, clock[0] + 600)  # type: ignore[attr-defined]
+    fake = SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s)
+    )
+    monkeypatch.setattr(lean_grid, "time", fake)
+    grid.push_messages([message])
+    store.inbox, store.late = [message], {min(store.objects)}
+    assert list(grid.pull_messages(["q"])) == []
+    clock[0] += 500
+    assert list(grid.pull_messages(["q"])) == []
+    store.late = set()
+    (reply,) = grid.pull_messages(["q"])
+    assert reply.has_content()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_a_reply_whose_pieces_never_come_is_given_up(
+    grid: HttpGrid, store: Store, how: str
+) -> None:
+    ends = time.monotonic() + (600 if how == "deleted" else 0.1)
     grid._asked["q"] = lean_grid.Asked(3, ends)  # type: ignore[attr-defined]
     message = sample_message(10)
     grid.push_messages([message])
     store.inbox, store.late = [message], {min(store.objects)}
+    assert list(grid.pull_messages(["q"])) == []
+    store.lost = {min(store.objects)} if how == "deleted" else set()
     replies: list[Message] = []
     while not replies:
         replies = list(grid.pull_messages(["q"]))

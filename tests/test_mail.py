@@ -191,12 +191,12 @@ class Watching(Mail):
 
     def __init__(self, grid: SlowGrid, fails: Iterable[bool] = ()) -> None:
         super().__init__(grid)
-        self.gone: list[tuple[int, bool]] = []
+        self.why: list[tuple[int, str]] = []
         self.owing: list[set[int]] = []
         self.fails = list(fails)
 
-    def lost(self, node_id: int, gone: bool) -> None:
-        self.gone.append((node_id, gone))
+    def lost(self, node_id: int, why: str) -> None:
+        self.why.append((node_id, why))
 
     def owed(self, node_ids: Collection[int]) -> None:
         self.owing.append(set(node_ids))
@@ -206,7 +206,7 @@ class Watching(Mail):
 
 
 @pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
-def test_a_reply_that_will_not_come_is_told_at_once_and_whether_its_site_is_gone(code: int) -> None:
+def test_a_reply_that_will_not_come_is_told_at_once_and_why(code: int) -> None:
     class Gone(SlowGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             for reply in super().pull_messages(message_ids):
@@ -216,8 +216,63 @@ def test_a_reply_that_will_not_come_is_told_at_once_and_whether_its_site_is_gone
     box = Watching(Gone({1: None, 2: 0, 3: 5}), [False])
     replies = box.deliver(map(request, (1, 2, 3)), 0.2)
     assert list(replies) == []
-    gone = code == ErrorCode.NODE_UNAVAILABLE
-    assert box.gone == [(2, gone), (3, gone)]
+    late = "no reply within 0.2 s (wait.train)"
+    why = mail.GONE if code == ErrorCode.NODE_UNAVAILABLE else late
+    assert box.why == [(2, why), (3, why), (1, late)]
+
+
+def test_of_a_reply_that_broke_off_it_is_said_that_a_part_came() -> None:
+    class Torn(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):  # as a `LeanGrid` says it
+                yield make_message(
+                    metadata=reply.metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE)
+                )
+
+    box = Watching(Torn({1: 0}), [False])
+    assert list(box.deliver([request(1)], 60)) == []
+    assert box.why == [(1, mail.BROKEN)]
+
+
+class Leaving(SlowGrid):
+    """Sites that answer after a number of looks, and are not connected for some of them."""
+
+    def __init__(self, looks: Mapping[int, int | None], away: Mapping[int, range]) -> None:
+        super().__init__(looks)
+        self.away, self.looked = away, 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looked += 1
+        return [n for n in super().get_node_ids() if self.looked not in self.away.get(n, ())]
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_site_that_was_gone_still_answers_while_others_are_waited_for() -> None:
+    box = Watching(Leaving({1: 20, 2: 40}, {1: range(3, 10)}), [False])
+    assert [src(r) for r in box.deliver(map(request, (1, 2)), 60)] == [1, 2]
+    assert box.why == [(1, mail.GONE)]
+
+
+@pytest.mark.usefixtures("often")
+def test_the_wait_ends_when_no_site_that_owes_a_reply_is_connected() -> None:
+    box = Watching(Leaving({1: None, 2: 5, 3: None}, {1: range(999), 3: range(8, 999)}), [False])
+    began = time.monotonic()
+    assert [src(r) for r in box.deliver(map(request, (1, 2, 3)), 60)] == [2]
+    assert box.why == [(1, mail.GONE), (3, mail.GONE)]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.usefixtures("often")
+def test_a_site_that_is_not_listed_at_one_look_is_not_gone() -> None:
+    """Its new session has just replaced the old one."""
+    box = Watching(Leaving({1: 20}, {1: range(3, 4)}), [False])
+    assert [src(r) for r in box.deliver([request(1)], 60)] == [1]
+    assert box.why == []
 
 
 def test_who_still_owes_a_reply_is_known_at_every_look_without_one() -> None:
@@ -234,6 +289,7 @@ def test_replies_are_not_waited_for_long_when_the_round_has_failed(
     box = Watching(SlowGrid({1: 12, 2: None}), [False, False, True])
     began = time.monotonic()
     assert [src(r) for r in box.deliver(map(request, (1, 2)), 60)] == [1]  # within the grace
+    assert box.why == [(2, mail.OVER)]
     assert time.monotonic() - began < 30
 
 

@@ -997,11 +997,11 @@ def test_the_exchange_hears_of_a_site_that_the_server_counts_as_gone(
                 gone = trains and reply.metadata.src_node_id == self.id_of("carl")
                 yield error(ErrorCode.NODE_UNAVAILABLE)(reply) if gone else reply
 
-    told: list[tuple[str, bool]] = []
-    monkeypatch.setattr(FedDA, "give_up", lambda self, name, gone: told.append((name, gone)))
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(FedDA, "give_up", lambda self, name, why: told.append((name, why)))
     settings = {"method": "fedavg", "rounds": 1, "wait.train": 60.0}
     run(domains, runs | settings, grid=Gone(domains))
-    assert told == [("carl", True)]
+    assert told == [("carl", mail.GONE)]
 
 
 def test_a_round_whose_exchange_ended_waits_for_no_reply(

@@ -8,6 +8,8 @@ these calls does harm if it is made twice.
 """
 
 import asyncio
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from google.protobuf.message import DecodeError
 from .filter import App, Event, Receive, Scope, Send
 
 MEDIA_TYPE = PROTOBUF_MEDIA_TYPE.encode()
+GIVEN_KEPT = 1024  # replies that a run's program may ask for once more
 LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
 
 Handler = Callable[[Any, Any], Any]
@@ -64,6 +67,10 @@ class Direct:
         """Take flwr's LinkState; with `threads` no call blocks the loop, as a database's would."""
         self._state = state
         self._threads = threads
+        self._given: OrderedDict[tuple[int, str], tuple[Any, Any]] = (
+            OrderedDict()
+        )  # by run, request
+        self._giving = threading.Lock()
 
     async def of_site(self, request: Any) -> bytes | None:
         """Return the answer to a site's request, or None if the whole stack has to answer it."""
@@ -83,7 +90,34 @@ class Direct:
             request = kind.FromString(body)
         except DecodeError:
             return None
-        return await self._call(lambda *given: handler(*given, self._task(token)), request)
+        once_more: Callable[..., Any] = self._pull if name == "pull-messages" else handler
+        return await self._call(lambda *given: once_more(*given, self._task(token)), request)
+
+    async def drop(self, name: str) -> None:
+        """Delete an answer whose site brings no more pieces, so that its run stops waiting."""
+        await asyncio.to_thread(self._state.object_store.delete, name)
+
+    def _pull(self, request: Any, state: Any, task: Any) -> Any:
+        """Give a run's program the replies that came, once more also those that it asks for again.
+
+        flwr gives each reply once. On a busy machine the program's request may time out before it
+        is answered, and the program then asks again.
+        """
+        with self._giving:
+            names = [(task.run_id, name) for name in request.message_ids]
+            again = [self._given[name] for name in names if name in self._given]
+            new = [name for run, name in names if (run, name) not in self._given]
+            answer = runtime_handlers.pull_messages(
+                runtime.PullAppMessagesRequest(message_ids=new), state, task
+            )
+            for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+                self._given[task.run_id, head.metadata.reply_to_message_id] = head, tree
+            while len(self._given) > GIVEN_KEPT:
+                self._given.popitem(last=False)
+            for head, tree in again:
+                answer.messages_list.append(head)
+                answer.message_object_trees.append(tree)
+            return answer
 
     async def _call(self, handler: Handler, request: Any) -> bytes | None:
         try:

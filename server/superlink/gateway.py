@@ -40,6 +40,7 @@ from .allocator import one_pool
 from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
+from .late import awaited
 from .listener import Limits, Listener, Loop, Protocol
 from .present import Present
 from .site_calls import SiteCalls
@@ -138,6 +139,7 @@ def superlink(settings: Settings) -> Any:
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
     from flwr.superlink.main import create_app
 
+    awaited()
     tls = settings.tls
     contents = None
     if tls is not None:

@@ -56,9 +56,6 @@ WORKERS = 2
 
 Fetch = Callable[[str], bytes]
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
-# A site pushes a reply's pieces one after the other, as fast as it can. If none comes for so many
-# seconds, it has died or means harm.
-QUIET = 30.0
 # A look at a reply whose pieces are still coming ends after so many seconds without a new one, or
 # after so many since it first had to wait.
 IDLE, STAY = 1.0, 15.0
@@ -156,7 +153,7 @@ class LeanGrid(HttpGrid):
             ):
                 log.warning("node %d sent a message that nobody asked for; it stays unread", by)
                 continue
-            ends = asked.ends if asked else time.monotonic() + QUIET
+            ends = asked.ends if asked else time.monotonic() + STAY
             self._arriving[request_id] = Arrival(head, tree, ends)
         for request_id in wanted:
             arrival = self._arriving.get(request_id)
@@ -242,7 +239,7 @@ class LeanGrid(HttpGrid):
         """A function that fetches one piece of a reply, for one look at it; several threads use it.
 
         It raises `Aside` once the look has waited for long enough, and ObjectPullError when the
-        request has expired or no further piece came for `QUIET` seconds.
+        request has expired, or its site has begun anew and brings no more pieces.
         """
         one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
         lock, began, waits = threading.Lock(), time.monotonic(), [float("inf")]
@@ -254,7 +251,7 @@ class LeanGrid(HttpGrid):
                     piece = one(name)
                 except ObjectUnavailableError:
                     now = time.monotonic()
-                    if now > min(arrival.ends, arrival.since + QUIET):
+                    if now > arrival.ends:
                         raise ObjectPullError(name, "its pieces stopped coming") from None
                     with lock:
                         waits[0] = min(waits[0], now)

@@ -124,7 +124,8 @@ class SiteCalls:
             case fleet.ActivateNodeRequest():
                 await self.app(scope, receive, answer.keep)
                 if answer.status == 200:
-                    book.joined(fleet.ActivateNodeResponse.FromString(answer.body).node_id)
+                    joined = fleet.ActivateNodeResponse.FromString(answer.body).node_id
+                    await self._begin_anew(joined)
                 await answer.release()
             case fleet.PullMessagesRequest():
                 one_by_one = (b"user-agent", b"fedda") in scope["headers"]
@@ -168,6 +169,12 @@ class SiteCalls:
                 await self.app(scope, receive, send)
             case _:
                 await self._do(request, scope, receive, send)
+
+    async def _begin_anew(self, node_id: int) -> None:
+        """Note a site's new session; of the old one's answers no more pieces will come."""
+        for name in self.book.joined(node_id):
+            if self.direct is not None:
+                await self.direct.drop(name)
 
     async def _work(
         self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "Answer"

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 POLL = 0.05  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
 POLL_MOST = 0.5
+LOOK_S = 1.0  # seconds between two looks at which sites are connected
 # Seconds that replies are still waited for when what they are for has failed. Sites hear of that at
 # once and answer with an error, or when they are done with a step.
 AFTER_FAILURE = 15.0
@@ -25,6 +26,11 @@ GIVEN_UP = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 }
+
+# Why no reply came, for those who read of it.
+GONE = "it signed off, or its connection broke, and it has not come back"
+BROKEN = "only a part of its reply came"
+OVER = "the round had failed before its reply came"
 
 Watcher = Callable[[Message], None]
 
@@ -52,13 +58,8 @@ class Mail:
         self.sent = sent
         self.received = received
 
-    def lost(self, node_id: int, gone: bool) -> None:
-        """Note that a node's reply will not come, as the server itself says; here do nothing.
-
-        Args:
-            node_id: the node.
-            gone: whether it is because the node is not there any more.
-        """
+    def lost(self, node_id: int, why: str) -> None:
+        """Note that a node's reply is not waited for any more, and why; here do nothing."""
 
     def owed(self, node_ids: Collection[int]) -> None:
         """Note at each look without a reply which nodes still owe one; here do nothing."""
@@ -74,14 +75,17 @@ class Mail:
         """Send requests and yield their replies in the order they come, for `wait` seconds.
 
         Requests must have been made with `ttl=wait`. Replies that come later are never fetched. The
-        wait for a site ends as soon as the server knows that its reply will not come, and the wait
-        for all sites ends soon after `failed`.
+        wait for all sites ends soon after `failed`, and when none that owes a reply is connected. A
+        site that is gone for a while may still answer while others are waited for.
         """
         asked: dict[str, int] = {}  # node id by request id
+        kind = ""
         for request in requests:
+            kind = request.metadata.message_type
             asked |= self._push(request)
             del request
         deadline, pause, waiting = time.monotonic() + wait, POLL, dict.fromkeys(asked)
+        connected, why = Connected(self.grid), f"no reply within {wait:g} s (wait.{kind})"
         while waiting:
             arrived = False
             for reply in self.grid.pull_messages(list(waiting)):
@@ -91,7 +95,10 @@ class Mail:
                 arrived, node = True, asked[request_id]
                 waiting.pop(request_id, None)
                 if given_up(reply):
-                    self.lost(node, reply.error.code == ErrorCode.NODE_UNAVAILABLE)
+                    if reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                        self.lost(node, GONE)
+                    else:  # the server says itself that a request has expired
+                        self.lost(node, BROKEN if reply.metadata.src_node_id == node else why)
                     continue
                 # A site fills in the sender of its reply itself, so it could name another site.
                 if reply.metadata.src_node_id != node:
@@ -104,18 +111,47 @@ class Mail:
                     continue
                 yield reply
                 del reply  # free it before the next one is fetched
-            now = time.monotonic()
-            if self.failed():
-                deadline = min(deadline, now + AFTER_FAILURE)
-            if not waiting or now > deadline:
-                return
+            now, owing = time.monotonic(), {asked[request_id] for request_id in waiting}
+            if self.failed() and now + AFTER_FAILURE < deadline:
+                deadline, why = now + AFTER_FAILURE, OVER
+            for node in connected.left(owing):
+                self.lost(node, GONE)
+            if now > deadline or owing <= connected.gone:
+                break
             if not arrived:
-                self.owed({asked[request_id] for request_id in waiting})
+                self.owed(owing)
             pause = POLL if arrived else min(pause * 1.3, POLL_MOST)
             time.sleep(pause)
+        for request_id in waiting:
+            if asked[request_id] not in connected.gone:
+                self.lost(asked[request_id], why)
 
     def _push(self, request: Message) -> dict[str, int]:
         """Send a request -> its node's id by its own; empty if the server did not take it."""
         self.sent(request)
         node = request.metadata.dst_node_id
         return {i: node for i in self.grid.push_messages([request]) if i}
+
+
+class Connected:
+    """Which of some sites are gone: at two looks in a row the server did not list them.
+
+    A site that begins a new session is not listed for a moment.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.gone: set[int] = set()
+        self._grid = grid
+        self._absent: set[int] = set()  # at the last look
+        self._next = time.monotonic() + LOOK_S
+
+    def left(self, node_ids: Collection[int]) -> set[int]:
+        """Look, if it is time to -> those of these sites that are gone since the last look."""
+        now = time.monotonic()
+        if now < self._next:
+            return set()
+        self._next = now + LOOK_S
+        absent = set(node_ids) - set(self._grid.get_node_ids())
+        was, self.gone = self.gone, absent & self._absent
+        self._absent = absent
+        return self.gone - was

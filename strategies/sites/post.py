@@ -17,8 +17,7 @@ from .replies import Checks, Reply, with_cause
 from .roster import Node, Roster
 from .setup import Setup
 
-SILENT = "no reply in time; left out of this round"
-GONE = "its connection broke, and it has not come back; left out of this round"
+LEFT_OUT = "left out of this round"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Post:
             part that it was asked to do, the layouts of the arrays that this part sends besides
             the run's model, and the model that was sent.
         held: which site keeps the model that it was sent to test.
-        gone: sites that are not there any more, as the server knows, though there is time left.
+        lost: why no reply is waited for any more, by the name of the site.
         left_out: why the reply of a site of this round does not count, by its name.
     """
 
@@ -47,7 +46,7 @@ class Post:
         self.checks = Checks(setup.guard, setup.model, setup.task.suspect)
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = Held()
-        self.gone: set[str] = set()
+        self.lost: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         self._setup = setup
 
@@ -158,9 +157,9 @@ class Post:
         if lengths is not None:
             yield from self._judged(lengths)
         for name in sorted(self.open):
-            notice("silent", name, GONE if name in self.gone else SILENT)
+            notice("silent", name, f"{self.lost.get(name, 'no reply')}; {LEFT_OUT}")
         self.open.clear()
-        self.gone.clear()
+        self.lost.clear()
         self.held.forget()
 
 
