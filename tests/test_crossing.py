@@ -184,6 +184,7 @@ FLEET: dict[str, tuple[type[Protobuf], set[str], type[Protobuf], set[str]]] = {
 HEADERS = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type"}
 HEADERS |= {"content-length", "flwr-public-key", "flwr-signature", "flwr-timestamp"}
 HEADERS |= {"flwr-component-name", "flwr-package-name", "flwr-package-version", "prefer"}
+HEADERS |= {"x-fedda-site"}  # the site's role, name and version, when a session begins
 ANSWERED = {"date", "content-type", "content-length", "connection", "x-fedda-waited"}
 
 

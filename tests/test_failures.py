@@ -32,6 +32,7 @@ from clients.node import resident
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, KeyFileError
 from fedda.ops import certificate, keys
+from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import LOOPBACK
 from server import checkpoint
 from server.attendance import AGAIN
@@ -467,8 +468,18 @@ def test_a_refused_site_gets_the_reason(
     stranger = keys.add(tmp_path, "stranger")
     ca, known = hub.home / "ca.crt", hub.home / "nodes" / "anna"
 
-    def join(ca: Path, key: Path, port: int) -> tuple[int, str]:
-        options = ["--role", "source", "--data", hub.sites["anna"][1], "--ca", ca, "--key", key]
+    def join(ca: Path, key: Path, port: int, *more: str) -> tuple[int, str]:
+        options = [
+            *more,
+            "--role",
+            "source",
+            "--data",
+            hub.sites["anna"][1],
+            "--ca",
+            ca,
+            "--key",
+            key,
+        ]
         options += ["--superlink", f"{LOOPBACK}:{port}", "--patience", "1"]
         options += ["--state-dir", tmp_path / "state", "--min-images", 16]
         done = CliRunner().invoke(client_command, list(map(str, options)))
@@ -476,10 +487,17 @@ def test_a_refused_site_gets_the_reason(
         assert len(errors) == 1, done.output
         return done.exit_code, errors[0]
 
-    for key in (known, stranger):  # the first key is in use, the second was never registered
-        code, text = join(ca, key, hub.port)
-        assert code == 3
-        assert "does not accept this site's key: it is not registered, was revoked, or" in text
+    console = hub.processes["superlink"]
+    for key, name, code, who in (
+        (known, "anna", "in-use", "site anna"),
+        (known, "berta", "name", "site anna"),
+        (stranger, "stranger", "unknown", f"a site at {LOOPBACK}"),
+    ):
+        why = Refusal(code)
+        refused, text = join(ca, key, hub.port, "--name", name)
+        assert refused == 3
+        assert f"does not accept this site's key: {why.at_site()}" in text
+        console.wait_for(f"{who} is refused: {why.at_server()}", PATIENCE)
     code, text = join(tmp_path / "ca.crt", known, hub.port)
     assert (code, "not signed by the authority in --ca" in text) == (3, True)
     with pytest.raises(KeyFileError, match="wants a registered key from every site"):

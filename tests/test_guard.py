@@ -18,20 +18,24 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
+from fedda import __version__
 from fedda.cli.client import _default_name
 from fedda.cli.keys import app
 from fedda.errors import RunError
 from fedda.exchange import Group, Host, host
 from fedda.ops import keys
+from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, registered
-from server.superlink.book import Book
-from server.superlink.filter import FLEET, LocalOnly
-from server.superlink.guard import Guard, Used
+from server.superlink.book import Book, Refused
+from server.superlink.filter import FLEET, LocalOnly, Traffic
+from server.superlink.guard import Caller, Guard, Unwelcome, Used
 from server.superlink.listener import Limits, Listener, neighbours
 from server.superlink.registered import Entry
+from server.superlink.site_calls import SiteCalls
+from server.superlink.turned import Turned
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
 
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -45,6 +49,12 @@ def signed(age: float = 0.0) -> Headers:
     return list(zip(guard.HEADERS, values, strict=True))
 
 
+def refusal(made: Guard, headers: Headers) -> str:
+    found = made.caller(headers)
+    assert isinstance(found, Unwelcome)
+    return found.why.code
+
+
 def test_a_signature_counts_once_and_a_revoked_key_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -52,18 +62,23 @@ def test_a_signature_counts_once_and_a_revoked_key_not_at_all(
     made = Guard(nodes.get)
     headers = signed()
     caller = made.caller(headers)
-    assert caller is not None and (caller.node_id, caller.key) == (7, PUBLIC)
-    assert made.caller(headers) is None
-    assert made.caller(signed()) is not None
+    assert isinstance(caller, Caller) and (caller.node_id, caller.key) == (7, PUBLIC)
+    assert refusal(made, headers) == "replay"
+    assert isinstance(made.caller(signed()), Caller)
     nodes.clear()
     monkeypatch.setattr(guard, "KNOWN_S", 0)
     made._known.clear()
-    assert made.caller(signed()) is None
+    assert refusal(made, signed()) == "unknown"
+    made = Guard(nodes.get, revoked=PUBLIC.__eq__)
+    assert refusal(made, signed()) == "revoked"
 
 
 @pytest.mark.parametrize("age", [-6.0, 306.0])
 def test_a_signature_of_another_time_does_not_count(age: float) -> None:
-    assert Guard({PUBLIC: 7}.get).caller(signed(age)) is None
+    found = Guard({PUBLIC: 7}.get).caller(signed(age))
+    assert isinstance(found, Unwelcome) and (found.why.code, found.node_id) == ("clock", 7)
+    sentence = f"{abs(age):.0f} s {'behind' if age > 0 else 'ahead of'} the server's"
+    assert sentence in found.why.at_site()
 
 
 def test_headers_that_are_missing_doubled_or_no_values_are_no_signature() -> None:
@@ -74,8 +89,8 @@ def test_headers_that_are_missing_doubled_or_no_values_are_no_signature() -> Non
     values = (b"", b"\xff", b"2026-01-01", b"9" * 5000, datetime.now(UTC).isoformat()[:-6].encode())
     for n, value in itertools.product(range(3), values):
         spoilt.append([*whole[:n], (whole[n][0], value), *whole[n + 1 :]])
-    assert [made.caller(headers) for headers in spoilt] == [None] * len(spoilt)
-    assert made.caller(whole) is not None
+    assert {refusal(made, headers) for headers in spoilt} <= {"signature", "unknown"}
+    assert isinstance(made.caller(whole), Caller)
 
 
 def test_a_bounded_number_of_signatures_is_remembered_and_none_counts_twice(
@@ -202,6 +217,45 @@ def test_a_site_is_who_its_key_says(file: Path, offer: tuple[int, str, str], sai
 def test_without_keys_nothing_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REGISTERED, raising=False)
     assert registered.objection(9, "anyone", "source") == ""
+
+
+@pytest.mark.parametrize(
+    ("offer", "code"),
+    [
+        ({"role": "target", "name": "anna", "fedda": __version__}, "role source"),
+        ({"role": "source", "name": "berta", "fedda": __version__}, "name"),
+        ({"role": "source", "name": "anna", "fedda": "0.0.9"}, f"version {__version__}"),
+        ({"role": "source", "name": "anna", "fedda": __version__}, ""),
+    ],
+)
+def test_a_session_is_refused_to_a_site_that_no_run_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offer: dict[str, str], code: str
+) -> None:
+    file = tmp_path / "registered.json"
+    registered.write(file, {1: Entry("anna", "source"), 2: Entry("berta", "")})
+    monkeypatch.setenv(REGISTERED, str(file))
+    turned = Turned({1: "anna"}.get)  # type: ignore[arg-type]
+    calls = SiteCalls(None, Traffic(), lambda headers: Caller(1, PUBLIC), turned=turned)  # type: ignore[arg-type]
+    header = offers(offer["role"], offer["name"], offer["fedda"]).encode()
+    scope = {"headers": [(OFFERS.encode(), header)], "client": ("10.0.0.5", 1)}
+    for _ in range(3):
+        with contextlib.nullcontext() if code == "" else pytest.raises(Refused) as refused:
+            calls._check_offer(Caller(1, PUBLIC), scope)
+        if refused is not None:
+            assert refused.value.why is not None and refused.value.why.header == code
+    news = turned.news()  # once, and not at every try
+    assert [line.partition(":")[0] for line in news] == ["site anna is refused"] * bool(code)
+
+
+def test_the_console_is_not_filled_by_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Turned(str)
+    for number in range(1000):
+        turned.note(Refusal("signature"), 0, f"10.0.{number}")
+    assert turned.news() == []
+    for number in range(1000):
+        turned.note(Refusal("unknown"), 0, f"10.0.{number}")
+    assert len(turned.news()) < 10
+    assert len(turned._said) < 1000
 
 
 def test_a_damaged_file_of_registered_sites_is_a_clear_error(file: Path) -> None:

@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import Node
 
 from server.superlink import present
 from server.superlink.filter import FLEET_PREFIX, Traffic
-from server.superlink.guard import Caller
+from server.superlink.guard import WRONG, Caller
 from server.superlink.listener import CONNECTION, KEEP_ALIVE, STAY_S, Listener, Protocol
 from server.superlink.present import INTERVAL_S, Present
 from server.superlink.site_calls import SiteCalls
@@ -190,7 +190,7 @@ def test_only_a_site_whose_signature_was_checked_is_heard(
     path = f"{FLEET_PREFIX}{name}"
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers, CONNECTION: line}
     watching = SimpleNamespace(heard=note, left=told.append)
-    caller = Caller(5, b"") if known else None
+    caller = Caller(5, b"") if known else WRONG
     calls = SiteCalls(app, Traffic(), lambda _: caller, present=watching)  # type: ignore[arg-type]
     asyncio.run(calls(scope, receive, send))
     assert told == (heard_ if known else [])

@@ -27,6 +27,7 @@ from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
 from fedda.ops import keys
+from fedda.ops.refusal import Refusal, offered, offers
 from tests import federation
 from tests.patience import PATIENCE
 
@@ -446,6 +447,44 @@ def test_a_key_that_stays_refused_is_an_error(clock: Clock, definite: bool, limi
     with pytest.raises(KeyFileError, match="not registered"):
         join(Connects(clock, 1e9, lambda: Refused(definite)))
     assert limit < clock.now - 1000 < limit + 6
+
+
+@pytest.mark.parametrize("why", [Refusal("unknown"), Refusal("in-use")])
+def test_the_reason_that_a_server_gives_is_said_while_waiting_and_in_the_end(
+    clock: Clock, why: Refusal
+) -> None:
+    said: list[str] = []
+    connect = Connects(clock, 1e9, lambda: Refused(why.code == "unknown", why))
+    with pytest.raises(KeyFileError) as error:
+        patience.join(connect, "hub:1", lambda kind, text: said.append(text), 120.0)  # type: ignore[arg-type]
+    assert said == [f"for hub:1, which refuses this site: {why.at_site()}"]
+    assert str(error.value) == f"hub:1 does not accept this site's key: {why.at_site()}"
+
+
+@pytest.mark.parametrize("code", ["role", "name", "version"])
+def test_what_waiting_cannot_mend_is_an_error_at_once(clock: Clock, code: str) -> None:
+    with pytest.raises(KeyFileError, match="hub:1 does not accept"):
+        join(Connects(clock, 1e9, lambda: Refused(True, Refusal(code, "target"))))
+    assert clock.slept == []
+
+
+def test_a_wrong_clock_is_named_for_as_long_as_it_is_wrong(clock: Clock) -> None:
+    """It is no matter of the key, so nobody is sent to the server's operator for one."""
+    why = Refusal.read("clock -20")
+    assert why is not None
+    got, said = join(Connects(clock, 500.0, lambda: Unreachable(why.at_site(), why)))
+    assert got == "session"
+    (text,) = said
+    assert "this machine's clock is 20 s ahead of the server's" in text
+
+
+def test_a_refusal_says_nothing_but_its_code_and_a_word() -> None:
+    whys = [Refusal("clock", "312"), Refusal("version", "0.1.0"), Refusal("unknown")]
+    assert [Refusal.read(why.header) for why in whys] == whys
+    for header in (None, "", "other", "role <b>", "clock 1\x1b", "version " + 65 * "1"):
+        assert Refusal.read(header) is None
+    named = {"role": "source", "name": "Süd; =ä", "fedda": "0.1.0"}
+    assert offered(offers("source", "Süd; =ä", "0.1.0")) == named
 
 
 def test_a_signature_that_stays_refused_is_an_error_that_names_the_clock(clock: Clock) -> None:

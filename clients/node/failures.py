@@ -14,7 +14,9 @@ from typing import TypeVar
 import httpx
 
 from fedda.errors import KeyFileError
+from fedda.ops.refusal import REFUSED, Refusal
 
+MEANWHILE = {"clock", "replay"}  # refusals after which a session goes on
 PASSING = (408, 429)  # of all refusals, those after which the same call may succeed
 
 AT_ONCE, PAUSE_S = 3, 0.1
@@ -23,23 +25,31 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Unreachable(Exception):
+class Failure(Exception):
+    """A call that failed; `why` is the server's reason, if it gave one."""
+
+    def __init__(self, text: str = "", why: Refusal | None = None) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class Unreachable(Failure):
     pass
 
 
-class SessionLost(Exception):
+class SessionLost(Failure):
     pass
 
 
-class RunOver(Exception):
+class RunOver(Failure):
     pass
 
 
-class Refused(Exception):
+class Refused(Failure):
     """If `definite`, the key is unknown; else it is unknown, or its old session is still online."""
 
-    def __init__(self, definite: bool) -> None:
-        super().__init__(definite)
+    def __init__(self, definite: bool, why: Refusal | None = None) -> None:
+        super().__init__("", why)
         self.definite = definite
 
 
@@ -48,7 +58,8 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
     try:
         return call(request)
     except httpx.HTTPStatusError as error:
-        raise _meaning(error.response.status_code) from error
+        why = Refusal.read(error.response.headers.get(REFUSED))
+        raise _meaning(error.response.status_code, why) from error
     except ValueError as error:
         # For example the web page of a proxy or a hotel, instead of the server's answer.
         raise Unreachable("something else answers at this address") from error
@@ -77,12 +88,14 @@ def insist(call: Callable[[Q], A], request: Q) -> A:
     return ask(call, request)
 
 
-def _meaning(status: int) -> Exception:
+def _meaning(status: int, why: Refusal | None) -> Exception:
+    if why is not None and why.code in MEANWHILE:
+        return Unreachable(why.at_site(), why)
     if status == 401:
-        return SessionLost("HTTP 401")
+        return SessionLost("HTTP 401", why)
     if 400 <= status < 500 and status not in PASSING:
-        return RunOver(f"HTTP {status}")
-    return Unreachable(f"HTTP {status}")
+        return RunOver(f"HTTP {status}", why)
+    return Unreachable(f"HTTP {status}", why)
 
 
 def _certificate_advice(text: str) -> str:

@@ -46,6 +46,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedda.errors import KeyFileError
+from fedda.ops.refusal import OFFERS
 
 from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
 
@@ -83,6 +84,7 @@ class Fleet:
         key: ec.EllipticCurvePrivateKey | None,
         known_as: int | None = None,
         on_lost: Callable[[], None] = lambda: None,
+        offers: str = "",
     ) -> None:
         """Open a session.
 
@@ -95,10 +97,12 @@ class Fleet:
                 a killed process left open is ended. Without it, the server refuses a second session
                 until the first one has timed out.
             on_lost: called from a thread when the server does not know this session any more.
+            offers: what the site says of itself, as `fedda.ops.refusal.offers` writes it.
         """
         self.node_id = 0
         self.waited = 0.0
         self._on_lost = on_lost
+        self._offers = offers
         self._seen: dict[str, bytes] = {}
         self._self_registered = key is None
         private, public = generate_key_pairs() if key is None else (key, key.public_key())
@@ -243,19 +247,28 @@ class Fleet:
         try:
             return self._start_session()
         except RunOver as error:
+            if error.why is not None and error.why.code != "in-use":
+                raise Refused(True, error.why) from error
             if known_as is None:
-                raise Refused(definite=False) from error
+                raise Refused(False, error.why) from error
         try:
             ask(self._client.DeactivateNode, fleet.DeactivateNodeRequest(node_id=known_as))
             return self._start_session()
         except SessionLost as error:
-            raise Refused(definite=True) from error
+            raise Refused(True, error.why) from error
         except RunOver as error:
-            raise Refused(definite=False) from error
+            raise Refused(False, error.why) from error
 
     def _start_session(self) -> int:
+        """Begin a session -> this node's id; only this request says what the site is."""
         request = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
-        return ask(self._client.ActivateNode, request).node_id
+        headers = self._client._client.headers
+        if self._offers:
+            headers[OFFERS] = self._offers
+        try:
+            return ask(self._client.ActivateNode, request).node_id
+        finally:
+            headers.pop(OFFERS, None)
 
     def _beat(self) -> None:
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fedda.errors import KeyFileError
+from fedda.ops.refusal import Refusal
 
 from .failures import Refused, SessionLost, Unreachable
 from .fleet import Fleet
@@ -13,6 +14,7 @@ BACK_OFF_S = (0.5, 5.0)
 # How long to try a key that the server certainly does not know: the server may just be starting.
 UNKNOWN_KEY_S = 5.0
 
+REVOKED = Refusal("revoked")
 OnEvent = Callable[[str, str], None]
 T = TypeVar("T")
 
@@ -65,16 +67,23 @@ def join(
             return connect()
         except Unreachable as error:
             text = f"for {superlink}, which does not answer yet ({error})"
+            if error.why is not None:
+                text = f"for {superlink}, which refuses this site: {error}"
             refused_at = None
         except (Refused, SessionLost) as error:
             unknown = isinstance(error, SessionLost)
             definite = not isinstance(error, Refused) or error.definite
             now = time.monotonic()
             refused_at = now if refused_at is None else refused_at
-            if now - refused_at > (min(patience, UNKNOWN_KEY_S) if definite else patience):
+            for_long = now - refused_at > (min(patience, UNKNOWN_KEY_S) if definite else patience)
+            if error.why is not None and (for_long or error.why.lasts):
+                raise KeyFileError(_reason(superlink, error.why, again)) from error
+            if for_long:
                 raise KeyFileError(_refusal(superlink, definite, unknown, again)) from error
             text = f"for {superlink}, which does not know this key (yet)"
-            if not definite:
+            if error.why is not None:
+                text = f"for {superlink}, which refuses this site: {error.why.at_site()}"
+            elif not definite:
                 text = (
                     f"for {superlink}, which refuses this key: either it is not registered, or the "
                     f"previous session still counts as online (up to {patience:.0f} s)"
@@ -84,6 +93,13 @@ def join(
         shown = text
         time.sleep(pause)
         pause = min(2 * pause, longest)
+
+
+def _reason(superlink: str, why: Refusal, again: bool) -> str:
+    """What the server says why it refuses this site, in one sentence."""
+    if again and why.code in ("unknown", "revoked"):
+        return f"{superlink} does not accept this site's key any more: {REVOKED.at_site()}"
+    return f"{superlink} does not accept this site's key: {why.at_site()}"
 
 
 def _refusal(superlink: str, definite: bool, unknown: bool, again: bool) -> str:

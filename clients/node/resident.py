@@ -20,8 +20,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
 
+from fedda import __version__
 from fedda.errors import Code, KeyFileError, code_of
-from fedda.ops import keys
+from fedda.ops import keys, refusal
 
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Connection, Fleet
@@ -190,6 +191,8 @@ def serve(
     id_file = state / "node-id" if state is not None and remembers else None
     unfinished = Unfinished(state / "unfinished" if state is not None and remembers else None)
     known_as, again = _read_id(id_file), False
+    named = {key: str(node_config.get(key, "")) for key in ("role", "name")}
+    offers = refusal.offers(**named, version=__version__) if named["role"] else ""
 
     def connect() -> Fleet:
         return Fleet(
@@ -199,6 +202,7 @@ def serve(
             key=private,
             known_as=known_as,
             on_lost=interrupt.ask,
+            offers=offers,
         )
 
     with _signals(), Interrupt() as interrupt:

@@ -8,6 +8,7 @@ site_calls  the calls that a site may make
 direct      the frequent calls, answered without flwr's web stack
 present     which sites are there, also if their heartbeats are late
 late        answers that come in time, of sites that looked dead
+turned      sites that were refused, for the console
 waiting     sites that wait for work instead of asking again and again
 book        what each site was handed, and so may answer
 control     an operator's requests: sites' keys, the state of runs

@@ -16,6 +16,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto import message_pb2 as proto
 
+from fedda.ops.refusal import Refusal
+
 NAME = re.compile(r"[0-9a-f]{64}")  # of a piece: the SHA-256 of its content
 MESSAGES_KEPT = 64  # of one site; it works on one at a time
 RUNS_KEPT = 64
@@ -27,12 +29,13 @@ TIMES_HANDED = 5
 
 
 class Refused(Exception):
-    """A request that a site may not make, with its HTTP status and a sentence."""
+    """A request that a site may not make, with its HTTP status, a sentence and maybe a reason."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, why: Refusal | None = None) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.why = why
 
 
 @dataclass

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.files import replacing
+from fedda.ops.refusal import REFUSED, Refusal
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -213,7 +214,13 @@ class LocalOnly:
 
 
 async def refuse(
-    send: Send, traffic: Traffic, status: int, text: str, *, close: bool = True
+    send: Send,
+    traffic: Traffic,
+    status: int,
+    text: str,
+    *,
+    close: bool = True,
+    why: Refusal | None = None,
 ) -> None:
     """Answer a request with a sentence instead of passing it on, and end its connection.
 
@@ -223,12 +230,15 @@ async def refuse(
         status: of HTTP.
         text: the sentence.
         close: end the connection; needed if the body was not read.
+        why: the reason, which a site's program turns into a sentence of its own.
     """
     traffic.refusals[status] += 1
     body = text.encode() + b"\n"
     headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
     if close:
         headers.append((b"connection", b"close"))
+    if why is not None:
+        headers.append((REFUSED.encode(), why.header.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -44,6 +44,7 @@ from .late import awaited
 from .listener import Limits, Listener, Loop, Protocol
 from .present import Present
 from .site_calls import SiteCalls
+from .turned import Nodes, Turned
 from .waiting import Waiting
 
 TRAFFIC_EVERY_S = 2.0
@@ -209,13 +210,15 @@ async def _serve(
 
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
-    caller = None if tls is None else Guard(state.get_node_id_by_public_key).caller
+    nodes = Nodes(state)
+    caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
+    turned = Turned(nodes.name)
     direct, waiting = Direct(state, settings.database is not None), Waiting(state)
     short = shortened(app, guarded=caller is not None)
     present = Present(state.acknowledge_node_heartbeat)
-    sites = SiteCalls(short, traffic, caller, direct, waiting, present)
+    sites = SiteCalls(short, traffic, caller, direct, waiting, present, turned)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
-    told = Told(watched.newest, say)
+    told = Told(watched.newest, say, turned.news)
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
     admin = server(LocalOnly(live, settings.admin_port), "on")
     public = server(FleetOnly(sites, traffic), "off", http=Protocol)

@@ -16,6 +16,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
+from fedda.ops.refusal import Refusal
+
 OLDEST, NEWEST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds
 HEADERS = tuple(
     name.encode()
@@ -33,6 +35,17 @@ class Caller:
 
     node_id: int
     key: bytes  # its public key, as the SuperLink keeps it
+
+
+@dataclass(frozen=True)
+class Unwelcome:
+    """Why a request is refused, and of which registered site it is, if of one."""
+
+    why: Refusal
+    node_id: int = 0
+
+
+WRONG = Unwelcome(Refusal("signature"))
 
 
 @dataclass
@@ -60,36 +73,43 @@ class Used:
 class Guard:
     """Recognises registered sites by the headers of a request."""
 
-    def __init__(self, node_of: Callable[[bytes], int | None]) -> None:
-        """Take what says which node a public key is registered for, if any."""
+    def __init__(
+        self,
+        node_of: Callable[[bytes], int | None],
+        revoked: Callable[[bytes], bool] = lambda key: False,
+    ) -> None:
+        """Take what says which node a public key is registered for, if any, and if it ever was."""
         self._node_of = node_of
+        self._revoked = revoked
         self._known: dict[bytes, tuple[int, float]] = {}
         self._used: dict[bytes, Used] = {}
 
-    def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Return who signed a request, or None: unknown, revoked, too old, wrong, or not new."""
+    def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | Unwelcome:
+        """Return who signed a request, or why that is nobody whom the server knows."""
         found = [(name, value) for name, value in headers if name in HEADERS]
         given = dict(found)
         if not len(given) == len(found) == len(HEADERS):
-            return None
+            return WRONG
         public, signature, stamp = (given[name] for name in HEADERS)
         try:
             key = b64decode(public, validate=True)
             signed = b64decode(signature, validate=True)
             at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
             age = (now() - at).total_seconds()
-            if not -NEWEST < age < OLDEST:
-                return None
             node_id = self._registered(key)
-            if node_id is None or not verify_signature(bytes_to_public_key(key), stamp, signed):
-                return None
+            if node_id is None:
+                return Unwelcome(Refusal("revoked" if self._revoked(key) else "unknown"))
+            if not verify_signature(bytes_to_public_key(key), stamp, signed):
+                return WRONG
+            if not -NEWEST < age < OLDEST:
+                return Unwelcome(Refusal("clock", f"{age:.0f}"), node_id)
             # The same signature can be written in other ways, but not with another r.
             mark, _ = decode_dss_signature(signed)
         except (ValueError, TypeError, OverflowError):
-            return None
+            return WRONG
         used = self._used.setdefault(key, Used())
         if not used.take(mark & MARK, at.timestamp(), time.time()):
-            return None
+            return Unwelcome(Refusal("replay"), node_id)
         return Caller(node_id, key)
 
     def _registered(self, key: bytes) -> int | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedda.errors import RunError
 from fedda.files import replacing
+from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import REGISTERED
 
 
@@ -71,6 +72,22 @@ def objection(node_id: int, name: str, role: str) -> str:
     if known.role not in ("", role):
         return f"offers itself as a {role}, but its key is for a {known.role} only"
     return ""
+
+
+def misfit(node_id: int, name: str, role: str) -> Refusal | None:
+    """Why a registered node may not begin a session with this name and role; None if it may."""
+    try:
+        entries = _entries() or {}
+    except RunError:
+        return None  # a run will say so
+    known = entries.get(node_id)
+    if known is None:
+        return None
+    if known.role not in ("", role):
+        return Refusal("role", known.role)
+    others = {entry.name for entry in entries.values()}
+    wrong = known.name != name and (known.name or name in others)
+    return Refusal("name") if wrong else None
 
 
 def _entries() -> dict[int, Entry] | None:

@@ -17,12 +17,17 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError
 
+from fedda import __version__
+from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
+
+from . import registered
 from .book import Book, Refused
 from .direct import MEDIA_TYPE, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
-from .guard import Caller
+from .guard import Caller, Unwelcome
 from .listener import CONNECTION
 from .present import Present
+from .turned import Turned
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
@@ -33,7 +38,7 @@ AT_ONCE = 8  # requests of one site that are served at the same time; the others
 OF_A_RUN = ("run_id", "fab_id", "fab_version", "fab_hash", "primary_task_type")
 NO_CONTENT = proto.PullObjectResponse(object_found=True, object_available=True).ByteSize()
 
-Who = Callable[[list[tuple[bytes, bytes]]], Caller | None]
+Who = Callable[[list[tuple[bytes, bytes]]], Caller | Unwelcome]
 
 
 class SiteCalls:
@@ -47,6 +52,7 @@ class SiteCalls:
         direct: Direct | None = None,
         waiting: Waiting | None = None,
         present: Present | None = None,
+        turned: Turned | None = None,
     ) -> None:
         """Wrap a SuperLink.
 
@@ -58,6 +64,7 @@ class SiteCalls:
             direct: answers frequent calls of sites whose signatures `caller` has checked.
             waiting: lets such sites wait for work.
             present: is told of such sites' requests.
+            turned: is told of sites that are refused.
         """
         self.app = app
         self.traffic = traffic
@@ -65,6 +72,7 @@ class SiteCalls:
         self.direct = None if caller is None else direct
         self.waiting = None if caller is None else waiting
         self.present = present
+        self.turned = turned
         self.book = Book()
         self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
@@ -75,7 +83,7 @@ class SiteCalls:
         try:
             await self._serve(scope, receive, send)
         except Refused as refused:
-            await refuse(send, self.traffic, refused.status, refused.text)
+            await refuse(send, self.traffic, refused.status, refused.text, why=refused.why)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path"].removeprefix(FLEET_PREFIX)
@@ -96,14 +104,16 @@ class SiteCalls:
                 raise Refused(400, "not a protobuf message") from None
             if site is not None and not _is_own(request, site):
                 raise Refused(401, "signed by another site")
+            if site is not None and isinstance(request, fleet.ActivateNodeRequest):
+                self._check_offer(site, scope)
             if site is not None and self.present is not None:
                 beats = isinstance(request, SendNodeHeartbeatRequest | fleet.ActivateNodeRequest)
                 self.present.heard(site.node_id, scope.get(CONNECTION), beats)
             try:
-                await self._pass(request, scope, replay(body, receive), send)
+                await self._pass(site, request, scope, replay(body, receive), send)
             except Refused as refused:
-                close = site is None
-                await refuse(send, self.traffic, refused.status, refused.text, close=close)
+                about = {"close": site is None, "why": refused.why}
+                await refuse(send, self.traffic, refused.status, refused.text, **about)
 
     def _site(self, name: str, scope: Scope) -> Caller | None:
         """The site that signed a request; None if signatures are not checked here."""
@@ -112,12 +122,33 @@ class SiteCalls:
         if name in SELF_MADE:
             raise Refused(403, "the operator registers sites")
         site = self.caller(scope["headers"])
-        if site is None:
+        if isinstance(site, Unwelcome):
             # Flower's clients give up at a 401, but here the key may be registered a little later.
-            raise Refused(403 if name == "activate-node" else 401, "no registered site signed this")
+            status = 403 if name == "activate-node" else 401
+            raise self._turned(status, site.why, site.node_id, scope)
         return site
 
-    async def _pass(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    def _check_offer(self, site: Caller, scope: Scope) -> None:
+        """Refuse a session to a site that no run would take; a stock SuperNode says nothing."""
+        given = next((v for k, v in scope["headers"] if k == OFFERS.encode()), None)
+        if given is None:
+            return
+        offer = offered(given.decode("latin-1"))
+        why = registered.misfit(site.node_id, offer.get("name", ""), offer.get("role", ""))
+        if offer.get("fedda") != __version__:
+            why = Refusal("version", __version__)
+        if why is not None:
+            raise self._turned(403, why, site.node_id, scope)
+
+    def _turned(self, status: int, why: Refusal, node_id: int, scope: Scope) -> Refused:
+        """Note that a site is refused -> what refuses it."""
+        if self.turned is not None:
+            self.turned.note(why, node_id, (scope.get("client") or ("?",))[0])
+        return Refused(status, f"refused: {why.code}", why)
+
+    async def _pass(
+        self, site: Caller | None, request: Any, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         book, node_id = self.book, _node_id(request)
         answer = Answer(send)
         match request:
@@ -126,6 +157,9 @@ class SiteCalls:
                 if answer.status == 200:
                     joined = fleet.ActivateNodeResponse.FromString(answer.body).node_id
                     await self._begin_anew(joined)
+                elif site is not None:
+                    self._turned(answer.status, Refusal("in-use"), site.node_id, scope)
+                    answer.headers.append((REFUSED.encode(), b"in-use"))
                 await answer.release()
             case fleet.PullMessagesRequest():
                 one_by_one = (b"user-agent", b"fedda") in scope["headers"]

@@ -1,7 +1,7 @@
 """What the server's console says: sites that come and go, runs that begin and end, troubles."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fedda.results.read import printable
 from fedda.results.snapshot import Run, Snapshot
@@ -14,16 +14,21 @@ class Told:
     """Says what has changed since the last look."""
 
     def __init__(
-        self, newest: Callable[[], tuple[Snapshot, Story]], say: Callable[[str], None]
+        self,
+        newest: Callable[[], tuple[Snapshot, Story]],
+        say: Callable[[str], None],
+        turned: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """Begin with nothing said.
 
         Args:
             newest: says which sites and runs there are, and the newest run's story so far.
             say: writes a line.
+            turned: says which sites were refused since it was last called, and why.
         """
         self._newest = newest
         self._say = say
+        self._turned = turned
         self._online: dict[int, bool] = {}
         self._runs: dict[int, bool] = {}  # whether each has ended
         self._troubles: tuple[int, int] = 0, 0  # run, and how many were said
@@ -31,6 +36,8 @@ class Told:
 
     def look(self) -> None:
         """Say what has changed."""
+        for line in self._turned():
+            self.say(line)
         snapshot, story = self._newest()
         for site in snapshot.sites:
             if site.online != self._online.get(site.node, False):
