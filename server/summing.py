@@ -30,5 +30,6 @@ def host(grid: Grid, config: ExchangeConfig, notice: Notice) -> "Host | LocalHos
     from fedda.exchange import Host
 
     bind, _, port = os.environ.get(EXCHANGE_AT, f"{LOOPBACK}:0").rpartition(":")
+    bind = bind.strip("[]")
     # Sites dial no host that only a server named; they know the SuperLink's, which is the default.
     return Host(config.bind or bind, config.port or int(port), notice, announce=config.host)

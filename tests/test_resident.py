@@ -20,7 +20,7 @@ from flwr.proto.node_pb2 import Node
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
-from clients.node.failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
+from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreachable, ask, insist
 from clients.node.fleet import Fleet
 from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
@@ -430,9 +430,24 @@ def join(connect: Callable[[], object]) -> tuple[object, list[str]]:
 def test_joining_waits_for_a_server_as_long_as_it_takes(clock: Clock) -> None:
     got, said = join(Connects(clock, 5000.0, lambda: Unreachable("ConnectError")))
     assert got == "session"
-    assert said == ["for hub:1, which does not answer yet (ConnectError)"]
+    text = "for hub:1, which does not answer yet: ConnectError"
+    assert said[0] == text
+    # And not silently: after a minute, then less and less often.
+    assert 4 <= len(said) <= 8
+    assert all(line.startswith("for ") and line.endswith(text) for line in said)
     assert clock.slept[:5] == [0.5, 1.0, 2.0, 4.0, 5.0]
     assert max(clock.slept) == 5.0
+
+
+def test_a_proxy_that_gives_no_way_is_named(clock: Clock) -> None:
+    said: list[str] = []
+    connect = Connects(clock, 1.0, lambda: Unreachable(CLOSED))
+    tell = lambda kind, text: said.append(text)  # noqa: E731
+    patience.join(connect, "hub:1", tell, 120.0, proxy="http://proxy:1")  # type: ignore[arg-type]
+    assert said == [
+        "for hub:1, to which the proxy http://proxy:1 gives no way yet (nothing listens there): "
+        "check the proxy, or name the server's host in NO_PROXY"
+    ]
 
 
 def test_a_refused_key_is_tried_until_the_old_session_has_timed_out(clock: Clock) -> None:
@@ -457,7 +472,7 @@ def test_the_reason_that_a_server_gives_is_said_while_waiting_and_in_the_end(
     connect = Connects(clock, 1e9, lambda: Refused(why.code == "unknown", why))
     with pytest.raises(KeyFileError) as error:
         patience.join(connect, "hub:1", lambda kind, text: said.append(text), 120.0)  # type: ignore[arg-type]
-    assert said == [f"for hub:1, which refuses this site: {why.at_site()}"]
+    assert said[0] == f"for hub:1, which refuses this site: {why.at_site()}"
     assert str(error.value) == f"hub:1 does not accept this site's key: {why.at_site()}"
 
 
@@ -474,8 +489,7 @@ def test_a_wrong_clock_is_named_for_as_long_as_it_is_wrong(clock: Clock) -> None
     assert why is not None
     got, said = join(Connects(clock, 500.0, lambda: Unreachable(why.at_site(), why)))
     assert got == "session"
-    (text,) = said
-    assert "this machine's clock is 20 s ahead of the server's" in text
+    assert all("this machine's clock is 20 s ahead of the server's" in text for text in said)
 
 
 def test_a_refusal_says_nothing_but_its_code_and_a_word() -> None:
@@ -513,7 +527,11 @@ def test_an_http_status_has_one_meaning(status: int, meaning: type[Exception]) -
 @pytest.mark.parametrize(
     ("error", "meaning", "text"),
     [
-        (httpx.ConnectError("[Errno 111] refused"), Unreachable, "ConnectError"),
+        (httpx.ConnectError("[Errno 5] else"), Unreachable, "ConnectError"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), Unreachable, "nothing listens"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), Unreachable, "DNS"),
+        (httpx.ConnectTimeout("timed out"), Unreachable, "firewall"),
+        (httpx.ProxyError("407 Proxy Authentication Required"), Unreachable, "proxy .*407"),
         (httpx.ReadTimeout("x"), Unreachable, "ReadTimeout"),
         (ValueError("Invalid protobuf response payload"), Unreachable, "something else"),
         (httpx.ConnectError("CERTIFICATE_VERIFY_FAILED: self-signed"), KeyFileError, "ca.crt"),
@@ -635,8 +653,8 @@ def test_a_session_that_was_lost_is_opened_again_with_the_remembered_id(
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--superlink", "https://hub:1", "--insecure"], 1, "not HOST:PORT"),
-        (["--superlink", "hub", "--insecure"], 1, "not HOST:PORT"),
+        (["--superlink", "ftp://hub:1", "--insecure"], 1, "not HOST:PORT"),
+        (["--superlink", "hub:port", "--insecure"], 1, "not HOST:PORT"),
         (["--superlink", "hub:1"], 3, "no --key was given"),
         (["--superlink", "hub:1", "--key", "/nothing"], 3, "cannot be read"),
         (["--superlink", "hub:1", "--ca", "/nothing"], 3, "cannot be read"),

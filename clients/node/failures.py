@@ -19,6 +19,20 @@ from fedda.ops.refusal import REFUSED, Refusal
 MEANWHILE = {"clock", "replay"}  # refusals after which a session goes on
 PASSING = (408, 429)  # of all refusals, those after which the same call may succeed
 
+# Of a connection that fails: a part of what the system says, and what to check.
+RESOLVE = "its name cannot be resolved; check its spelling in --superlink, and this network's DNS"
+CLOSED = "nothing listens there; check the port in --superlink, and whether the server runs"
+ADVICE = {
+    "name or service not known": RESOLVE,
+    "no address associated": RESOLVE,
+    "name resolution": RESOLVE,
+    "nodename nor servname": RESOLVE,
+    "connection refused": CLOSED,
+    "no route to host": "no network leads there; check the address in --superlink and the firewall",
+    "unreachable": "no network leads there; check the address in --superlink and the firewall",
+    "timed out": "no answer in time; check the address in --superlink and the firewall between",
+}
+
 AT_ONCE, PAUSE_S = 3, 0.1
 
 Q = TypeVar("Q")
@@ -72,7 +86,7 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
                 "the server at this address does not speak TLS: check --superlink, or give "
                 "--insecure if the server runs without TLS on purpose"
             ) from error
-        raise Unreachable(type(error).__name__) from error
+        raise Unreachable(_unreachable(error)) from error
 
 
 def insist(call: Callable[[Q], A], request: Q) -> A:
@@ -96,6 +110,17 @@ def _meaning(status: int, why: Refusal | None) -> Exception:
     if 400 <= status < 500 and status not in PASSING:
         return RunOver(f"HTTP {status}", why)
     return Unreachable(f"HTTP {status}", why)
+
+
+def _unreachable(error: httpx.RequestError) -> str:
+    """What a person can check when there is no answer, by what the system says."""
+    text = str(error)
+    if isinstance(error, httpx.ProxyError):
+        return f"the proxy refuses to connect ({text})"
+    for sign, advice in ADVICE.items():
+        if sign in text.lower():
+            return advice
+    return type(error).__name__ + (f", {text}" if text else "")
 
 
 def _certificate_advice(text: str) -> str:

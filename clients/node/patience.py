@@ -11,6 +11,7 @@ from .failures import Refused, SessionLost, Unreachable
 from .fleet import Fleet
 
 BACK_OFF_S = (0.5, 5.0)
+QUIET_S = (60.0, 3600.0)  # until it is said again what a site waits for: at first, and at most
 # How long to try a key that the server certainly does not know: the server may just be starting.
 UNKNOWN_KEY_S = 5.0
 
@@ -46,6 +47,7 @@ def join(
     tell: OnEvent,
     patience: float,
     again: bool = False,
+    proxy: str = "",
 ) -> Fleet:
     """Connect: wait for an answer without limit, but for a refused key only `patience` seconds.
 
@@ -55,18 +57,26 @@ def join(
         tell: called with what keeps this site waiting.
         patience: seconds to try a key that the server may only refuse for now.
         again: whether the server has accepted this key before.
+        proxy: the one that the server is dialled through, for what is told.
 
     Raises:
         KeyFileError: the server keeps refusing the key, or the signature made with it.
     """
     pause, longest = BACK_OFF_S
     refused_at = None
-    shown = ""
+    shown, said_at, quiet = "", time.monotonic(), QUIET_S[0]
+    began = said_at
     while True:
         try:
             return connect()
         except Unreachable as error:
-            text = f"for {superlink}, which does not answer yet ({error})"
+            text = f"for {superlink}, which does not answer yet: {error}"
+            if proxy:
+                fact = str(error).partition(";")[0]
+                text = (
+                    f"for {superlink}, to which the proxy {proxy} gives no way yet ({fact}): check "
+                    "the proxy, or name the server's host in NO_PROXY"
+                )
             if error.why is not None:
                 text = f"for {superlink}, which refuses this site: {error}"
             refused_at = None
@@ -88,9 +98,13 @@ def join(
                     f"for {superlink}, which refuses this key: either it is not registered, or the "
                     f"previous session still counts as online (up to {patience:.0f} s)"
                 )
+        now = time.monotonic()
         if text != shown:
             tell("waiting", text)
-        shown = text
+            shown, said_at, quiet = text, now, QUIET_S[0]
+        elif now - said_at >= quiet:
+            tell("waiting", f"for {now - began:.0f} s now, {text}")
+            said_at, quiet = now, min(2 * quiet, QUIET_S[1])
         time.sleep(pause)
         pause = min(2 * pause, longest)
 

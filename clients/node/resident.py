@@ -158,6 +158,7 @@ def serve(
     on_refusal: OnRefusal | None = None,
     state: Path | None = None,
     patience: float = PATIENCE_S,
+    proxy: str = "",
 ) -> None:
     """Answer messages until SIGINT or SIGTERM; reconnect whenever the connection is lost.
 
@@ -174,6 +175,7 @@ def serve(
         state: a folder of this node alone. With it a node that was killed can join again at once;
             without it the server refuses the key until the old session has timed out.
         patience: seconds to keep trying while the server refuses the key.
+        proxy: the one that the environment names for this server, for what is told.
 
     Raises:
         KeyFileError: the key or a certificate is missing, wrong, expired, revoked or unregistered.
@@ -208,7 +210,7 @@ def serve(
     with _signals(), Interrupt() as interrupt:
         try:
             while True:
-                connection = join(connect, superlink, tell, patience, again)
+                connection = join(connect, superlink, tell, patience, again, proxy)
                 try:
                     known_as, again = connection.node_id, True
                     if id_file is not None:

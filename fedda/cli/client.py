@@ -27,7 +27,9 @@ from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
+from fedda.ops.address import address, host
 from fedda.ops.flwr_home import OFFLINE
+from fedda.ops.proxies import proxy_to
 from fedda.ops.spawn import die_with_parent, quiet_port, watch_parent
 from fedda.results.plainly import PlainFormatter, echo
 
@@ -235,7 +237,10 @@ def client(
     """
     with clear_exit():
         _parent(parent_pid, stock)
-        _check_options(superlink, ca, key, insecure)
+        server = address(superlink)
+        superlink = str(server)
+        _check_options(ca, key, insecure)
+        through = proxy_to(server, tls=not insecure)
         data = data.absolute()
         name = name or _default_name(data, key)
         if not is_site_name(name):
@@ -260,9 +265,9 @@ def client(
             "weights": "" if weights is None else str(weights.absolute()),
             "key": "" if key is None else str(key.absolute()),
             "peers": "" if peers is None else str(peers.absolute()),
-            "server": superlink.rpartition(":")[0].strip("[]"),
+            "server": server.host,
             "notes": not no_notes,
-            "exchange-hosts": ",".join(exchange_host or ()),
+            "exchange-hosts": ",".join(host(h, "--exchange-host") for h in exchange_host or ()),
             "cache": cache,
             "split": split,
             "gray-bits": gray_bits,
@@ -320,8 +325,9 @@ def client(
                 logging.getLogger("fedda.client").info("%s: %s", kind, text)
                 standing.tell(kind, text)
 
-            logging.getLogger("fedda.client").info("connecting to %s", superlink)
-            standing.tell("waiting", f"connecting to {superlink}")
+            how = f"through the proxy {through}" if through else "directly, through no proxy"
+            logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
+            standing.tell("waiting", f"connecting to {superlink}, {how}")
             try:
                 resident.serve(
                     installed,
@@ -334,6 +340,7 @@ def client(
                     on_refusal=trail.answered,
                     state=state,
                     patience=patience,
+                    proxy=through,
                 )
             except KeyFileError as error:
                 standing.refused(str(error))
@@ -361,13 +368,7 @@ def _parent(pid: int | None, stock: bool) -> None:
         watch_parent(pid)
 
 
-def _check_options(superlink: str, ca: Path | None, key: Path | None, insecure: bool) -> None:
-    host, _, port = superlink.rpartition(":")
-    if not host or not port.isdigit() or "/" in superlink:
-        raise ConfigError(
-            f"--superlink {superlink!r} is not HOST:PORT: give it like hub.example.org:8443, "
-            "without https://"
-        )
+def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
     if insecure and (ca or key):
         raise ConfigError(
             "--insecure contradicts --ca and --key: leave out --insecure to use TLS, or leave out "

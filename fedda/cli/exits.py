@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import typer
 
 from fedda.errors import FeddaError, KeyFileError
+from fedda.ops.proxies import loopback_is_direct
 from fedda.results.plainly import echo
 
 KEY_TROUBLE, INTERRUPTED = 3, 130
@@ -15,6 +16,7 @@ KEY_TROUBLE, INTERRUPTED = 3, 130
 @contextmanager
 def clear_exit() -> Iterator[None]:
     """Print a correctable error as one sentence; exit 3 for keys and certificates, else 1."""
+    loopback_is_direct()
     try:
         yield
     except OSError as error:

@@ -9,6 +9,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
 from fedda.ops import key_request, keys
+from fedda.ops.address import host as read_host
 from fedda.results.plainly import echo
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ HERE = Path("fedda-server")
 def init(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new authority and the server's certificate."""
     with clear_exit():
-        keys.init(directory, host or ())
+        keys.init(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'ca.crt'}: give it to every site")
     echo(f"{directory / 'server.pem'}: the server's certificate, {keys.SERVER_DAYS} days")
 
@@ -65,7 +66,7 @@ def init(directory: Dir = HERE, host: Hosts = None) -> None:
 def renew(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new server certificate with the same authority; sites need no new files."""
     with clear_exit():
-        keys.renew(directory, host or ())
+        keys.renew(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
 
 

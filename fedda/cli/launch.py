@@ -24,6 +24,7 @@ from fedda.cli.watching import (
 from fedda.errors import ConfigError, FeddaError, RunError
 from fedda.library.beginning import Launch, started
 from fedda.ops import keys
+from fedda.ops.address import address
 from fedda.ops.lock import GoingOnError, alone, holder
 from fedda.results.plainly import echo
 from fedda.results.read import JOURNAL
@@ -164,7 +165,8 @@ def _end_former(folder: Path, address: str, control: Any) -> None:
 def _server_of(launch: Launch) -> tuple[str, Path | None]:
     """Return the address of the server's control API and its certificate authority's file."""
     if launch.superlink:
-        return launch.superlink, Path(launch.ca) if launch.ca else None
+        server = address(launch.superlink, port=None)
+        return str(server), Path(launch.ca) if launch.ca else None
     otherwise = "name another by --server or --superlink, or run without one by --simulate"
     return server_of(Path(launch.server), otherwise)
 

@@ -14,6 +14,8 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
+from fedda.ops.address import Address
+from fedda.ops.address import host as read_host
 from fedda.ops.aside import aside
 from fedda.ops.flwr_home import write_connection
 from fedda.ops.spawn import watch_parent
@@ -127,11 +129,12 @@ def superlink(
             )
         if parent_pid is not None:
             watch_parent(parent_pid)
+        public = Address(read_host(host), port)
         directory = directory.absolute()
         gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
         folder = control.Folder(directory)
         settings: Settings = gateway.Settings(
-            host=host,
+            host=public.host,
             port=port,
             admin_port=admin_port,
             exchange_port=exchange_port,
@@ -174,11 +177,11 @@ def superlink(
 
         def ready() -> None:
             write_connection(home, admin, ca)
-            about = {"public": f"{host}:{port}", "admin": admin, "ca": ca and str(ca)}
+            about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
             (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             summing = f", and :{exchange_port} to sum gradients" if exchange_port else ""
-            say(f"ready: sites dial {host}:{port}{summing}; operators {admin} ({trust})")
+            say(f"ready: sites dial {public}{summing}; operators {admin} ({trust})")
 
         directory.mkdir(parents=True, exist_ok=True)
         with aside(directory / LOG, also=verbose) as say:

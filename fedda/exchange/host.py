@@ -23,6 +23,7 @@ from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.tally import Tally
 from fedda.ops import open_files
+from fedda.ops.address import Address
 from fedda.ops.spawn import RESERVED
 
 log = logging.getLogger("fedda.exchange")
@@ -122,12 +123,12 @@ class RemoteSession(Session):
         )
         try:
             credentials = grpc.ssl_server_credentials([(key, certificate)])
-            port = self._server.add_secure_port(tls.address(bind, port), credentials)
+            port = self._server.add_secure_port(str(Address(bind, port)), credentials)
         except RuntimeError:
             self._server.stop(None).wait()
             self._pool.shutdown()
             raise ExchangeError(
-                f"The exchange cannot listen on {tls.address(bind, port)}: wait for the run that "
+                f"The exchange cannot listen on {Address(bind, port)!s}: wait for the run that "
                 "uses this port to end, stop the program that uses it, or give another address or "
                 "port (exchange.bind, exchange.port; with port 0 the system chooses)."
             ) from None

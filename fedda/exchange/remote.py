@@ -20,6 +20,7 @@ from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import Vector
 from fedda.exchange.tally import Tally
+from fedda.ops.address import Address
 
 RETRY_S = (0.05, 1.0)  # seconds between two attempts: at first, and at most
 LEAVE_S = 2.0  # seconds for the server to take note that a site leaves
@@ -36,7 +37,7 @@ class RemoteStream(Stream):
     def __init__(self, invitation: Invitation, host: str) -> None:
         super().__init__(invitation)
         self.tallies = {name: Tally() for name in self._groups}
-        self._address = tls.address(invitation.host or host, invitation.port)
+        self._address = str(Address(invitation.host or host, invitation.port))
         self._certificate = invitation.certificate.encode()
         self._ticket, self._patience = invitation.ticket, invitation.wait
         self._changed = threading.Condition()

@@ -81,8 +81,3 @@ def options(groups: Iterable[Group]) -> list[tuple[str, int | str]]:
         ("grpc.http2.ping_timeout_ms", PONG_MS),  # the default is a minute
         ("grpc.http2.max_pings_without_data", 0),
     ]
-
-
-def address(host: str, port: int) -> str:
-    """Host and port as gRPC expects them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

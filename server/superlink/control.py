@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda.errors import KeyFileError, RunError
 from fedda.ops import keys
+from fedda.ops.proxies import loopback_is_direct
 
 from .registered import Entry, write
 
@@ -66,6 +67,7 @@ class Control:
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         self.address = address
+        loopback_is_direct()
         self._client = ControlHttpClient.from_server_address(
             address,
             ca is None,

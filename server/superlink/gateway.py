@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
 from fedda.ops import open_files
+from fedda.ops.address import Address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import (
     EXCHANGE_AT,
@@ -110,7 +111,7 @@ def run(
     adopt_orphans()
     os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
-    os.environ[EXCHANGE_AT] = f"{settings.host}:{settings.exchange_port}"
+    os.environ[EXCHANGE_AT] = str(Address(settings.host, settings.exchange_port))
     if settings.reserved:
         os.environ[RESERVED] = "1"
     if settings.registered is not None:
@@ -317,8 +318,8 @@ def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool 
     except OSError as error:
         listener.close()
         raise RunError(
-            f"cannot listen on {host}:{port} ({error.strerror}): stop the program that uses it, "
-            "or choose another with --port or --admin-port"
+            f"cannot listen on {Address(host, port)} ({error.strerror}): stop the program that "
+            "uses it, or choose another with --port or --admin-port"
         ) from error
     listener.set_inheritable(False)
     return listener

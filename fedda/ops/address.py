@@ -1,0 +1,84 @@
+"""Addresses of servers as people type them, read and written in one place."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from fedda.errors import ConfigError
+
+PORT = 8443  # where sites dial a server
+NAME = re.compile(r"\w[\w.-]*")  # also one with letters beyond ASCII
+SCHEMES = ("https://", "http://")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host, without brackets, and a port; as text it can be typed again."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it leads to this machine and to no other."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.rstrip(".").lower() == "localhost"
+
+
+def address(text: str, option: str = "--superlink", port: int | None = PORT) -> Address:
+    """Read HOST:PORT, also with a scheme, spaces around it, or a slash at its end.
+
+    An address of IPv6 may stand in brackets or without them: `::1:8443` is port 8443 of `::1`.
+
+    Args:
+        text: what was typed.
+        option: where, for the error.
+        port: the port if the text names none; None: it must.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    rest = text.strip()
+    for scheme in SCHEMES:
+        if rest.lower().startswith(scheme):
+            rest = rest[len(scheme) :]
+    rest = rest.rstrip("/")
+    before, _, after = rest.rpartition(":")
+    if after.isascii() and after.isdigit() and _is_host(before):
+        found, number = before, int(after)
+    elif port is not None and _is_host(rest):
+        found, number = rest, port
+    else:
+        raise ConfigError(
+            f"{option} {text!r} is not HOST:PORT: give it like hub.example.org:8443 or [::1]:8443"
+        )
+    if not 0 < number < 2**16:
+        raise ConfigError(f"{option} {text!r} has the port {number}: give one from 1 to 65535")
+    return Address(found.strip("[]"), number)
+
+
+def host(text: str, option: str = "--host") -> str:
+    """Read a host name or address without a port -> it without brackets.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    rest = text.strip().rstrip("/")
+    if not _is_host(rest):
+        raise ConfigError(
+            f"{option} {text!r} is no host: give a name or an address, without scheme and port"
+        )
+    return rest.strip("[]")
+
+
+def _is_host(text: str) -> bool:
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        return bool(ipaddress.ip_address(bare)) and (bare == text or ":" in bare)
+    except ValueError:
+        return bare == text and len(text) < 256 and NAME.fullmatch(text) is not None

@@ -1,0 +1,56 @@
+"""Which proxy a program dials through: none to this machine, the environment's to others."""
+
+import os
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from fedda.errors import ConfigError
+
+from .address import Address
+
+HERE = ("localhost", "127.0.0.1", "::1")
+_dropped: dict[str, str] = {}  # of schemes that this installation cannot use, by variable
+
+
+def loopback_is_direct() -> None:
+    """Let no program that runs here, or that it starts, dial this machine through a proxy.
+
+    httpx, urllib and gRPC read these variables. A SOCKS proxy that httpx lacks a package for ends
+    each of its clients, also one that dials this machine; so it is forgotten, but for `proxy_to`.
+    """
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if named.strip() != "*":
+        names = [name.strip() for name in named.split(",") if name.strip()]
+        names += [name for name in HERE if name not in names]
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(names)
+    for name, value in list(os.environ.items()):
+        socks = value.lower().startswith("socks") and find_spec("socksio") is None
+        if name.lower().endswith("_proxy") and socks:
+            _dropped[name.lower()] = os.environ.pop(name)
+
+
+def proxy_to(address: Address, tls: bool) -> str:
+    """The proxy through which an address is dialled, without its password; empty if by none.
+
+    Raises:
+        ConfigError: the environment names one that cannot be used.
+    """
+    if address.is_loopback or proxy_bypass(f"{address.host}:{address.port}"):
+        return ""
+    kinds, found = ("https" if tls else "http", "all"), getproxies()
+    lost = [name for name in (f"{kind}_proxy" for kind in kinds) if name in _dropped]
+    if lost:
+        raise ConfigError(
+            f"{lost[0].upper()} names the proxy {_shown(_dropped[lost[0]])}, and this installation "
+            "cannot use SOCKS: install it with `pip install 'httpx[socks]'`, or name the server's "
+            f"host in NO_PROXY ({address.host})"
+        )
+    named = next((found[kind] for kind in kinds if found.get(kind)), "")
+    return _shown(named) if named else ""
+
+
+def _shown(proxy: str) -> str:
+    """A proxy's URL without user and password."""
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
