@@ -176,11 +176,12 @@ def test_a_simulated_run_leaves_its_last_word_in_the_journal(tmp_path: Path) -> 
 # ---- for whom a run waits ----------------------------------------------------------------------
 
 
-def waits(console: Console) -> str:
+def waits(console: Console, at_work: bool = False) -> str:
     began = time.time() - 75
+    waiting = {"event": "waiting-for", "sites": ["town", "a\x1bb"], "seconds": 5.0}
     events: list[dict[str, Any]] = [
         {"event": "training", "method": "fedavg", "seed": 0, "round": 0, "rounds": 3},
-        {"event": "waiting-for", "sites": ["town", "a\x1bb"], "seconds": 5.0, "time": began + 5},
+        waiting | {"time": began + 5, **({"round": 1} if at_work else {})},
     ]
     with Display(console=console) as display:
         for event in events:
@@ -198,6 +199,12 @@ def waits(console: Console) -> str:
 def test_progress_says_for_whom_the_run_waits() -> None:
     text = waits(Console(file=io.StringIO(), width=100))
     assert "  waiting for town, a b since 0:05\n" in text
+
+
+def test_sites_that_train_are_at_work_and_no_trouble() -> None:
+    assert "  at work: town, a b since 0:05\n" in waits(Console(file=io.StringIO()), at_work=True)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    assert "\x1b[2mat work: town, a b since 1:1" in waits(console, at_work=True)
 
 
 def test_on_a_terminal_the_time_that_a_run_waits_goes_on() -> None:

@@ -45,7 +45,8 @@ def sentence(run: Run | None, story: Story) -> str:
     if state := ended(run, story):
         return f"The run has {state}." + (f" {story.why}" if story.why else "")
     if story.awaited:
-        return f"Waiting {waits(story, story.last)}."
+        text = waits(story, story.last)
+        return f"{text[0].upper()}{text[1:]}."
     if story.current is None:
         return f"The run is {story.state}{' for sites' * (story.state == WAITS)}."
     method, seed, target = story.current

@@ -97,14 +97,14 @@ class Display(OnTerminal):
     def _waiting_for(self, event: Event) -> None:
         """Show for whom the run waits; it says so less and less often, so each time is shown."""
         if self._story.awaited and not self._live:
-            self._say(f"  waiting {waits(self._story, event['time'])}")
+            self._say(f"  {waits(self._story, event['time'])}")
 
     def _picture(self) -> RenderableType:
         """The bar and the last numbers, and for whom the run waits at this moment."""
         wait = Text()
         if self._story.awaited:
-            text = f"waiting {waits(self._story, time.time())}"
-            wait = Text(printable(text), style="yellow")
+            text = printable(waits(self._story, time.time()))
+            wait = Text(text, style="dim" if self._story.at_work else "yellow")
         above = [self._above()] if self._above else []
         return Group(*above, self._bar, self._numbers, wait)
 
@@ -206,8 +206,9 @@ def bar(console: Console, *fields: str) -> Progress:
 
 
 def waits(story: Story, now: float) -> str:
-    """For whom a run waits at a moment, and since when."""
-    return f"for {', '.join(story.awaited)} since {clock(max(0.0, now - story.since))}"
+    """Who is at work for a run at a moment, or for whom it waits, and since when."""
+    what = "at work:" if story.at_work else "waiting for"
+    return f"{what} {', '.join(story.awaited)} since {clock(max(0.0, now - story.since))}"
 
 
 def clock(seconds: float) -> str:

@@ -34,6 +34,7 @@ class Story:
         joined: role of each site that joined, by name.
         targets: the targets that the run adapts to.
         awaited: the sites that the run waits for, and since when.
+        at_work: whether it waits for their answers, and not for them to come back.
         current: the training that goes on, and its round.
         trainings: the rounds of each training, by their number.
         troubles: what went wrong, as results.json lists it.
@@ -56,6 +57,7 @@ class Story:
     classes: list[str] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
     since: float = 0.0
+    at_work: bool = False
     current: Key | None = None
     trainings: dict[Key, dict[int, Entry]] = field(default_factory=dict)
     troubles: list[Event] = field(default_factory=list)
@@ -145,6 +147,7 @@ class Story:
                 self.state = WAITS
             case "waiting-for":
                 self.awaited = [str(name) for name in event["sites"]]
+                self.at_work = "round" in event  # they were asked something, and are connected
                 self.since = now - event["seconds"]
             case "roster":
                 self._roster(event)
