@@ -1,5 +1,7 @@
 """Networks whose pretrained part stays as it is: what learns, what crosses, what sites compute."""
 
+import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import safetensors.torch
 import torch
 import torchvision
 from flwr.app import Message
+from rich.console import Console
 from torch import Tensor
 
 from clients import fedavg
@@ -24,6 +27,7 @@ from fedda.config import InputConfig, ModelConfig
 from fedda.errors import Code, ConfigError, ModelError, PolicyError, RosterError
 from fedda.models import export
 from fedda.models.ready import ready
+from fedda.results.progress import Display
 from fedda.settings import RunConfig, Task
 from server.simulation import LocalGrid
 from tests.local_grid import Bench, Node, run
@@ -404,3 +408,15 @@ def test_a_policy_counts_the_frozen_part(domains: list[Node]) -> None:
     check_parameters(request, 4_000_000)
     with pytest.raises(PolicyError, match=r"3,4\d\d,\d\d\d values .* takes 3,000,000 at most"):
         check_parameters(request, 3_000_000)
+
+
+def test_what_features_take_is_told_from_the_start() -> None:
+    """A run's display takes these lines, and leaves the log as it was."""
+    said = io.StringIO()
+    progress = logging.getLogger("fedda.progress")
+    before = progress.level, list(progress.handlers)
+    with Display(console=Console(file=said)):
+        site = Frozen(torch.device("cpu"), None, "", "anna")
+        site.outputs("train", task_of(config(train="bottleneck")), unlabelled())
+    assert "computing features of 6 images of anna" in said.getvalue()
+    assert (progress.level, progress.handlers) == before

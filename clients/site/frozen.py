@@ -22,6 +22,9 @@ from fedda.files import keep_newest, replacing
 from fedda.settings import Task
 from fedda.train import generator
 
+from .reading import logger as progress
+from .reading import shown
+
 logger = logging.getLogger("fedda.site")
 
 BATCH = 64  # images at a time
@@ -43,9 +46,13 @@ class Frozen:
         device: where they run.
         folder: where outputs are kept; None: in memory only.
         weights: this site's own file of weights, for runs whose weights come from a file; or empty.
+        name: the site's, for its progress.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None, weights: str) -> None:
+    def __init__(
+        self, device: torch.device, folder: Path | None, weights: str, name: str = ""
+    ) -> None:
+        self._name = name
         self._device = device
         self._folder = folder
         self._weights = weights
@@ -164,12 +171,15 @@ class Frozen:
             place = self._folder / f"{name}.safetensors"
             if (kept := _read(place, len(x))) is not None:
                 return kept
-        logger.info("computing features of %d images with %s, once", len(x), task.model.name)
+        what = f"images of {self._name}" if self._name else "images"
+        progress.info("computing features of %d %s with %s, once", len(x), what, task.model.name)
         draws, parts = generator("view", view), []
-        for images in x.split(BATCH):
-            inputs = models.as_inputs(images, self._device)
-            inputs = inputs if augment is None else augment(inputs, draws)
-            parts.append(part(inputs).float().cpu())
+        with shown(f"features of {what}", "computed", bar=False) as report:
+            for number, images in enumerate(x.split(BATCH)):
+                report(number * BATCH, len(x))
+                inputs = models.as_inputs(images, self._device)
+                inputs = inputs if augment is None else augment(inputs, draws)
+                parts.append(part(inputs).float().cpu())
         found = torch.cat(parts)
         if place is not None:
             _keep(place, found)

@@ -98,7 +98,7 @@ class Site:
         folder = None if self.state_dir is None else self.state_dir / self.name / FROZEN
         if node.get("features-dir"):
             folder = Path(str(node["features-dir"]))
-        self.frozen = Frozen(self.device, folder, str(node.get("weights", "")))
+        self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
 
     def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.

@@ -5,42 +5,57 @@ import re
 
 import numpy as np
 
-from fedda.cli.client import _check_options  # pyright: ignore[reportPrivateUsage]
 from fedda.errors import FeddaError
+from fedda.ops.address import address
 
 HOSTS = ("hub.example.org", "localhost", "127.0.0.1", "10.0.0.300", "::1", "fe80::1", "2001:db8::7")
 HOSTS += ("hub_1", "-hub", "hub example", "", "*", "h" * 70, "hub.", "münchen.example", "::g", "1")
 PORTS = ("8443", "1", "65535", "0", "65536", "99999", "", "x", "-1", "+80", "08443", "٣", "80 ")
 FORMS = ("{}:{}", "{}:{}", "[{}]:{}", "https://{}:{}", "{}:{}/", "user@{}:{}", " {}:{}", "[{}:{}")
-NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+LABEL = re.compile(r"(?![-])[^\W]([\w-]*\w)?")
+BRACKETS = re.compile(r"\[([0-9a-f:]+)\](?::(.*))?")
+USUAL = 8443  # the port if none is named
 
 
 def parsed(text: str) -> tuple[str, int]:
-    """Host and port, as `fedda-client --superlink` takes them.
+    """Host and port, as every command takes them.
 
     Raises:
         FeddaError: it takes no such address.
     """
-    _check_options(text, None, None, insecure=True)
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
+    found = address(text)
+    return found.host, found.port
 
 
 def meant(text: str) -> tuple[str, int] | None:
     """Host and port of an address; None if it is none."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+    rest = re.sub(r"^https?://", "", text.strip()).rstrip("/")
+    if rest.startswith("["):
+        split = BRACKETS.fullmatch(rest)
+        host, port = split.groups() if split else ("", "")
+        if ":" not in (host or ""):
+            return None
+    elif _is_host(rest.rpartition(":")[0]):
+        host, _, port = rest.rpartition(":")
+        port = port if re.fullmatch("[0-9]+", port) or not _is_host(rest) else None
+    else:
+        host, port = rest, None
+    if not _is_host(host):
         return None
-    if host.startswith("[") != host.endswith("]"):
-        return None
-    bare = host[1:-1] if host.startswith("[") else host
+    if port is None:
+        return host, USUAL
+    whole = re.fullmatch("[0-9]+", port, re.ASCII) and 1 <= int(port) <= 65535
+    return (host, int(port)) if whole else None
+
+
+def _is_host(text: str) -> bool:
     try:
-        version = ipaddress.ip_address(bare).version
+        ipaddress.ip_address(text)
+        return True
     except ValueError:
-        labels = bare.removesuffix(".").split(".")
-        name = all(NAME.fullmatch(label) for label in labels) and not host.startswith("[")
-        return (bare, int(port)) if name and not labels[-1].isdecimal() else None
-    return (bare, int(port)) if version == 6 or bare == host else None
+        labels = text.removesuffix(".").split(".")
+        fit = all(LABEL.fullmatch(label) and len(label) < 64 for label in labels)
+        return fit and not labels[-1].isdecimal() and len(text) < 256
 
 
 def addresses(rng: np.random.Generator) -> tuple[str, str, str]:

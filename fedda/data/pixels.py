@@ -112,11 +112,11 @@ class Survey(NamedTuple):
         return (
             f"the images have {len(self.sizes)} different sizes, for example {first} is "
             f"{a[0]}x{a[1]} and {second} is {b[0]}x{b[1]}: set input.size, or take a preset "
-            "that does, such as photos, and every image is "
-            f"resized to it"
+            f"that does, such as photos, {RESIZED}"
         )
 
 
+RESIZED = "and every image is resized to it"  # ends what is said of several sizes
 Image_ = TypeVar("Image_", bound=Path | Encoded)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fedda.comparison.options import poison_of
 from fedda.config import Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
+from fedda.data.pixels import RESIZED
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -75,7 +76,9 @@ def execute(
         """Describe a site's data, and say what is odd about them."""
         about = describe(path, role, reading)
         for text in about.warnings:
-            say(f"{names[path]}: {text}")
+            resizes = config.input.size or config.model.weights != "none"  # to the weights' own
+            if not (resizes and text.endswith(RESIZED)):
+                say(f"{names[path]}: {text}")
         return about
 
     # Else the run would wait for a site that cannot answer.

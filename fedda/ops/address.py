@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedda.errors import ConfigError
 
 PORT = 8443  # where sites dial a server
-NAME = re.compile(r"\w[\w.-]*")  # also one with letters beyond ASCII
+LABEL = re.compile(r"\w([\w-]{0,61}\w)?")  # of a name; also with letters beyond ASCII
 SCHEMES = ("https://", "http://")
 
 
@@ -81,4 +81,6 @@ def _is_host(text: str) -> bool:
     try:
         return bool(ipaddress.ip_address(bare)) and (bare == text or ":" in bare)
     except ValueError:
-        return bare == text and len(text) < 256 and NAME.fullmatch(text) is not None
+        labels = text.removesuffix(".").split(".")
+        name = all(map(LABEL.fullmatch, labels)) and not labels[-1].isdecimal()
+        return bare == text and len(text) < 256 and name  # a last number is of an address

@@ -1,5 +1,6 @@
 """Show the progress of a run: a bar on a terminal, a few plain lines anywhere else."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,10 +15,11 @@ from rich.text import Text
 from fedda import plugins
 from fedda.errors import ConfigError
 from fedda.results.plainly import PlainConsole
-from fedda.results.read import Event, printable
+from fedda.results.read import Event, counted, printable
 from fedda.results.story import Key, Story, added, tell
 from fedda.settings import RunConfig
 
+_SITES = logging.getLogger("fedda.progress")  # of long work at sites, before they can train
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
 _LOOK = 0.2  # seconds between two looks at the journal
@@ -36,11 +38,27 @@ class OnTerminal:
     def __enter__(self) -> Self:
         if self._live:
             self._live.start()
+        self._lines, self._level = _Lines(self.console), _SITES.level
+        _SITES.addHandler(self._lines)
+        _SITES.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _SITES.removeHandler(self._lines)
+        _SITES.setLevel(self._level)
         if self._live:
             self._live.stop()
+
+
+class _Lines(logging.Handler):
+    """Prints what sites in this process say of long work before they can train."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(Text(f"  {printable(record.getMessage())}", style="dim"))
 
 
 class Display(OnTerminal):
@@ -117,7 +135,7 @@ class Display(OnTerminal):
 
     def _training(self, event: Event) -> None:
         key, done, rounds = self._story.key(event), event["round"], event["rounds"]
-        going = f"going on after round {done} of {rounds}" if done else f"{rounds} rounds"
+        going = f"going on after round {done} of {rounds}" if done else counted(rounds, "round")
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
         self._said = event.get("time", 0.0)
