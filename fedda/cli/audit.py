@@ -14,7 +14,7 @@ from rich.text import Text
 from fedda.audits.finding import FINDINGS, HEADS, Audit
 from fedda.cli import prove
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import ColumnsOption, FollowOption, GrayOption, SplitOption, reading_of
+from fedda.cli.its_files import reads_files
 from fedda.config import unflatten, validate
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
@@ -65,6 +65,7 @@ def _group() -> None:
 
 
 @app.command()
+@reads_files
 def gradients(
     run: RunArgument,
     data: Annotated[
@@ -134,10 +135,8 @@ def gradients(
     ] = 1e-5,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Recover features from discriminator gradients, as anybody who sees the exchange could.
 
@@ -159,7 +158,6 @@ def gradients(
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
     """
     with clear_exit():
-        reading = reading_of(split, gray_bits, follow_links=follow_links, columns=columns)
         attacker = _Attacker(run, data, seed, device, reading)
         from fedda.audits import gradients as attack
         from fedda.audits import privacy
@@ -183,6 +181,7 @@ def gradients(
 
 
 @app.command()
+@reads_files
 def update(
     run: RunArgument,
     data: DataOption,
@@ -191,9 +190,8 @@ def update(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Recover images from the change of a model, as the server could that gets it.
 
@@ -205,12 +203,13 @@ def update(
       fedda audit update runs/fedavg --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
+        attacker = _Attacker(run, data, seed, device, reading)
         attacker.update(trials, steps)
         attacker.finish(as_json)
 
 
 @app.command()
+@reads_files
 def membership(
     run: RunArgument,
     data: DataOption,
@@ -220,9 +219,8 @@ def membership(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Tell which examples a model was trained on (LiRA), and whether atoms lie close to them.
 
@@ -235,14 +233,13 @@ def membership(
       fedda audit membership runs/kd3a --data ./clinic-b --noise 1
     """
     with clear_exit():
-        attacker = _Attacker(
-            run, data, seed, device, reading_of(split, gray_bits, columns=columns), noise
-        )
+        attacker = _Attacker(run, data, seed, device, reading, noise)
         attacker.membership(shadows, epochs)
         attacker.finish(as_json)
 
 
 @app.command()
+@reads_files
 def shares(
     run: RunArgument,
     data: DataOption,
@@ -250,9 +247,8 @@ def shares(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Tell how many examples of each class a site has, from the change of a model's last layer.
 
@@ -263,12 +259,13 @@ def shares(
       fedda audit shares runs/fedavg --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
+        attacker = _Attacker(run, data, seed, device, reading)
         attacker.shares(sites)
         attacker.finish(as_json)
 
 
 @app.command()
+@reads_files
 def properties(
     run: RunArgument,
     data: DataOption,
@@ -277,9 +274,8 @@ def properties(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Tell class shares from what crosses besides weights; that needs no labels at the site.
 
@@ -290,12 +286,13 @@ def properties(
       fedda audit properties runs/kd3a --data ./clinic-b
     """
     with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
+        attacker = _Attacker(run, data, seed, device, reading)
         attacker.properties(sites, epochs)
         attacker.finish(as_json)
 
 
 @app.command("all")
+@reads_files
 def every(
     run: RunArgument,
     data: DataOption,
@@ -307,9 +304,8 @@ def every(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
     evidence: prove.EvidenceOption = None,
     key: prove.KeyOption = None,
     policy: prove.PolicyOption = None,
@@ -328,7 +324,7 @@ def every(
     """
     with clear_exit():
         proof = prove.Proof(home_of(run), evidence, key, policy)
-        attacker = _Attacker(run, data, seed, device, reading_of(split, gray_bits, columns=columns))
+        attacker = _Attacker(run, data, seed, device, reading)
         attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
         tries: list[Callable[[], None]] = [
             lambda: attacker.update(trials, steps),
@@ -345,7 +341,7 @@ def every(
             raise DataError("No attack could be tried on these data; see above.")
         attacker.finish(as_json)
         options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
-        options |= {"sites": sites, "seed": seed, "split": split, "gray-bits": gray_bits}
+        options |= {"sites": sites, "seed": seed, **reading.flat()}
         attacker.prove(proof, options)
 
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
@@ -24,6 +17,7 @@ from fedda.results.plainly import echo
 if TYPE_CHECKING:
     from fedda.choose.labelled import Labels
     from fedda.comparison import Cell, Plan
+    from fedda.data import Reading
 
 # Of simulated sites.
 LOCAL = (
@@ -39,6 +33,7 @@ LOCAL = (
 STEM = "choice"  # of the files that are written
 
 
+@reads_files
 def choose(
     context: typer.Context,
     target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
@@ -133,11 +128,8 @@ def choose(
         int, typer.Option(min=0, help="Trainings at a time. 0: cores divided by --threads.")
     ] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Take a method and its settings for a target without labels, and say how sure that is.
 
@@ -194,7 +186,6 @@ def choose(
         first = [Variant(candidates.REFERENCE)]
         if data is not None:
             apart(out, "--out", data, "--data")
-            reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
             plan = options.plan_of(
                 data, target, seeds, first, flat, out, "", "process", threads, reading
             )

@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedda.cli.exits import INTERRUPTED, clear_exit
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
     from fedda.comparison import Cell, Plan
+    from fedda.data import Reading
 
 
+@reads_files
 def compare(
     context: typer.Context,
     methods: Annotated[
@@ -115,11 +110,8 @@ def compare(
             "bound that no federation has.",
         ),
     ] = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Train methods on the same domains and seeds, and compare their accuracy.
 
@@ -154,7 +146,6 @@ def compare(
         apart(out, "--out", data, "--data")
         variants, base = options.variants_of(methods, baseline, oracle)
         flat = options.shared_of(change or [], preset or [], rounds)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         plan = options.plan_of(
             data, target, seeds, variants, flat, out, poison, engine, threads, reading
         )

@@ -15,19 +15,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    WindowOption,
-    reading_of,
-)
+from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
 from fedda.results.plainly import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from fedda.data import Reading
     from fedda.data.benchmarks import Benchmark, Result
     from fedda.data.sets import Description, Progress
 
@@ -81,6 +74,7 @@ def digits(
 
 
 @app.command()
+@reads_files
 def rotate(
     path: DataPath,
     out: Annotated[
@@ -101,10 +95,8 @@ def rotate(
         typer.Option(min=0, max=4096, help="Pixels per side to scale images to; 0: no scaling"),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed for dealing out the images.")] = 0,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Make one rotated domain per angle from a domain: Rotated MNIST, from any images.
 
@@ -129,7 +121,7 @@ def rotate(
             size=size,
             everywhere=everywhere,
             seed=seed,
-            reading=reading_of(split, gray_bits, follow_links=follow_links, columns=columns),
+            reading=reading,
         )
     for domain in done:
         echo(f"{domain.path}: {domain.train} training, {domain.test} test")
@@ -285,16 +277,14 @@ def split_(
 
 
 @app.command()
+@reads_files
 def check(
     path: DataPath,
     role: RoleOption = "source",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
+    *,
+    reading: "Reading",
     window: WindowOption = "",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
     min_images: Annotated[
         int,
         typer.Option(
@@ -339,17 +329,18 @@ def check(
     from fedda.data import verify
 
     with clear_exit(), _bar() as progress:
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(window)
+        reading = reading.within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
         echo(json.dumps(description.to_json(), indent=2))
     else:
-        _print(description, split)
+        _print(description, reading.split)
     with clear_exit():
         description.check_size(min_images)
 
 
 @app.command()
+@reads_files
 def show(
     path: DataPath,
     out: Annotated[
@@ -359,12 +350,9 @@ def show(
     per_class: Annotated[
         int, typer.Option(min=1, max=50, help="Images per class; for a target, rows of images.")
     ] = 10,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
+    *,
+    reading: "Reading",
     window: WindowOption = "",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
 ) -> None:
     """Draw a contact sheet of DIR: a row per class, or a plain grid for a target.
 
@@ -376,7 +364,7 @@ def show(
     from fedda.data.show import contact_sheet
 
     with clear_exit():
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(window)
+        reading = reading.within(window)
         odd = list[str]()
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0

@@ -1,8 +1,13 @@
 """What a site says of its own files: the options of every command that reads data."""
 
-from typing import TYPE_CHECKING, Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedda.cli.exits import clear_exit
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Reading
@@ -62,8 +67,40 @@ ColumnsOption = Annotated[
 ]
 
 
+OPTIONS: dict[str, tuple[Any, str | bool]] = {
+    "split": (SplitOption, ""),
+    "gray_bits": (GrayOption, "auto"),
+    "skip_broken": (SkipOption, False),
+    "follow_links": (FollowOption, False),
+    "columns": (ColumnsOption, ""),
+}
+
+
+def reads_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command these options in place of its parameter `reading`, which gets all of them."""
+
+    @functools.wraps(command)
+    def whole(**given: Any) -> None:
+        with clear_exit():
+            reading = reading_of(**{name: given.pop(name) for name in OPTIONS})
+        command(**given, reading=reading)
+
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name != "reading":
+            parameters.append(parameter)
+            continue
+        for name, (option, default) in OPTIONS.items():
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(name, kind, default=default, annotation=option))
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    whole.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    whole.__annotations__ = {each.name: each.annotation for each in named}
+    return whole
+
+
 def reading_of(
-    split: str,
+    split: str = "",
     gray_bits: str = "auto",
     skip_broken: bool = False,
     follow_links: bool = False,

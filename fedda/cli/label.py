@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import reads_files
 from fedda.errors import ConfigError
 from fedda.results.plainly import cell, echo
 from fedda.results.read import model_file
@@ -27,6 +20,7 @@ SIDE = 224  # pixels of an image that is shown, where a folder's images have sev
 COUNTS = (20, 50, 100, 200)
 
 
+@reads_files
 def label(
     target: Annotated[Path, typer.Option(metavar="DIR", help="The target's data.")],
     out: Annotated[
@@ -40,11 +34,8 @@ def label(
             metavar="RUN|FILE", help="Judge this model by the labels; can be given several times."
         ),
     ] = None,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Label a few of a target's images by hand, and judge models by them; no label is sent.
 
@@ -61,7 +52,6 @@ def label(
     You may look, label more and look again: the intervals hold for all looks together.
     """
     with clear_exit():
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         if model:
             _judge(target, out, [model_file(path) for path in model], reading)
         else:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import reads_files
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.plainly import cell, echo
@@ -28,6 +21,7 @@ if TYPE_CHECKING:
     from fedda.data import Reading
 
 
+@reads_files
 def predict(
     model: Annotated[
         Path,
@@ -54,11 +48,8 @@ def predict(
             help="With input.window=own: scale vectors as this site's, not by their own mean.",
         ),
     ] = None,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Predict the class of each example in DIR, and write the predictions as CSV.
 
@@ -78,7 +69,6 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             echo(f"warning: {text}", err=True)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
         rows = table(model_file(model), data, batch, device, reading, like)
         if out is None:
             csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, rows))

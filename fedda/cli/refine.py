@@ -8,14 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.export import chosen, settings_of
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import reads_files
 from fedda.config import Shares
 from fedda.errors import ConfigError
 from fedda.results.plainly import echo
@@ -23,10 +16,12 @@ from fedda.results.read import MODEL, REFINED, label
 
 if TYPE_CHECKING:
     from fedda import models
+    from fedda.data import Reading
 
 SOURCE_ONLY = "fedavg"
 
 
+@reads_files
 def refine(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
     data: Annotated[
@@ -53,11 +48,8 @@ def refine(
     target: Annotated[
         str, typer.Option(help="Refine the training of this target, if the run had several.")
     ] = "",
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    reading: "Reading",
 ) -> None:
     """Refine a finished model by a target's own images, without labels; nothing leaves the machine.
 
@@ -80,9 +72,7 @@ def refine(
         from fedda.data import load_evaluation, load_target
 
         model, meta = models.load(source)
-        reading = reading_of(split, gray_bits, skip_broken, follow_links, columns).within(
-            meta.window
-        )
+        reading = reading.within(meta.window)
         channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
         form: dict[str, Any] = {"channels": channels, "size": size, "resize": meta.resize}
         form["reading"] = reading
