@@ -136,8 +136,8 @@ class TrainConfig(Section):
         le=1000,
         description="below 1: several epochs per round; above 1: part of an epoch",
     )
-    optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="sgd, as in the papers, or adam"
+    optimizer: Literal["sgd", "adam", "adadelta"] = Field(
+        default="sgd", description="sgd, as in most papers; adam; or adadelta, as in MDAN's code"
     )
     lr: float = Field(default=0.02, gt=0, le=1, description="learning rate of the first round")
     lr_end: float = Field(default=0.001, ge=0, le=1, description="learning rate of the last round")
@@ -147,6 +147,9 @@ class TrainConfig(Section):
         "to a sixth of lr as (1 + 10 q)^-.75, whatever lr-end is",
     )
     momentum: float = Field(default=0.9, ge=0, le=0.999, description="momentum of sgd")
+    nesterov: bool = Field(
+        default=False, description="Nesterov's momentum in place of sgd's own, as in SHOT's code"
+    )
     carry_momentum: bool = Field(
         default=False, description="each site keeps the optimizer's state from round to round"
     )

@@ -238,6 +238,12 @@ def make_optimizer(parameters: Iterable[Any], config: TrainConfig, rate: float) 
     """
     if config.optimizer == "adam":
         return optim.Adam(parameters, lr=rate, weight_decay=config.weight_decay)
+    if config.optimizer == "adadelta":
+        return optim.Adadelta(parameters, lr=rate, weight_decay=config.weight_decay)
     return optim.SGD(
-        parameters, lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
+        parameters,
+        lr=rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.nesterov and config.momentum > 0,
     )

@@ -79,7 +79,7 @@ def loop_of_the_target(
             centroids.append([row or [0.0] * (z.shape[1] + 1) for row in found])
             model.train()
         for part in share.split(16):
-            w = a / a.sum() if ratio else a.exp() / a.exp().sum()
+            w = a.sigmoid() / a.sigmoid().sum() if ratio else a.exp() / a.exp().sum()
             seen = [[rows[i] for i in part.tolist()] for rows in points]
             label = torch.tensor(twin.together(seen, centroids, w.tolist()))
             logits = sum(w[k] * m(x[part]) for k, m in enumerate(every))
@@ -91,7 +91,7 @@ def loop_of_the_target(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    w = a / a.sum() if ratio else a.softmax(dim=0)
+    w = a.sigmoid() / a.sigmoid().sum() if ratio else a.softmax(dim=0)
     return [m.eval() for m in every], w.detach()
 
 

@@ -145,7 +145,8 @@ def test_models_side_by_side_answer_as_one_by_one() -> None:
         close(heads(z).softmax(dim=1), twin.mean_probability(own, w))
         heads.mean = "logits"
         close(heads(z).softmax(dim=1), twin.of_mean_logits(own, w))
-    close(weights_of(torch.tensor([3.0, -1.0]), "ratio"), [1.5, -0.5])
+    # sigmoid(ln 3) is 3/4, sigmoid(0) is 1/2
+    close(weights_of(torch.tensor([3.0, 1.0]).log(), "ratio"), [0.6, 0.4])
     assert not [name for name, _ in heads.named_parameters() if name != "a"]  # frozen
 
 

@@ -8,9 +8,9 @@ https://github.com/driptaRC/DECISION. The losses are SHOT's (`fedda.algorithms.s
     w           (K,)        their weights, learnt beside the encoders, summing to 1
     v           (K, N, d)   each model's points, and mu (K, C, d) its centroids
 
-The target's prediction is softmax(sum_k w_k logits_k). In the authors' code w is a / sum(a) of
-parameters a that begin between -1 and 1: weights may be negative, and of any size if the sum is
-near 0. So here they are softmax(a) of equal parameters, unless `decision.weights=ratio`.
+The target's prediction is softmax(sum_k w_k logits_k), with w = softmax(a) of parameters a that
+begin equal. In the authors' code w is sigmoid(a) / sum(sigmoid(a)), and a begins between -1 and 1
+(`decision.weights=ratio`): so with three models a weight begins between .16 and .58.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ class Config(shot.Config):
     weights: Weights = Field(
         default="softmax",
         description="of the models: softmax of parameters that begin equal, or as in the authors' "
-        "code a ratio of parameters that begin between -1 and 1, which may be negative",
+        "code a ratio of sigmoids of parameters that begin between -1 and 1",
     )
 
 

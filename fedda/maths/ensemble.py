@@ -17,8 +17,8 @@ Weights = Literal["softmax", "ratio"]
 
 
 def weights_of(a: Tensor, form: Weights) -> Tensor:
-    """Softmax of a, or a / sum_k a_k, which may be negative -> w (K,)."""
-    return a.softmax(dim=0) if form == "softmax" else a / (a.sum() + 1e-16)
+    """Softmax of a, or the ratio sigmoid(a) / sum_k sigmoid(a_k); none is negative -> w (K,)."""
+    return a.softmax(dim=0) if form == "softmax" else a.sigmoid() / a.sigmoid().sum()
 
 
 class SideBySide(nn.Module):
