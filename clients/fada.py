@@ -17,7 +17,6 @@ from fedda.algorithms import fada
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import ConfigError
 from fedda.exchange import Stream
-from fedda.maths import gap
 from fedda.models import Extension
 from fedda.wire import Packed
 
@@ -25,7 +24,7 @@ from . import fdann
 from .base import lost
 from .fdann import StepNumbers
 from .site import state
-from .site.clusters import LEAST_GAIN, coarse_gap, gap_of
+from .site.clusters import Gains
 from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site.request import Numbers, Request
 
@@ -164,22 +163,13 @@ class Target(Member, fdann.Target):
 
         The server chooses the candidates, so a gain leaves as coarse as the numbers of a test.
         """
-        images = self.compared()
-        before, scatter = gap_of(self, self.model, images)
+        gains = Gains(self, self.compared(), self.options.gain)
         other = self.workspace.hold("candidate", self.workspace.blank)
-        share, whole = self.options.gain == "share", coarse_gap(before)
-        unit = {"image": whole / len(images), "sum": whole}.get(self.options.gain, 1.0)
         numbers: Numbers = {"steps": 0}
         for name, packed in self.request.arrays.items():
             if name.startswith("candidate/"):
                 models.load_arrays(other, packed.unpack())
-                after, around = gap_of(self, other, images)
-                if share:
-                    gain = gap.gap_gain(gap.share(before, scatter), gap.share(after, around))
-                else:
-                    gain = gap.gap_gain(before, after) / (before or 1.0)
-                coarse = self.released("gap", gain, len(images), LEAST_GAIN)
-                numbers[name.replace("candidate", "gain", 1)] = unit * coarse
+                numbers[name.replace("candidate", "gain", 1)] = gains.of(other)
         return numbers
 
     def compared(self) -> Tensor:

@@ -13,14 +13,14 @@ from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError, WireError
-from fedda.maths import gap, mixup
+from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
 from .base import Client
 from .site import leaving, tested
-from .site.clusters import LEAST_GAIN, coarse_gap, gap_of
+from .site.clusters import Gains
 from .site.request import Numbers
 from .site.sealed import Received
 from .site.state import Kept
@@ -133,7 +133,7 @@ class Target(Client):
             WireError: no teacher is left.
         """
         weighting, N = self.options.weighting, len(images)
-        before = gap_of(self, self.model, images)[0] if weighting == "gap" else None
+        gains = Gains(self, images, "share") if weighting == "gap" else None
         teacher = self.workspace.hold("teacher", self.workspace.blank)
         p: list[Tensor] = []
         about: Numbers = {}
@@ -141,16 +141,14 @@ class Target(Client):
         for name, packed in teachers.items():
             models.load_arrays(teacher, packed.unpack())
             try:
-                after = None if before is None else gap_of(self, teacher, images)[0]
+                gain = None if gains is None else gains.of(teacher)
                 distance = self._distance(teacher, images) if weighting == "h-divergence" else None
                 p.append(self.checked(self._probabilities(teacher, images)))
             except WireError as error:
                 logger.error("the model of %s is not used: %s", name, error)
                 continue
-            if before is not None and after is not None:
-                # Per image: a softmax of sums over thousands would choose a single source.
-                unit, gain = coarse_gap(before), gap.gap_gain(before, after) / (before or 1.0)
-                about[f"gain/{name}"] = unit / N * self.released("gap", gain, N, LEAST_GAIN)
+            if gain is not None:
+                about[f"gain/{name}"] = gain
             if distance is not None:
                 about[f"distance/{name}"] = self.released("distance", distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them

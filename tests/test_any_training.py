@@ -73,7 +73,7 @@ def drawn(draw: Random, method: str) -> dict[str, Any]:
         between = math.exp(draw.uniform(math.log(low), math.log(most)))
         chosen[key] = kind(draw.choice((least, most, between, between)))
     chosen["train.batch-size"] = draw.choice((2, LEAST - 1, LEAST, LEAST, 20, 1000))
-    chosen["train.optimizer"] = draw.choice(("sgd", "adam"))
+    chosen["train.optimizer"] = draw.choice(("sgd", "adam", "adadelta"))
     chosen["train.sampler"] = draw.choice(("shuffle", "balanced"))
     chosen["train.rounds-per-epoch"] = draw.choice((0.5, 1.0, 2.0))
     chosen["model.name"] = draw.choice(("identity", "mlp", "mlp"))

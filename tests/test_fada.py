@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients import fada as fada_clients
-from clients.site import disentangling
+from clients.site import clusters, disentangling
 from clients.site.memory import resident
 from clients.site.tested import check_spread
 from fedda import models, plugins, records, wire
@@ -248,14 +247,14 @@ def test_gains_are_over_fixed_blocks_of_many_images(
 ) -> None:
     """Whole blocks of 16 images, and the same ones in every round and for every candidate."""
     seen: list[set[int]] = []
-    honest = fada_clients.gap_of
+    honest = clusters.gap_of
 
     def noted(client: Any, model: Any, images: torch.Tensor) -> tuple[float, float]:
         seen.append(set(images.tolist()))
         assert len(seen[-1]) == len(images)
         return honest(client, model, images)
 
-    monkeypatch.setattr(fada_clients, "gap_of", noted)
+    monkeypatch.setattr(clusters, "gap_of", noted)
     nodes = [node | {"min-images": 16} for node in domains]
     run(nodes, SETTINGS | runs | ATTENTIVE | {"fada.gain-images": most})
     assert len(seen) == 2 * (1 + len(SOURCES))

@@ -17,9 +17,19 @@ from fedda import models, records
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
 from fedda.settings import RunConfig, Task
-from fedda.train import batches, generator
+from fedda.train import batches, generator, seed_for
 from fedda.wire import Arrays
-from tests.local_grid import EXAMPLES, Bench, Node, make_domains
+from tests.local_grid import (
+    CLASSES,
+    EXAMPLES,
+    FAST,
+    SIDE,
+    SOURCES,
+    Bench,
+    Node,
+    make_domains,
+)
+from tests.reference import fada as fada_twin
 from tests.reference import kd3a as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -276,6 +286,26 @@ def test_a_source_that_joins_late_has_no_past_weight(tmp_path: Path) -> None:
     asked = records.read(bench.grid.requests[-1].content)[1]["step"]
     assert {k for k in asked if k.startswith("past/")} == {"past/anna", "past/carl", "past/town"}
     assert set(bench.strategy.weights) == set(EXAMPLES)
+
+
+def test_gap_weights_are_of_fadas_gain_in_its_own_unit(tmp_path: Path) -> None:
+    """The share of the scatter: per image, a source whose features stay small had all weight."""
+    nodes = make_domains(tmp_path)
+    bench = Bench(nodes, "kd3a", kd3a__weighting="gap")
+    bench.round()
+    packed, _ = records.read(bench.grid.requests[-1].content)
+    told = records.read(bench.grid.replies[-1].content)[1]["metrics"]
+    network = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, 0)
+    x = load_target(nodes[-1]["data"], size=SIDE).x.float() / 255
+    seed = seed_for(0, "town", 1, "clusters") % 2**32
+
+    def gap(name: str) -> fada_twin.Gap:
+        state = {n: torch.tensor(a) for n, a in packed[name].unpack().items()}
+        return fada_twin.gap(network, state, x, CLASSES, seed)
+
+    for source in SOURCES:
+        wanted = fada_twin.coarse(gap("model"), gap(f"teacher/{source}"), "share", len(x))
+        assert float(told[f"gain/{source}"]) == pytest.approx(wanted, abs=2e-3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

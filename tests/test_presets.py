@@ -33,6 +33,20 @@ def test_every_preset_of_a_method_makes_a_valid_run(method: str) -> None:
             assert type(value) is type(defaults()[key]), (name, key)
 
 
+@pytest.mark.parametrize("method", plugins.methods())
+def test_a_preset_named_for_a_paper_or_a_code_has_its_training(method: str) -> None:
+    """A code's losses with other steps are neither the code nor the default."""
+    trained = {"shot", "decision", "fact", "mdan"}  # whose codes set optimizer, rate and batch
+    own = plugins.method(method).presets
+    for name in {"official", "paper"} & set(own) if method in trained else ():
+        for key in ("optimizer", "lr", "schedule", "batch-size"):
+            assert f"train.{key}" in own[name], (name, key)
+    if method in ("shot", "decision"):
+        assert own["official"]["train.nesterov"] and own["official"]["model.bottleneck"] == 256
+    if method == "fruda":  # appendix F.0.2, in all data sets
+        assert all(preset["train.lipschitz"] for preset in own.values())
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_sets_what_matters_and_names_its_sources(name: str) -> None:
     preset = BENCHMARKS[name]

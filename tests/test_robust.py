@@ -74,7 +74,7 @@ def test_each_rule_is_the_papers(rule: Any, K: int, liars: float, f: int) -> Non
     found, rows = mean.result(), [flat(m) for m in models]
     if rule == "krum":
         kept = sorted(twin.krum(rows, f))
-        wanted = twin.mean([rows[k] for k in kept], [w[k] for k in kept])
+        wanted = twin.mean([rows[k] for k in kept], [1.0] * len(kept))
         assert {name for name, share in mean.shares.items() if share} == {f"site-{k}" for k in kept}
     elif rule == "bounded":
         wanted = twin.bounded(flat(model(99)), rows, w)
@@ -99,6 +99,9 @@ def test_by_hand() -> None:
     assert robust.bounds([1.0, 2.0, 3.0, 4.0, 100.0]) == [1, 1, 1, 0.75, 0.03]
     squared = ((values[:, None] - values[None]) ** 2).sum(axis=2)
     assert robust.krum(squared, 1) == [0, 1, 2, 3]
+    # Two nearest of four others: scores 17, 10, 10, 5, 13; of three, the last would be left out.
+    on_a_line = np.array([0.0, 1.0, 4.0, 5.0, 7.0])
+    assert robust.krum((on_a_line[:, None] - on_a_line) ** 2, 1) == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="5 are needed"):
         robust.krum(squared[:4, :4], 1)
     with pytest.raises(ValueError, match="over none"):

@@ -29,6 +29,7 @@ def test_sure_and_balanced_predictions_have_the_best_values() -> None:
     assert validators.infomax(p) == pytest.approx(math.log(3), abs=1e-5)
     assert validators.bnm(p) == pytest.approx(1)
     assert validators.largest(p) == pytest.approx(1 / 3)
+    assert validators.bnm(p[:2]) == pytest.approx(1)  # fewer images than classes
     # Each image has three others just like it: the entropy is ln 3 of ln 11.
     assert validators.snd(p) == pytest.approx(math.log(3) / math.log(11), abs=1e-4)
 

@@ -12,9 +12,36 @@ from ..base import Client
 LEAST_GAIN = -10.0  # relative to the gap statistic before; a smaller one leaves as this
 
 
-def coarse_gap(before: float) -> float:
-    """The gap that gains are multiples of, as it may leave this site."""
-    return float(f"{before:.2e}")
+class Gains:
+    """How much tighter a target's features cluster under other models than under one, eq. 3.
+
+    Call both functions under `torch.no_grad`. A server may choose the models, so a gain leaves in
+    steps of a thousandth.
+
+    Args:
+        client: the target's client; its model is the one that others are compared with.
+        images: indices of the images that are compared.
+        unit: what a gain is measured in, see `gap.Unit`.
+    """
+
+    def __init__(self, client: Client, images: Tensor, unit: gap.Unit) -> None:
+        self.client, self.images, self.unit = client, images, unit
+        self.before, self.scatter = gap_of(client, client.model, images)
+
+    def of(self, model: Model) -> float:
+        """The gain of a model, as it leaves this site.
+
+        Raises:
+            WireError: a few images alone have most of the features' variance.
+        """
+        after, around = gap_of(self.client, model, self.images)
+        if self.unit == "share":
+            gain = gap.gap_gain(gap.share(self.before, self.scatter), gap.share(after, around))
+        else:
+            gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
+        told = self.client.released("gap", gain, len(self.images), LEAST_GAIN)
+        whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
+        return told * {"image": whole / len(self.images), "sum": whole}.get(self.unit, 1.0)
 
 
 def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedda.config import Section
+from fedda.maths.schedule import Growth, growth
 from fedda.maths.spectral import spectral_norm
 from fedda.train import generator
 from fedda.wire import Entry, Kind, Manifest, Role
@@ -50,7 +51,7 @@ class Network(Section):
         pattern=SIZES,
         description="hidden layers of the discriminator; empty: it is linear",
     )
-    optimizer: Literal["adam", "sgd"] = Field(
+    optimizer: Literal["adam", "sgd", "adadelta"] = Field(
         default="adam", description="optimizer of the discriminator"
     )
     lr: float = Field(default=0.001, gt=0, le=1, description="learning rate of the discriminator")
@@ -94,13 +95,13 @@ class Reversal(Section):
     strength: float = Field(
         default=0.1, ge=0, le=100, description="weight of the domain loss; cross entropy weighs 1"
     )
-    schedule: Literal["ganin", "constant"] = Field(
+    schedule: Growth = Field(
         default="ganin", description="ganin: the weight grows from 0; constant: it does not"
     )
 
     def at(self, q: float) -> float:
         """The weight when a share q of the training is over -> float."""
-        return self.strength * (reversal(q) if self.schedule == "ganin" else 1.0)
+        return self.strength * growth(q, self.schedule)
 
 
 class Deceived(Reversal):
@@ -111,11 +112,6 @@ class Deceived(Reversal):
         description="inverted: the discriminator's loss on exchanged labels, bounded below; "
         "reversal: minus its loss, without bound once it is deceived",
     )
-
-
-def reversal(q: float) -> float:
-    """Ganin et al., section 5.2.2: lambda = 2 / (1 + exp(-10 q)) - 1 -> float in [0, 1)."""
-    return math.tanh(5 * q)
 
 
 # ---- the network -------------------------------------------------------------------------------
@@ -167,6 +163,8 @@ def make_optimizer(DI: nn.Module, config: Network) -> optim.Optimizer:
     """The configured optimizer; equal gradients keep equal copies equal."""
     if config.optimizer == "adam":
         return optim.Adam(DI.parameters(), lr=config.lr, betas=(config.beta1, config.beta2))
+    if config.optimizer == "adadelta":
+        return optim.Adadelta(DI.parameters(), lr=config.lr)
     return optim.SGD(DI.parameters(), lr=config.lr, momentum=config.momentum)
 
 

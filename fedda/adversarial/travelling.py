@@ -2,8 +2,8 @@
 
     weights   of its layers, by name
     sync      (P,)  the g_sync that moved all copies last
-    step      (1,)  and the optimizer's state, flat: adam's exp_avg (P,) and exp_avg_sq (P,), or
-                    sgd's momentum_buffer (P,)
+    step      (1,)  and the optimizer's state, flat: adam's exp_avg (P,) and exp_avg_sq (P,),
+                    sgd's momentum_buffer (P,), or adadelta's square_avg (P,) and acc_delta (P,)
 
 A site that starts from this state moves its copy exactly as the sites that took part before. Every
 member has these values anyway. They always travel in float32: Adam divides by the root of its
@@ -18,7 +18,11 @@ from torch import Tensor, nn, optim
 from fedda.adversarial.discriminators import Network, count, layout
 from fedda.wire import Entry, Kind, Manifest
 
-STATE = {"adam": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+STATE = {
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+    "adadelta": ("square_avg", "acc_delta"),
+}
 
 
 def travelling_layout(d: int, network: Network) -> Manifest:
@@ -32,7 +36,7 @@ def travelling_layout(d: int, network: Network) -> Manifest:
 def state_of(DI: nn.Module, optimizer: optim.Optimizer, g_sync: Tensor) -> dict[str, Tensor]:
     """The state that travels, on the CPU and in the order of `travelling_layout`."""
     parameters = list(DI.parameters())
-    names = STATE["adam" if isinstance(optimizer, optim.Adam) else "sgd"]
+    names = STATE[type(optimizer).__name__.lower()]
     # Zeros are the state of an optimizer that has not moved yet, or keeps none.
     flat = {
         n: torch.cat([optimizer.state[w].get(n, torch.zeros_like(w)).flatten() for w in parameters])
@@ -65,4 +69,4 @@ def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _steps(flat: Mapping[str, object], step: Tensor) -> dict[str, Tensor]:
-    return {"step": step.reshape(()).clone()} if "exp_avg" in flat else {}
+    return {"step": step.reshape(()).clone()} if "momentum_buffer" not in flat else {}

@@ -59,7 +59,7 @@ ADAPT: Hop = {
 # The authors' code: 15 epochs at the target, batches of 32.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": shot.PRESETS["paper"] | {"train.batch-size": 32},
-    "official": shot.PRESETS["official"] | {"weights": "ratio"},
+    "official": shot.PRESETS["official"] | {"train.batch-size": 32, "weights": "ratio"},
 }
 
 METHOD = Method(

@@ -51,16 +51,16 @@ from fedda.adversarial.discriminators import (
     Network,
     called_source,
     called_target,
-    reversal,
 )
 from fedda.adversarial.disentangle import Confusion, Layers, extend
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar, Section
+from fedda.maths.gap import Unit
+from fedda.maths.schedule import Growth, growth
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Kind, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
-Gain = Literal["share", "relative", "image", "sum"]
 Generator = Literal["paper", "inverted"]
 
 
@@ -68,7 +68,7 @@ class Weights(Section):
     """Weights of the losses beside the cross entropy on labels; the paper gives none."""
 
     alignment: float = Field(default=0.01, ge=0, le=100, description="weight of eq. 5")
-    schedule: Literal["ganin", "constant"] = Field(
+    schedule: Growth = Field(
         default="ganin", description="ganin: fada.weights.alignment grows from 0; constant"
     )
     confusion: float = Field(default=1.0, ge=0, le=100, description="weight of eq. 7")
@@ -77,7 +77,7 @@ class Weights(Section):
 
     def alignment_at(self, q: float) -> float:
         """The weight of eq. 5 when a share q of the training is over -> float."""
-        return self.alignment * (reversal(q) if self.schedule == "ganin" else 1.0)
+        return self.alignment * growth(q, self.schedule)
 
 
 class Config(Section):
@@ -91,7 +91,7 @@ class Config(Section):
         default="attention",
         description="weights of sources: eq. 3, or without attention by examples, or equal",
     )
-    gain: Gain = Field(
+    gain: Unit = Field(
         default="share",
         description="gap statistic as a share of the features' scatter; relative to its value "
         "before; image (per image); or the sum that eq. 3 prints. The last three call features "

@@ -58,7 +58,8 @@ class Config(Section):
     )
     weighting: Literal["focus", "examples", "h-divergence", "gap"] = Field(
         default="focus",
-        description="weights of sources: by focus, examples, eq. 6 or FADA's gap gain",
+        description="weights of sources: by focus, examples, eq. 6 or FADA's gap gain "
+        "(as a share of the features' scatter, as fada.gain)",
     )
     focus: Value = Field(
         default="marginal", description="how the focus values a source: marginal (eq. 8) or shapley"

@@ -56,14 +56,22 @@ class Config(fedavg.Config):
         return Deceived(strength=self.mu, schedule="constant", loss=self.loss)
 
 
-# Settings of the authors' code, which trains everything by Adadelta.
+# Settings of the authors' code for reviews, which trains everything by Adadelta, in one go: 15
+# epochs of a network with layers of 1000, 500 and 100.
 CODE: dict[str, Scalar] = {
+    "train.optimizer": "adadelta",
+    "train.lr": 1.0,
+    "train.schedule": "constant",
+    "train.batch-size": 20,
+    "train.carry-momentum": True,
     "max": "soft",
     "sign": "code",
     "gamma": 10.0,
     "mu": 0.01,
     "loss": "reversal",
     "discriminator.sizes": "",
+    "discriminator.optimizer": "adadelta",
+    "discriminator.lr": 1.0,
 }
 PRESETS: dict[str, dict[str, Scalar]] = {"paper": CODE | {"sign": "paper"}, "official": CODE}
 

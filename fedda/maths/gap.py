@@ -9,12 +9,14 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic atte
     gain        (K,)    I before minus I after each source's update
 """
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 Value = TypeVar("Value", float, Tensor)
+# A share of the features' scatter; relative to the statistic before; per image; eq. 3's own sum.
+Unit = Literal["share", "relative", "image", "sum"]
 
 
 def clusters(z: Tensor, C: int, seed: int) -> Tensor:

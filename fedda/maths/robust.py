@@ -14,10 +14,10 @@ Sun et al., 2019, https://arxiv.org/abs/1911.07963 (bound on an update's norm).
               theta_0|) and m is the median of the updates' norms: a long one gains nothing by it
     median    of the K values of each parameter; of an even number the mean of the middle two
     trimmed   mean of each parameter's values without the f largest and the f smallest
-    krum      mean of the K - f models with the smallest sum of squared distances to their K - f - 2
-              nearest models; it needs K >= 2 f + 3
+    krum      plain mean of the K - f models with the smallest sum of squared distances to their
+              K - f - 2 nearest models; it needs K >= 2 f + 3
 
-Median and trimmed mean ignore the weights, because a site could claim any number of examples.
+Only `bounded` uses the weights, because a site could claim any number of examples.
 BatchNorm's running statistics are values as all others, and of its counters the largest is taken.
 All K models are in memory at once, and sorted by site name first, so that their order of arrival
 changes nothing.
@@ -137,7 +137,7 @@ class RobustMean:
         w = np.array([self._weights[key] for key in self._keys])
         if rule == "krum":
             kept = krum(self._distances(), liars_of(self._liars, K))
-            w = np.where(np.isin(np.arange(K), kept), w, 0.0)
+            w = np.isin(np.arange(K), kept).astype(np.float64)
         if not w.sum() > 0:
             raise ValueError("no model with a positive weight was added")
         w = w / w.sum()
