@@ -43,7 +43,8 @@ class Target(Client):
         def H(indices: Tensor) -> Tensor:
             return autodial.entropy(self.model(self.inputs(indices)))
 
-        return self.minimise(H, optimizer, times=self.options.entropy)
+        q = (self.request.round - 1) / self.task.rounds
+        return self.minimise(H, optimizer, times=self.options.entropy_at(q))
 
 
 def mix(client: Client) -> None:

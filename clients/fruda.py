@@ -202,9 +202,10 @@ class Target(Measuring, dils.Target):
         (group,) = self.exchange.groups
         collaborator = group.name.removeprefix("critic/")
         came = {n: w.clone() for n, w in self.model.state_dict().items()}
-        before = self.quality()
+        p = self.predictions()
+        before = self.quality(p)
         self.load_adapted(self.request.round)
-        after = self.quality()
+        after = self.quality(self.predictions())
         worse = self.options.keep == "better" and after < before
         if worse:
             self.model.load_state_dict(came)
@@ -212,6 +213,8 @@ class Target(Measuring, dils.Target):
             self.save()
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
+        moved = ocs.apart(self.predictions(), p)
+        numbers |= {"moved": self.released("moved", moved, len(p))}
         return numbers | {f"theta/{collaborator}": self.theta()}
 
     def refined(self) -> bool:
@@ -251,9 +254,12 @@ class Target(Measuring, dils.Target):
         """The Lipschitz constant of the loaded model's classifier."""
         return ocs.theta_of(self.model.head.weight.detach())
 
-    def quality(self) -> float:
-        """Infomax of the loaded model's predictions for the training images, as it may leave."""
-        p = self.checked(models.predict(self.model, self.data.x))
+    def predictions(self) -> Tensor:
+        """The loaded model's predictions for the training images -> (N, C)."""
+        return self.checked(models.predict(self.model, self.data.x))
+
+    def quality(self, p: Tensor) -> float:
+        """Infomax of predictions (N, C), as it may leave."""
         return self.released("infomax", infomax(p), len(p))
 
     def outgoing(self) -> dict[str, Packed]:

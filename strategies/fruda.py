@@ -3,6 +3,7 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -275,10 +276,12 @@ class FRUDA(DILS):
         W1, error = self.distance(collaborator, own, mine, selecting=False)
         selection = self.memory.numbers["selection"]
         (before,) = (r for r in selection["candidates"] if r["name"] == collaborator.name)
-        eps = ocs.carried(before["eps"], before["theta"], W1)
+        known = before["eps"], before["theta"]
+        moved = _number(mine, "moved")
+        eps = ocs.carried(*known, W1, before.get("w1", math.inf), moved)
         quality = {k: _number(mine, k) for k in ("infomax-before", "infomax-after")}
         kept = "before" if mine.numbers.get("kept") else "after"
-        after = {"eps": eps, "w1": W1, "w1-error": error, **quality, "kept": kept}
+        after = {"eps": eps, "w1": W1, "w1-error": error, "moved": moved, **quality, "kept": kept}
         self.memory.numbers |= {"eps": eps, "selection": {**selection, "after": after}}
         self.setup.report("adapted", {"collaborator": collaborator.name, **after})
         if kept == "before":

@@ -27,6 +27,11 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
     return [(d.what, d.round) for d in doubts(history(**columns), rounds, 4, EXAMPLES)]
 
 
+# What FADA's model III tells where its parts have come apart, just so.
+APART = {"confusion": [1.0, 1.2, 1.3], "reconstruction": [0.9, 0.6, 0.5]}
+APART |= {"information": [0.4, 1.2, 0.6]}
+
+
 @pytest.mark.parametrize(
     ("rounds", "columns", "expected"),
     [
@@ -58,6 +63,12 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
         (6, {"kept": [0.0, 0.04, 0.049, None, None, 0.3]}, [("kept", 3)]),
         (9, {"alike": [None, 0.5]}, []),
         (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
+        # ln 4 is 1.386, and .9 of it 1.248; in the last round alone
+        (3, APART | {"confusion": [1.0, 1.2, 1.25]}, []),
+        (3, APART | {"confusion": [1.0, 1.2, 1.24]}, [("disentangled", 3)]),
+        (4, APART | {"confusion": [1.0, 1.2, 1.24]}, []),
+        (3, APART | {"reconstruction": [0.9, 0.6, 0.51]}, [("disentangled", 3)]),
+        (3, APART | {"information": [0.4, 1.2, 0.61]}, [("disentangled", 3)]),
     ],
 )
 def test_doubts_by_hand(

@@ -161,8 +161,10 @@ def test_errors_are_carried_forward_along_the_chain(chain: Any) -> None:
     for name, training in trainings.items():
         chosen = row(training, training["selection"]["collaborator"])
         after = training["selection"]["after"]
-        wanted = min(1.0, chosen["eps"] + 2 * chosen["theta"] * after["w1"])
-        assert after["eps"] == pytest.approx(wanted)
+        eps, theta = chosen["eps"], chosen["theta"]
+        bounds = (eps + 2 * theta * after["w1"], after["moved"] + eps + 2 * theta * chosen["w1"])
+        assert after["eps"] == pytest.approx(min(1.0, *bounds))
+        assert 0 < after["moved"] < 1  # the adaptation changed answers
         assert after["w1"] < chosen["w1"] / 4  # the adaptation brought the domains together
         if name != "aside":
             assert row(trainings["aside"], name)["eps"] == after["eps"]
@@ -441,7 +443,7 @@ def test_after_the_choice_only_the_pair_is_asked_and_only_the_listed_crosses(
     assert seen["measure", "home"] == ({}, CRITIC)
     assert seen["measure", "target"] == (
         {"model": "model"},
-        ABOUT | {"infomax-before", "infomax-after", "kept", "clipped", "seconds"},
+        ABOUT | {"infomax-before", "infomax-after", "kept", "moved", "clipped", "seconds"},
     )
 
 

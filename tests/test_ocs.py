@@ -109,6 +109,11 @@ def test_the_bound_by_hand() -> None:
     assert ocs.bound(0.1, 0.5, 0.3) == pytest.approx(math.sqrt(2) * (0.1 + 2 * 0.5 * 0.3))
     assert ocs.carried(0.1, 0.5, 0.3) == pytest.approx(0.4)
     assert ocs.carried(0.1, 0.5, 30.0) == 1.0
+    # .1 + 2 * .5 * .2 of the candidate's model, whose answers the adaptation changed by .25
+    p, q = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    assert ocs.apart(p, q) == 0.25
+    assert ocs.carried(0.1, 0.5, 30.0, 0.2, 0.25) == pytest.approx(0.55)
+    assert ocs.carried(0.1, 0.5, 0.3, 0.2, 0.25) == pytest.approx(0.4)
 
 
 @given(st.lists(st.tuples(share, st.floats(0, 3), length), min_size=1, max_size=6))

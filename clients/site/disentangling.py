@@ -17,6 +17,7 @@ from fedda.adversarial.disentangle import (
     branch,
     class_identifier,
     information,
+    negative_entropy,
     reconstruction,
 )
 from fedda.models import evaluating
@@ -104,9 +105,14 @@ class Disentangling:
                 optimizer_of(network).step()
 
     def step(self, z: Tensor) -> dict[str, Tensor]:
-        """Eqs. 7 and 8 and the reconstruction, for features (N, d) -> the values of the losses.
+        """Eqs. 7 and 8 and the reconstruction, for features (N, d) -> how far apart the parts are.
 
         They move D and R. Before, M raises its estimate, unless `fada.estimate` is `descend`.
+
+        Returns:
+            `information` in nats, which should fall; `reconstruction`, the share of the features'
+            variance that R does not rebuild, which should be near 0; and `confusion`, the entropy
+            of CI's prediction in nats, which should be near ln C.
         """
         options, weights, z = self.options, self.options.weights, z.detach()
         shuffle = torch.randperm(len(z), generator=self.shuffles).to(z.device)
@@ -120,11 +126,12 @@ class Disentangling:
         info = information(M, f_di, f_ds, shuffle)
         rebuilt = reconstruction(R, f_di, f_ds, z)
         loss = weights.information * info + weights.reconstruction * rebuilt
-        numbers = {"information": info.detach(), "reconstruction": rebuilt.detach()}
+        variance = z.var(dim=0, correction=0).mean().clamp_min(torch.finfo(z.dtype).tiny)
+        numbers = {"information": info.detach(), "reconstruction": rebuilt.detach() / variance}
         if self.CI is not None:
-            confused = CONFUSION[options.confusion](self.CI.module(f_ds))
-            loss = loss + weights.confusion * confused
-            numbers["confusion"] = confused.detach()
+            logits = self.CI.module(f_ds)
+            loss = loss + weights.confusion * CONFUSION[options.confusion](logits)
+            numbers["confusion"] = -negative_entropy(logits.detach())
         loss.backward()
         moving = [self.invariant, self.specific, self.R]
         for network in moving + [self.M] * (options.estimate == "descend"):

@@ -23,7 +23,7 @@ EXACT = math.inf  # the number follows from the settings, and from no image
 STEP = {
     **dict.fromkeys(("infomax", "loss", "kept", "bnm", "snd", "ami", "largest"), 0.01),
     **dict.fromkeys(("ece", "confidence", "above", "threshold"), 0.01),
-    **dict.fromkeys(("changed", "agreed", "alike"), 0.01),
+    **dict.fromkeys(("changed", "agreed", "alike", "moved"), 0.01),
     **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
     **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
     **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),

@@ -34,6 +34,7 @@ from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.errors import ConfigError
 from fedda.maths.average import STATISTICS
+from fedda.maths.schedule import Late, growth
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Part, Rule
 
@@ -48,6 +49,16 @@ class Config(fedavg.Config):
     entropy: float = Field(
         default=0.1, ge=0, le=100, description="lambda, the weight of the entropy at the target"
     )
+    schedule: Late = Field(
+        default="late",
+        description="late: the entropy has no weight in the first half of the rounds, then a "
+        "growing one, as it makes a network of random weights sure before it has learnt; constant: "
+        "the paper, whose networks are pretrained",
+    )
+
+    def entropy_at(self, q: float) -> float:
+        """The weight of the entropy when a share q of the training is over -> float."""
+        return self.entropy * growth(q, self.schedule)
 
 
 def mixture(
@@ -166,7 +177,9 @@ TRAIN: Hop = {
     "target": Part(Rule(MODEL), fedavg.TRAINED),
 }
 
-PRESETS: dict[str, dict[str, Scalar]] = {"paper": {"entropy": 0.1}}  # section 3.2
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "paper": {"entropy": 0.1, "schedule": "constant"}  # section 3.2
+}
 
 METHOD = Method(
     "autodial",

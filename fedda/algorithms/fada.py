@@ -20,9 +20,9 @@ I    After the sources have trained, the target compares k-means clusters of its
      gains alone, in steps of a thousandth of the statistic before, because the server chooses the
      models and could read images from exact gains. Eq. 3 measures distances in the features' own
      unit, and features grow as a network learns; so by default the statistic is divided by their
-     scatter (`fada.gain`). The next model is theta_T + sum_i w_i (theta_i -
-     theta_0): "the target model is updated with the aggregation of source gradients". The paper
-     does this in every iteration, here it is done once per round.
+     scatter (`fada.gain`). Then the weights hardly differ, and I is a mean. The next model is
+     theta_T + sum_i w_i (theta_i - theta_0): "the target model is updated with the aggregation of
+     source gradients". The paper does this in every iteration, here it is done once per round.
 II   In every step DI_i learns eq. 4, and the feature extractors learn eq. 5. Each side computes its
      half on its own features, so that only sums of DI_i's gradients cross.
 III  C classifies f_di, the invariant branch of D. Sources also learn to predict the class from f_ds
@@ -93,9 +93,10 @@ class Config(Section):
     )
     gain: Unit = Field(
         default="share",
-        description="gap statistic as a share of the features' scatter; relative to its value "
-        "before; image (per image); or the sum that eq. 3 prints. The last three call features "
-        "tight that are small: a source that learns little has the largest weight",
+        description="gap statistic as a share of the features' scatter, whose weights hardly "
+        "differ, so that it is a mean and no attention; relative to its value before; image (per "
+        "image); or the sum that eq. 3 prints. The last three call features tight that are small: "
+        "the source whose features grow least has the largest weight",
     )
     gain_images: int = Field(
         default=1000,

@@ -118,19 +118,31 @@ def bound(eps: float, theta: float, W1: float) -> float:
     return THETA_CE * (eps + 2 * theta * W1)
 
 
-def carried(eps: float, theta: float, W1: float) -> float:
+def apart(p: Tensor, q: Tensor) -> float:
+    """Mean of |p - q|_1 / 2, over two models' probabilities (N, C) of the same images -> [0, 1]."""
+    return float((p - q).abs().double().sum(dim=1).mean() / 2)
+
+
+def carried(
+    eps: float, theta: float, W1: float, before: float = math.inf, moved: float = 0.0
+) -> float:
     """Bound an adapted target's error, which has no labels to measure it -> eps in [0, 1].
 
-    The paper needs it where an adapted target is a candidate, but does not say how to get it. This
-    is the bound of Shen et al. that eq. 5 contains, eps_c + 2 theta W1, after the adaptation: W1
-    is that between the candidate's features by its encoder and the target's by the adapted one.
+    The paper needs it where an adapted target is a candidate, but does not say how to get it. Two
+    bounds hold, and the smaller one is taken. The bound of Shen et al. that eq. 5 contains, eps_c +
+    2 theta W1, after the adaptation; W1 is that between the candidate's features by its encoder and
+    the target's by the adapted one. And the same before the adaptation, where it bounds the
+    candidate's model at the target, and the adapted one's error is at most `moved` above that. Both
+    say nothing once 2 theta W1 is above 1, which only small layers prevent (train.lipschitz).
 
     Args:
         eps: of the candidate from which the target has adapted.
         theta: of the classifier, which is the candidate's.
         W1: after the adaptation.
+        before: W1 before it; unknown by default.
+        moved: how far `apart` the candidate's and the adapted model are on the target's images.
     """
-    return min(1.0, eps + 2 * theta * W1)
+    return min(1.0, eps + 2 * theta * W1, moved + eps + 2 * theta * before)
 
 
 def choose(

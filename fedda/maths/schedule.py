@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 Growth = Literal["ganin", "constant"]
+Late = Literal["late", "constant"]
 
 
 def gate(t: int, rounds: int, low: float, high: float, reach: bool = True) -> float:
@@ -14,6 +15,11 @@ def gate(t: int, rounds: int, low: float, high: float, reach: bool = True) -> fl
     return low + (high - low) * (t - 1) / (max(rounds - 1, 1) if reach else rounds)
 
 
-def growth(q: float, form: Growth = "ganin") -> float:
-    """Ganin et al., section 5.2.2: 2 / (1 + exp(-10 q)) - 1 of a share q; or 1 -> [0, 1]."""
-    return math.tanh(5 * q) if form == "ganin" else 1.0
+def growth(q: float, form: Growth | Late = "ganin") -> float:
+    """A weight when a share q of the training is over -> [0, 1].
+
+    Ganin et al., section 5.2.2: 2 / (1 + exp(-10 q)) - 1. Late: 0 in the first half, then linear.
+    """
+    if form == "constant":
+        return 1.0
+    return math.tanh(5 * q) if form == "ganin" else max(0.0, 2 * q - 1)

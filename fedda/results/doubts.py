@@ -28,6 +28,9 @@ CHANGED = 0.1
 # Where the sources' models gave an image the same class less often, SHOT and DECISION were between
 # 21 points below FedAvg and 29 above it, on 11 targets; on 7 others between 3 below and 4 above.
 ALIKE = 0.5
+# FADA's model III is to bring an entropy to ln C, what is lost of the features to 0, and estimated
+# information down: these shares of ln C, of the variance and of the highest estimate count as done.
+ENTROPY, REBUILT, FALLEN = 0.9, 0.5, 0.5
 AT_ONCE = {"sources"}  # told in one round alone, when the models come
 # What a round's entry must have to say something of a kind.
 MEASURES = {
@@ -39,6 +42,7 @@ MEASURES = {
     "clipped": "clipped",
     "unknown shift": "changed",
     "sources": "alike",
+    "disentangled": "entropy",
 }
 FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
 LONG = 200  # steps of a round after which one alone is enough
@@ -55,7 +59,7 @@ class Doubt:
 
     Attributes:
         what: `classes`, `one class`, `loss`, `kept`, `weights`, `discriminator`, `clipped`,
-            `sources`, `unknown shift` or `transfer`.
+            `sources`, `disentangled`, `unknown shift` or `transfer`.
         round: the round in which it was noticed.
         text: what was seen, and what to do.
     """
@@ -87,9 +91,10 @@ def doubts(
         history: the entries of its finished rounds: `round`, and where known `kept`, `predicted`
             (a number of classes), `weights` by site, `discriminator-accuracy`, `clipped`, the share
             of the sums in which a site's gradient was clipped, `alike`, the share of the target's
-            images to which two sources' models give the same class, and in the
-            last round `largest`, the share of the predictions that are the most frequent class,
-            and `changed`, the share of the answers that the target's last step changed.
+            images to which two sources' models give the same class, `confusion`, `reconstruction`
+            and `information` of FADA's model III, and in the last round `largest`, the share of
+            the predictions that are the most frequent class, and `changed`, the share of the
+            answers that the target's last step changed.
         rounds: the number of rounds that the training will have.
         classes: C, the number of classes of the sources.
         examples: the sources' numbers of examples; sites that are not among them are targets.
@@ -102,7 +107,7 @@ def doubts(
     losses: list[float] = []
     row: dict[str, int] = {}
     quiet: dict[str, int] = {}  # rounds in a row, up to the last, that say the contrary
-    most = {"kept": 0.0, "predicted": 0}
+    most = {"kept": 0.0, "predicted": 0, "information": 0.0}
     for entry in history:
         seen = {
             "classes": _classes(entry, classes, int(most["predicted"])),
@@ -113,6 +118,7 @@ def doubts(
             "clipped": _clipped(entry),
             "unknown shift": _shift(entry),
             "sources": _alike(entry),
+            "disentangled": _apart(entry, classes, rounds, most["information"]),
         }
         for what, text in seen.items():
             row[what] = row.get(what, 0) + 1 if text else 0
@@ -151,6 +157,23 @@ def _alike(entry: Round) -> str:
         f"two sources' models give the same class to {100 * entry['alike']:.0f} % of the target's "
         "images: labels that the target makes of them are a wager, which may gain or lose 20 "
         "points; train the sources longer, or take AdaBN or KD3A, refined"
+    )
+
+
+def _apart(entry: Round, classes: int, rounds: int, before: float) -> str:
+    if entry["round"] < rounds or "confusion" not in entry:
+        return ""
+    entropy, even = entry["confusion"], math.log(classes)
+    lost, told = entry.get("reconstruction", 0.0), entry.get("information", 0.0)
+    fallen = told <= FALLEN * before or told < 0.1
+    if entropy >= ENTROPY * even and lost <= REBUILT and fallen:
+        return ""
+    return (
+        f"FADA's two parts of the features are not apart: the class identifier's entropy is "
+        f"{entropy:.2f} nats and should be {even:.2f}, the reconstructor does not rebuild "
+        f"{100 * min(lost, 1):.0f} % of the features' variance and should rebuild all, and the "
+        f"estimated information is {told:.2f} nats, after {before:.2f} at most before: model III "
+        "is then model II with two more layers, and fada.parts=adversarial says as much"
     )
 
 

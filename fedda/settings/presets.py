@@ -95,6 +95,7 @@ HEADS: Preset = {
         f"{method}.reversal.strength": Given(1.0, "its paper; the encoder is one layer here")
         for method in ("fdann", "fwdgrl", "fdan")
     },
+    "autodial.schedule": Given("constant", "its paper, whose networks are pretrained, too"),
     "mdan.mu": Given(1.0, "ours: as those; with .01 it cost 1.3 points (amazon, seeds 10 and 11)"),
     "fada.weights.alignment": Given(1.0, "ours: as those; .01 cost 1.5 points (amazon, seed 10)"),
     "rounds": Given(60, OURS),
