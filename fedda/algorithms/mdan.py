@@ -58,21 +58,11 @@ class Config(fedavg.Config):
 
 # Settings of the authors' code for reviews, which trains everything by Adadelta, in one go: 15
 # epochs of a network with layers of 1000, 500 and 100.
-CODE: dict[str, Scalar] = {
-    "train.optimizer": "adadelta",
-    "train.lr": 1.0,
-    "train.schedule": "constant",
-    "train.batch-size": 20,
-    "train.carry-momentum": True,
-    "max": "soft",
-    "sign": "code",
-    "gamma": 10.0,
-    "mu": 0.01,
-    "loss": "reversal",
-    "discriminator.sizes": "",
-    "discriminator.optimizer": "adadelta",
-    "discriminator.lr": 1.0,
-}
+CODE: dict[str, Scalar] = {"max": "soft", "sign": "code", "gamma": 10.0, "mu": 0.01}
+CODE |= {"loss": "reversal", "discriminator.sizes": ""}
+CODE |= {"discriminator.optimizer": "adadelta", "discriminator.lr": 1.0}
+CODE |= {"train.optimizer": "adadelta", "train.lr": 1.0, "train.schedule": "constant"}
+CODE |= {"train.batch-size": 20, "train.carry-momentum": True}
 PRESETS: dict[str, dict[str, Scalar]] = {"paper": CODE | {"sign": "paper"}, "official": CODE}
 
 
