@@ -4,6 +4,8 @@ Schrod et al., https://arxiv.org/abs/2306.00607.
 """
 
 import copy
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,16 +13,20 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from fedda import wire
+from fedda import models, wire
 from fedda.algorithms import fact
 from fedda.data import Unlabelled
-from fedda.models import Model
+from fedda.models import Extension, Model
 from fedda.train import learning_rate, make_optimizer
 from fedda.wire import Kind, Packed
 
 from . import fedavg
-from .base import Client
-from .site.request import Numbers
+from .base import Client, lost
+from .site import state
+from .site.memory import Network
+from .site.request import Numbers, Request
+
+ANSWER = "answer"  # name of the model with two heads that a target keeps
 
 
 class Source(fedavg.Source):
@@ -61,6 +67,9 @@ class Target(Client):
     def cross(self) -> Numbers:
         """Minimise the discrepancy by the encoder's parameters, for the images of one round."""
         C1 = self.model.head
+        kept = None if self.options.answer == "mean" else Answer(self.both())
+        if kept is not None:
+            self.stays(ANSWER, kept)
         C2 = copy.deepcopy(C1)
         came = self.request.arrays["head"].unpack()
         C2.load_state_dict({n.removeprefix("head."): torch.tensor(a) for n, a in came.items()})
@@ -69,17 +78,87 @@ class Target(Client):
             z = self.features(indices)
             return fact.discrepancy(C1(z), C2(z), self.options.softmax)
 
-        return self.minimise(loss, half_optimizer(self, self.model.encoder))
+        numbers = self.minimise(loss, half_optimizer(self, self.model.encoder))
+        if kept is not None:
+            self.settle()  # before the encoder is copied
+            kept.consider(self.model.encoder, (C1, C2), numbers["loss"], self.options.answer)
+        return numbers
+
+    def both(self) -> Model:
+        """A model with two heads, whose weights are loaded later."""
+        added = Extension(self.task.method, {})
+        return self.workspace.hold(ANSWER, lambda: self.workspace.blank(added))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities by what `fact.answer` names -> (N, C), on the CPU."""
+        return models.predict(self.adapted(), x)
+
+    def adapted(self) -> Model:
+        """The model that answers: the one that came, or the one with two heads that stays here.
+
+        Raises:
+            LostError: its state is missing.
+        """
+        if self.options.answer == "mean":
+            return self.model
+        last = self.request.round
+        kept = self.workspace.left(self.task, ANSWER, self.request.stage.first, last)
+        if kept is None:
+            raise lost(last)
+        whole = self.both()
+        whole.load_state_dict(kept.get("module"))
+        return whole
+
+    def test(self, request: Request) -> Numbers:
+        """Test, and write a model with two heads to this site's own disk."""
+        numbers = super().test(request)
+        path, task = state.model_path(self.site, self.task), self.task
+        if self.options.answer != "mean" and path is not None:
+            models.save(path, self.adapted(), classes=task.names, **task.about_model)
+        return numbers
+
+
+class Answer(Network):
+    """The model with two heads that a target keeps, and how far its heads differed."""
+
+    discrepancy = math.inf
+
+    def consider(
+        self, encoder: nn.Module, heads: Sequence[nn.Module], discrepancy: float, answer: str
+    ) -> None:
+        """Take over an encoder and two heads; with `least` only if they differ no more."""
+        if answer == "least" and discrepancy > self.discrepancy:
+            return
+        self.discrepancy = discrepancy
+        state = {f"encoder.{n}": t for n, t in encoder.state_dict().items()}
+        for part in ("weight", "bias"):
+            state[f"head.{part}"] = torch.stack([head.get_parameter(part) for head in heads])
+        state["head.alpha"] = self.module.get_buffer("head.alpha")
+        self.module.load_state_dict(state)
+
+    def put_down(self) -> state.Kept:
+        """Return weights and the discrepancy."""
+        kept = super().put_down()
+        kept.about["discrepancy"] = self.discrepancy
+        return kept
+
+    def take_up(self, kept: state.Kept, device: torch.device) -> None:
+        """Continue from that state."""
+        super().take_up(kept, device)
+        self.discrepancy = float(kept.about["discrepancy"])
 
 
 def half_optimizer(client: Client, half: nn.Module) -> optim.Optimizer:
     """The run's optimizer of an encoder's or a head's parameters, at the rates of the whole model.
 
-    Its momentum is not kept from round to round.
+    With `train.carry-momentum` it goes on from its state of the last round.
     """
     train, request, model = client.task.train, client.request, client.model
     rate = learning_rate(train, request.round, client.task.rounds)
-    return client.paced(make_optimizer(groups_of(model, half, rate), train, rate))
+    optimizer = make_optimizer(groups_of(model, half, rate), train, rate)
+    if train.carry_momentum:
+        client.stays("optimizer", Network(nn.Module(), optimizer))  # without the half's weights
+    return client.paced(optimizer)
 
 
 def groups_of(model: Model, half: nn.Module, rate: float) -> list[dict[str, Any]]:

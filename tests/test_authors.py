@@ -23,6 +23,7 @@ from fedda.algorithms.autodial import Aligned
 from fedda.config import TrainConfig
 from fedda.maths import optimal_transport, schedule
 from fedda.maths.ensemble import Heads
+from fedda.maths.mixture import Surest
 from fedda.train import learning_rate, make_optimizer
 
 FIGURES: dict[str, Any] = json.loads(
@@ -109,10 +110,20 @@ def test_kd3a_gives_the_authors_weights() -> None:
         )
 
 
-def test_fact_compares_and_answers_as_the_authors_do() -> None:
+def test_fact_compares_heads_as_the_authors_do() -> None:
     f = FIGURES["fact"]
     one, two = tensors({"1": f["logits"][0], "2": f["logits"][1]}, "1", "2")
     assert fact.discrepancy(one, two, "twice").item() == pytest.approx(f["twice"], rel=1e-5)
+
+
+def test_facts_surer_head_answers_as_the_authors() -> None:
+    f = FIGURES["fact"]
+    head = Surest(2, 3, 3).double()
+    head.weight.copy_(torch.eye(3).expand(2, 3, 3))
+    heads = [torch.tensor(logits, dtype=torch.float64) for logits in f["logits"]]
+    for row, wanted in enumerate(f["answer"]):
+        head.bias.copy_(torch.stack([logits[row] for logits in heads]))
+        close(head(torch.zeros(1, 3, dtype=torch.float64)).exp()[0], wanted)
 
 
 def test_mdan_takes_the_authors_gradient() -> None:

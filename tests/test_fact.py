@@ -5,15 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from clients.fact import groups_of
+from clients import fact as clients_of_fact
+from clients.fact import Answer, groups_of, half_optimizer
 from clients.site.memory import resident
-from fedda import models
+from fedda import models, records
 from fedda.algorithms import fact
 from fedda.config import ModelConfig
 from fedda.data import Labelled, load_source, load_target
@@ -31,6 +33,7 @@ from tests.local_grid import (
     run,
 )
 from tests.reference import fact as twin
+from tests.test_shot import with_state
 
 FACT: dict[str, Any] = {"train.momentum": 0.9, "train.lr": 0.05, "train.schedule": "constant"}
 FACT |= {"model.bottleneck": 6}
@@ -167,6 +170,68 @@ def test_without_refitting_the_heads_are_those_of_the_training(
     settings = FACT | {"method": "fact", "fact.refit": False, "run.dir": str(tmp_path)}
     run(domains, settings, grid=grid)
     assert {c.hop for c in grid.crossed if c.kind == "train"} == {"train", "cross"}
+
+
+@pytest.mark.parametrize("answer", ["surer", "least"])
+def test_the_target_keeps_both_heads_and_predicts_with_the_surer(
+    domains: list[Node], tmp_path: Path, answer: str
+) -> None:
+    nodes = with_state(domains, tmp_path)
+    grid = ScriptedGrid(nodes)
+    settings = FACT | {"method": "fact", "fact.answer": answer, "run.dir": str(tmp_path / "runs")}
+    (training,) = run(nodes, settings | {"rounds": 1}, grid=grid)[0]["trainings"]["fact"]
+    (asked,) = [m for m in grid.requests if m.content.get("step", {}).get("hop") == "cross"]
+    sent = {name: packed.unpack() for name, packed in records.read(asked.content)[0].items()}
+    model, _ = models.load(tmp_path / "state" / training["adapted"]["file"])
+    heads = [sent["model"]["head.weight"], sent["head"]["head.weight"]]
+    assert torch.equal(model.head.get_buffer("weight"), torch.tensor(np.stack(heads)))
+    data = load_target(next(n for n in nodes if n["name"] == "town")["data"], size=SIDE)
+    z = model.eval().features(data.x.float() / 255)
+    each = model.head.each(z).exp()  # type: ignore[operator]
+    surer = each.amax(dim=2).argmax(dim=1)
+    wanted = each[torch.arange(len(z)), surer]
+    torch.testing.assert_close(models.predict(model, data.x), wanted.detach())
+    assert 0 < surer.sum() < len(z)
+
+
+def test_the_round_in_which_the_heads_differed_least_is_kept() -> None:
+    config = ModelConfig(name="mlp", sizes="6")
+    extension = models.Extension("fact", {})
+    kept = Answer(models.build(config, (5,), 3, seed=0, extension=extension))
+    rounds = [models.build(config, (5,), 3, seed=seed) for seed in (1, 2, 3)]
+    for t, discrepancy in enumerate((0.3, 0.2, 0.25)):
+        kept.consider(rounds[t].encoder, (rounds[t].head, rounds[0].head), discrepancy, "least")
+        again = Answer(kept.module)
+        again.take_up(kept.put_down(), torch.device("cpu"))
+        kept = again
+    weight = kept.module.get_buffer("head.weight")
+    assert kept.discrepancy == 0.2
+    assert torch.equal(weight[0], rounds[1].head.weight)
+    assert torch.equal(weight[1], rounds[0].head.weight)
+    kept.consider(rounds[2].encoder, (rounds[2].head, rounds[0].head), 0.9, "surer")
+    assert torch.equal(kept.module.get_buffer("head.weight")[0], rounds[2].head.weight)
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_carried_momentum_reaches_the_target_and_the_refitted_heads(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch, carried: bool
+) -> None:
+    begun: list[tuple[int, str, int]] = []
+
+    def noted(client: Any, half: nn.Module) -> optim.Optimizer:
+        made = half_optimizer(client, half)
+        begun.append((client.request.round, client.request.hop, len(made.state)))
+        return made
+
+    monkeypatch.setattr(clients_of_fact, "half_optimizer", noted)
+    settings = {k.replace(".", "__"): v for k, v in FACT.items()}
+    bench = Bench(domains, "fact", train__carry_momentum=carried, rounds=4, **settings)
+    for t in range(1, 5):
+        bench.round(t)
+    moved = {hop: [n for t, h, n in begun if h == hop and t > 1] for hop in ("refit", "cross")}
+    assert not any(n for t, _, n in begun if t == 1)
+    assert all(n > 0 for n in moved["cross"]) if carried else not any(moved["cross"])
+    assert any(moved["refit"]) is carried  # a site that has not been drawn before has none
 
 
 def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None:

@@ -11,19 +11,23 @@ https://github.com/jonas-lippl/FACT.
 In each round two sources are drawn. Both train the model on their labels, and each refits its head
 to the mean of the two encoders for as many steps. The target then minimises what the two heads
 differ in, by the encoder alone. The next model has that encoder, and the mean of the two heads.
+The authors' program answers with the surer of the two heads, and with the model of the round in
+which they differed least (`fact.answer`); the optimizers of its sites live for the whole run
+(`train.carry-momentum`).
 
 A head is one linear layer here; in the authors' network for digits it has three, with dropout.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
+from fedda.maths.mixture import Surest
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Kind, Manifest, Part, Rule
 
@@ -36,6 +40,12 @@ class Config(Section):
     softmax: Softmax = Field(
         default="once",
         description="twice: the authors' network ends in a softmax, and both losses apply another",
+    )
+    answer: Literal["mean", "surer", "least"] = Field(
+        default="mean",
+        description="what the target predicts with: the mean of the two heads; for each image the "
+        "surer one, which stay at the target; or these of the round in which they differed least "
+        "(the authors' code)",
     )
     refit: bool = Field(
         default=True, description="whether sources refit their heads to the mean of the encoders"
@@ -51,6 +61,11 @@ def discrepancy(logits1: Tensor, logits2: Tensor, softmax: Softmax = "once") -> 
     """Mean |p1 - p2|, over images and classes -> scalar."""
     p1, p2 = (answers(each, softmax).softmax(dim=1) for each in (logits1, logits2))
     return (p1 - p2).abs().mean()
+
+
+def extend(model: Any, settings: Mapping[str, Any]) -> None:
+    """Replace a model's head by two, of which the surer one answers."""
+    model.head = Surest(2, model.width, model.head.out_features)
 
 
 def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
@@ -74,6 +89,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     "official": {
         "softmax": "twice",
         "refit": True,
+        "answer": "least",
         "train.optimizer": "sgd",
         "train.lr": 0.005,
         "train.momentum": 0.9,
@@ -90,4 +106,6 @@ METHOD = Method(
     Config,
     (Phase("cross", {"train": fedavg.TRAIN, "refit": REFIT, "cross": CROSS}, layouts=layouts),),
     PRESETS,
+    stays=lambda options: options.answer != "mean",
+    extend=extend,
 )
