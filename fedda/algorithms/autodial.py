@@ -19,7 +19,8 @@ moments are those of the last round, so they are a round late, and constants; th
 weighted mean over all of them. In the first round there are none, and alpha is 1. In each round the
 server adds the target's change of the model to the mean of the sources' models, as the loss adds
 the target's entropy to the sources' cross entropies: with one step of SGD per round the two are the
-same. Momentum and further steps make them differ.
+same. Momentum and further steps make them differ. The authors' networks are pretrained, and one of
+them has such a layer on the logits as well.
 """
 
 from collections.abc import Mapping

@@ -16,6 +16,7 @@ which they differed least (`fact.answer`); the optimizers of its sites live for 
 (`train.carry-momentum`).
 
 A head is one linear layer here; in the authors' network for digits it has three, with dropout.
+There a site's learning rate falls with the rounds that it was drawn in, here with the run's.
 """
 
 from collections.abc import Mapping

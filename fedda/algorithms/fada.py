@@ -37,7 +37,8 @@ the same in both parts, so what only the target has ends in f_ds. All disentangl
 paper does not say how the target's learns, nor whether it is averaged (`fada.disentanglers`).
 
 Where the paper leaves a choice, or the parent code differs, there is a setting. Differences without
-one: DI has ReLU where tables 6 to 8 have LeakyReLU, and one logit in place of two.
+one: DI has ReLU where tables 6 to 8 have LeakyReLU, and one logit in place of two; table 7's DI has
+64 inputs, as if it saw both parts, and here the 32 of f_di.
 """
 
 from collections.abc import Mapping

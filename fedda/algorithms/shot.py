@@ -113,6 +113,9 @@ def nearest(v: Tensor, mu: Tensor, among: Tensor) -> Tensor:
 def pseudo_labels(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Section 3.3: nearest soft centroid, then once more with centroids of these labels.
 
+    Classes that no image was given are left out of the second pass. The code for objects leaves
+    those that no prediction names out of the first one, too, the code for digits out of neither.
+
     Args:
         v: (N, d) points.
         p: (N, C) the model's predictions, the weights of the first centroids.
