@@ -347,4 +347,6 @@ def test_a_client_says_where_it_connects_before_it_does(
     words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
     words += ["--insecure", "--state-dir", str(tmp_path), "--min-images", "16"]
     done = CliRunner().invoke(client_command, words)
-    assert (done.exit_code, said) == (0, ["connecting to hub:1, directly, through no proxy"]), done.output
+    assert (done.exit_code, said) == (0, ["connecting to hub:1, directly, through no proxy"]), (
+        done.output
+    )

@@ -42,7 +42,7 @@ MEASURES = {
     "clipped": "clipped",
     "unknown shift": "changed",
     "sources": "alike",
-    "disentangled": "entropy",
+    "disentangled": "confusion",
 }
 FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
 LONG = 200  # steps of a round after which one alone is enough
