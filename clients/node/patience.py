@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fedda.errors import KeyFileError
+from fedda.ops.proxies import named
 from fedda.ops.refusal import Refusal
 
 from .failures import Refused, SessionLost, Unreachable
@@ -71,6 +72,7 @@ def join(
             return connect()
         except Unreachable as error:
             text = f"for {superlink}, which does not answer yet: {error}"
+            text += " (it is dialled directly, and not through this environment's proxy)" * named()
             if proxy:
                 fact = str(error).partition(";")[0]
                 text = (

@@ -35,6 +35,8 @@ def meant(text: str) -> tuple[str, int] | None:
         host, port = split.groups() if split else ("", "")
         if ":" not in (host or ""):
             return None
+    elif ":" in rest.rpartition(":")[0] and _is_host(rest.rpartition(":")[0]):
+        return None  # it could also be an address alone
     elif _is_host(rest.rpartition(":")[0]):
         host, _, port = rest.rpartition(":")
         port = port if re.fullmatch("[0-9]+", port) or not _is_host(rest) else None

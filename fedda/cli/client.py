@@ -24,7 +24,7 @@ from fedda.cli.its_files import (
     reading_of,
 )
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
-from fedda.errors import ConfigError, KeyFileError
+from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.address import address, host
@@ -303,9 +303,12 @@ def client(
         with load("clients", "site.reading").shown("all files once") as progress:
             reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
-            checked.check_size(max(min_images, protected))
             summary = _summary(checked)
         echo(summary)
+        try:  # it may join and be tested, and says in every round why it does not train
+            checked.check_size(max(min_images, protected))
+        except DataError as error:
+            echo(f"warning: {error}")
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
             trail = load("clients", "policy.trail").Trail(state)

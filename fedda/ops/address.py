@@ -33,7 +33,7 @@ class Address:
 def address(text: str, option: str = "--superlink", port: int | None = PORT) -> Address:
     """Read HOST:PORT, also with a scheme, spaces around it, or a slash at its end.
 
-    An address of IPv6 may stand in brackets or without them: `::1:8443` is port 8443 of `::1`.
+    An address of IPv6 with a port needs brackets: `::1:8443` could also be an address without one.
 
     Args:
         text: what was typed.
@@ -49,6 +49,11 @@ def address(text: str, option: str = "--superlink", port: int | None = PORT) -> 
             rest = rest[len(scheme) :]
     rest = rest.rstrip("/")
     before, _, after = rest.rpartition(":")
+    if ":" in before and _is_host(before) and not before.startswith("["):
+        raise ConfigError(
+            f"{option} {text!r} could be an address alone, or one with a port: write "
+            f"[{before}]:{after} or [{rest}]"
+        )
     if after.isascii() and after.isdigit() and _is_host(before):
         found, number = before, int(after)
     elif port is not None and _is_host(rest):

@@ -46,8 +46,13 @@ def proxy_to(address: Address, tls: bool) -> str:
             "cannot use SOCKS: install it with `pip install 'httpx[socks]'`, or name the server's "
             f"host in NO_PROXY ({address.host})"
         )
-    named = next((found[kind] for kind in kinds if found.get(kind)), "")
-    return _shown(named) if named else ""
+    proxy = next((found[kind] for kind in kinds if found.get(kind)), "")
+    return _shown(proxy) if proxy else ""
+
+
+def named() -> bool:
+    """Whether the environment names a proxy, used or not."""
+    return bool(_dropped) or any(name != "no" for name in getproxies())
 
 
 def _shown(proxy: str) -> str:

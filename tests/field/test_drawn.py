@@ -46,7 +46,7 @@ def test_what_is_read_otherwise_is_wrong(tmp_path: Path, fuzz: Any) -> None:
     (
         ("hub.example.org:8443", ("hub.example.org", 8443)),
         ("[::1]:80", ("::1", 80)),
-        ("::1:8443", ("::1", 8443)),
+        ("::1:8443", None),
         (" localhost:1", ("localhost", 1)),
         ("10.0.0.300:80", None),
         ("[127.0.0.1]:80", None),
