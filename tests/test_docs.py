@@ -1,16 +1,18 @@
 """README and the documentation: nothing is missing, and what they tell to type exists."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
+import markdown
 import pytest
 import typer
 
@@ -101,17 +103,85 @@ def test_commands_options_and_settings_exist() -> None:
 
 
 @pytest.fixture(scope="module")
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hooks() -> Iterator[Any]:
+    """The modules that make pages, which MkDocs imports from their folder."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        yield importlib.import_module("hooks")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def made(hooks: Any, text: str) -> str:
+    """Markdown as HTML, with formulas."""
+    return markdown.markdown(text, extensions=["tables", "md_in_html", hooks.Formulas()])
+
+
+@pytest.mark.parametrize("name", sorted(plugins.own_methods()))
+def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
+    text = hooks.page_of(name)
+    html = made(hooks, text)
+    assert html.count('<figure class="round"><svg ') == 1
+    assert html.count('<div class="formula"><math ') >= 1 and 'class="number"' in html
+    assert "$" not in re.sub(r"<code>.*?</code>", "", html, flags=re.DOTALL)
+    headings = re.findall(r"^## (.+)", text, flags=re.MULTILINE)
+    wanted = ["In ten lines", "Formulas", "When it helps, and when not", "What must hold"]
+    assert headings[:4] == wanted
+    ten = text.partition("## In ten lines")[2].partition("## ")[0]
+    assert len(re.findall(r"^\d+\. ", ten, flags=re.MULTILINE)) == 10
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    targets = {(ROOT / "docs" / "methods" / link).resolve() for link in links}
+    assert not {file for file in targets if not file.exists()} - MADE
+    in_sight = text.partition("## Settings")[2].partition("<details")[0].partition("## ")[0]
+    assert len(re.findall(r"^\| `", in_sight, flags=re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize("name", sorted(plugins.own_methods()))
+def test_the_picture_of_a_round_has_what_the_contract_says(hooks: Any, name: str) -> None:
+    """Each part of each hop that a training with default settings has; no text is cut off."""
+    method = plugins.method(name)
+    text = hooks.page_of(name)
+    drawing = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + len("</svg>")])
+    words = [each.text or "" for each in drawing.iter("text")]
+    drawn = [stage.phase for stage in method.schedule(method.config(), 20)]
+    asked = [
+        f"{part}: {hop.replace('_', ' ')}"
+        for phase in drawn
+        for hop, parts in phase.hops.items()
+        for part in parts
+    ]
+    boxes = [box.get("class", "") for box in drawing.iter("rect")]
+    assert len([kind for kind in boxes if kind.startswith("box") and "server" not in kind]) == (
+        len([*asked, "target: test"])
+    )
+    assert not {*asked, "target: test"} - {*words}
+    sums = [each for each in drawing.iter("line") if each.get("class") == "sums"]
+    assert bool(sums) == any(phase.gradients for phase in drawn)
+    assert max(map(len, words)) < 46
+
+
+def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> None:
+    text = hooks.page_of("kd3a")
+    grand = (ROOT / hooks.RESULTS / "grand.md").read_text()
+    cells = next(line for line in grand.splitlines() if line.startswith("| KD3A ")).split("|")
+    row = [cells[i].strip() for i in (1, 4, 5, 6, 7, 10, 11)]
+    assert f"| {' | '.join(row)} |" in text
+    assert "A training moves 1.6 times FedAvg's bytes" in text
+    assert text.count("| FedDaDiL-") == 0 and hooks.page_of("feddadil").count("| FedDaDiL-") == 2
+    assert "do not have this one" in hooks.page_of("fedbn")
+
+
+def test_formulas_are_typeset_and_code_keeps_its_dollars(hooks: Any) -> None:
+    html = made(hooks, "A $p_i$ costs `$HOME` or 5 $ each.\n\n$$a_1 * b_2 \\lt c \\tag{eq. 5}$$\n")
+    assert "<msub><mi>p</mi><mi>i</mi></msub>" in html and "<code>$HOME</code> or 5 $ each" in html
+    assert '</math><span class="number">eq. 5</span></div>' in html and "<em>" not in html
+    with pytest.raises(ValueError, match=r"has \\nosuch, which cannot be typeset"):
+        made(hooks, "$\\nosuch{x}$")
 
 
 @pytest.mark.parametrize("name", sorted(plugins.own_methods()))
 def test_a_methods_page_has_its_settings_and_what_crosses(hooks: Any, name: str) -> None:
-    text = hooks.method(name)
+    text = hooks.page_of(name)
     assert text.startswith(f"# {plugins.method(name).title}\n")
     for crossing in wire_table.of_method(name):
         assert f"| {crossing.part} | {crossing.when} | {crossing.enters} |" in text
@@ -140,6 +210,9 @@ def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
             r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()
         )
         assert not loaded, page
+    for name in plugins.own_methods():
+        html = (tmp_path / "methods" / name / "index.html").read_text()
+        assert "<svg viewBox" in html and '<div class="formula"><math' in html, name
 
 
 # ---- what crosses ------------------------------------------------------------------------------

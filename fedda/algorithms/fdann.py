@@ -2,9 +2,9 @@
 
 Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exchange.
 
-    K        size    sources
-    DI       network discriminator, with identical copies at all sites; with `pairs` K of them
-    lambda   float   weight of the adversarial loss, growing with the training
+    K        size     sources
+    DI       network  discriminator, with identical copies at all sites; with `pairs` K of them
+    lambda   float    weight of the adversarial loss, growing with the training
 
 Each source minimises its cross entropy plus lambda times an adversarial loss, the target the second
 term alone. With `reversal.loss=inverted` that loss is its half of DI's loss with the other side's

@@ -1,0 +1,206 @@
+"""The page of a method: its notes, and around them all that follows from the code and the results.
+
+The notes, `methods/notes/NAME.md`, begin with a head that only this module reads:
+
+    settings            the three settings that matter most, by their full keys
+    PART HOP            what the part does in that hop, for the picture
+    server HOP          what the server does with the replies
+
+Under their heading `HELPS` comes the method's row of each table of results that has one.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from links import RESULTS, ROOT, moved
+from mkdocs.utils import meta
+from round_picture import picture
+
+from fedda import plugins
+from fedda.cli import settings, wire_table
+from fedda.settings import RunConfig, presets
+
+GRAND = ("grand", "grand-methods")  # tables of results with a row for each method
+HELPS = "## When it helps, and when not"
+SYMBOLS = ("symbol", "shape or kind", "meaning")
+HALVES = ("fedda/algorithms", "strategies", "clients")
+
+
+def page_of(name: str) -> str:
+    """The page of a method -> Markdown, with links as from `docs/methods/`."""
+    chosen, (about, rest) = plugins.method(name), docstring(name)
+    text, head = notes(name)
+    parts = [f"# {chosen.title}", about, picture(chosen, head)]
+    parts += [text.replace(HELPS, f"{HELPS}\n\n{measured(chosen.title)}", 1)]
+    parts += ["## What crosses", "What else crosses is refused, on the way out and on the way in."]
+    crossing = [(c.part, c.when, c.enters, c.leaves) for c in wire_table.of_method(name)]
+    parts += [table(("part", "when", "enters", "leaves"), crossing)]
+    parts += ["## Settings", chosen_settings(name, head["settings"])]
+    parts += preset_columns(name)
+    files = [f"{half}/{name}.py" for half in HALVES]
+    present = [f"`{file}`" for file in files if (ROOT / file).is_file()]
+    parts += ["## In the code", f"{', '.join(present)}; where one is missing, FedAvg's is used."]
+    return "\n\n".join(part for part in [*parts, rest] if part) + "\n"
+
+
+def notes(name: str) -> tuple[str, Mapping[str, str]]:
+    """A method's notes with links as from its page, and their head."""
+    path = f"docs/methods/notes/{name}.md"
+    body, head = meta.get_data((ROOT / path).read_text())
+    return moved(body.strip(), path, f"methods/{name}.md"), head
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for row in rows:
+        cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# ---- what was measured -------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A method's row in a table of results, as texts."""
+
+    method: str
+    gain: str
+    worst: str
+    refined: str
+    refined_worst: str
+    megabytes: str
+    seconds: str
+
+
+def measured(title: str) -> str:
+    """A method's rows beside FedAvg's, in each table that has it, and what a training costs."""
+    title = title.partition(" (")[0]
+    parts: list[str] = []
+    for name in GRAND:
+        text = (ROOT / RESULTS / f"{name}.md").read_text()
+        every = {row.method: row for row in rows_of(text)}
+        mine = [row for m, row in every.items() if m == title or m.startswith(f"{title}-")]
+        if not mine:
+            continue
+        size = re.search(r"(\d+ targets), (\d+ seeds?)", text)
+        assert size is not None
+        parts += [f"[{size[1]}, {size[2]}](../../{RESULTS}/{name}.md):"]
+        shown = [*mine, *([] if title == "FedAvg" else [every["FedAvg"]])]
+        heads = ("", "gain", "worst target", "refined: gain", "worst target", "MB", "seconds")
+        parts += [table(heads, shown)]
+        if title != "FedAvg":
+            parts += [cost(mine[0], every["FedAvg"])]
+    if not parts:
+        return "The tables of all methods do not have this one."
+    about = (
+        "Points of accuracy at the target over FedAvg's unrefined model: the mean over the targets "
+        "with its 95 % interval, and the worst target. Refined: after the target's "
+        "[last step](../last-step.md). MB and seconds are those of a whole training."
+    )
+    return "\n\n".join([about, *parts])
+
+
+def rows_of(text: str) -> Iterator[Row]:
+    """The rows of the first table of a file with results."""
+    lines = text[text.index("\n|") + 1 :].partition("\n\n")[0].splitlines()
+    for line in lines[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        yield Row(cells[0], *cells[3:7], *cells[9:11])
+
+
+def cost(mine: Row, fedavg: Row) -> str:
+    """What a training costs beside FedAvg's, in a sentence."""
+    data, time = (
+        float(getattr(mine, what)) / float(getattr(fedavg, what))
+        for what in ("megabytes", "seconds")
+    )
+    return f"A training moves {data:.2g} times FedAvg's bytes and takes {time:.2g} times its time."
+
+
+# ---- settings and presets ----------------------------------------------------------------------
+
+
+def every_setting(name: str) -> dict[str, tuple[str, str]]:
+    """Default and meaning of every setting that a run of a method has, the method's own first."""
+    own = [(f"{name}.{key}", value, text) for key, value, text in of(name)]
+    return {
+        k: (f"`{v}`" if v != "" else "", text) for k, v, text in [*own, *settings.rows(RunConfig)]
+    }
+
+
+def of(name: str) -> list[tuple[str, object, str]]:
+    """Key, default and meaning of a method's own settings."""
+    return settings.rows(plugins.method(name).config)
+
+
+def chosen_settings(name: str, first: str) -> str:
+    """Three settings in sight, the method's others folded."""
+    known = every_setting(name)
+    keys = [key.strip() for key in first.split(",")]
+    heads = ("setting", "default", "meaning")
+    parts = ["Those that matter most:", table(heads, [(f"`{k}`", *known[k]) for k in keys])]
+    if rest := [key for key in (f"{name}.{k}" for k, _, _ in of(name)) if key not in keys]:
+        folded = table(heads, [(f"`{k}`", *known[k]) for k in rest])
+        summary = (
+            f"<summary>The other {len(rest)}</summary>"
+            if rest[1:]
+            else "<summary>One more</summary>"
+        )
+        parts += [f'<details markdown="1">{summary}\n\n{folded}\n\n</details>']
+    return "\n\n".join(parts)
+
+
+def preset_columns(name: str) -> list[str]:
+    """A method's presets side by side, and what those for data of one's own set of it."""
+    columns: dict[str, Mapping[str, presets.Given]] = {}
+    for preset, values in presets.table(name).items():
+        own = preset in plugins.method(name).presets
+        shown = {k: v for k, v in values.items() if own or k.startswith(f"{name}.")}
+        if shown and (own or preset in presets.STARTS):
+            columns[preset] = shown
+    if not columns:
+        return []
+    known = every_setting(name)
+    keys = sorted({key for values in columns.values() for key in values})
+    rows = [
+        [f"`{k}`", known[k][0], *(f"`{c[k].value}`" if k in c else "" for c in columns.values())]
+        for k in keys
+    ]
+    heads = ["setting", "default", *(f"`{preset}`" for preset in columns)]
+    own = {p: next(iter(v.values())).source for p, v in columns.items() if p not in presets.STARTS}
+    sources = "; ".join(f"`{preset}`: {source}" for preset, source in own.items())
+    return ["## Presets", sources and f"Where the values come from: {sources}.", table(heads, rows)]
+
+
+# ---- docstrings --------------------------------------------------------------------------------
+
+
+def docstring(name: str) -> tuple[str, str]:
+    """What a method does in a line, and the rest of its module's docstring as Markdown."""
+    first, _, rest = (plugins.algorithm(name).__doc__ or "").partition("\n")
+    about = first.partition(": ")[2] or first
+    blocks = re.split(r"\n\s*\n", rest.strip("\n"))
+    made = [symbols(each) if each.startswith("    ") else escaped(each) for each in blocks if each]
+    return escaped(about[0].upper() + about[1:]), "\n\n".join(made)
+
+
+def symbols(block: str) -> str:
+    """An indented list of symbols as a table, whose cells wrap where lines of code are cut off."""
+    rows: list[list[str]] = []
+    for line in block.splitlines():
+        if line.startswith("     "):  # it goes on with the line above
+            rows[-1][-1] += f" {line.strip()}"
+        else:
+            rows.append(re.split(r"\s{2,}", line.strip()))
+    width = max(map(len, rows))
+    full = [[row[0], *[""] * (width - len(row)), *row[1:]] for row in rows]
+    heads = SYMBOLS if width == 3 else (SYMBOLS[0], SYMBOLS[-1])
+    return table(heads, [[f"`{row[0]}`", *map(escaped, row[1:])] for row in full])
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown: * and < are no markup."""
+    return re.sub(r"([*<])", r"\\\1", text)
