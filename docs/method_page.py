@@ -23,6 +23,12 @@ from fedda.settings import RunConfig, presets
 
 GRAND = ("grand", "grand-methods")  # tables of results with a row for each method
 HELPS = "## When it helps, and when not"
+ABOUT = (
+    "Points of accuracy at the target over FedAvg's unrefined model: the mean over the targets "
+    "with its 95 % interval, and the worst target. Refined: after the target's "
+    "[last step](../last-step.md). MB and seconds: of a mean round there, on two CPU "
+    "cores that other programs shared."
+)
 SYMBOLS = ("symbol", "shape or kind", "meaning")
 HALVES = ("fedda/algorithms", "strategies", "clients")
 
@@ -64,7 +70,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 class Row(NamedTuple):
-    """A method's row in a table of results, as texts."""
+    """A method's row in a table of results, as texts; bytes and seconds are a mean round's."""
 
     method: str
     gain: str
@@ -76,31 +82,23 @@ class Row(NamedTuple):
 
 
 def measured(title: str) -> str:
-    """A method's rows beside FedAvg's, in each table that has it, and what a training costs."""
+    """A method's rows beside FedAvg's, of each table that has it."""
     title = title.partition(" (")[0]
-    parts: list[str] = []
+    lines: list[tuple[str, ...]] = []
     for name in GRAND:
         text = (ROOT / RESULTS / f"{name}.md").read_text()
-        every = {row.method: row for row in rows_of(text)}
-        mine = [row for m, row in every.items() if m == title or m.startswith(f"{title}-")]
-        if not mine:
-            continue
+        rows = {row.method: row for row in rows_of(text)}
+        mine = [row for m, row in rows.items() if m == title or m.startswith(f"{title}-")]
         size = re.search(r"(\d+ targets), (\d+ seeds?)", text)
         assert size is not None
-        parts += [f"[{size[1]}, {size[2]}](../../{RESULTS}/{name}.md):"]
-        shown = [*mine, *([] if title == "FedAvg" else [every["FedAvg"]])]
-        heads = ("", "gain", "worst target", "refined: gain", "worst target", "MB", "seconds")
-        parts += [table(heads, shown)]
-        if title != "FedAvg":
-            parts += [cost(mine[0], every["FedAvg"])]
-    if not parts:
+        where = f"[{size[1]}, {size[2]}](../../{RESULTS}/{name}.md)"
+        if mine:
+            shown = {row.method: row for row in (*mine, rows["FedAvg"])}
+            lines += [(where, *row) for row in shown.values()]
+    if not lines:
         return "The tables of all methods do not have this one."
-    about = (
-        "Points of accuracy at the target over FedAvg's unrefined model: the mean over the targets "
-        "with its 95 % interval, and the worst target. Refined: after the target's "
-        "[last step](../last-step.md). MB and seconds are those of a whole training."
-    )
-    return "\n\n".join([about, *parts])
+    heads = ("measured on", "", "gain", "worst target", "refined: gain", "worst target")
+    return f"{ABOUT}\n\n{table((*heads, 'MB a round', 's a round'), lines)}"
 
 
 def rows_of(text: str) -> Iterator[Row]:
@@ -108,16 +106,23 @@ def rows_of(text: str) -> Iterator[Row]:
     lines = text[text.index("\n|") + 1 :].partition("\n\n")[0].splitlines()
     for line in lines[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        yield Row(cells[0], *cells[3:7], *cells[9:11])
+        method, gain, worst, refined, refined_worst = cells[0], *cells[3:7]
+        if cells[9]:  # not the row of what is chosen without labels
+            rounds = rounds_of(text, method)
+            share = len(rounds) / sum(rounds)  # of a training that is a round
+            moved, took = f"{float(cells[9]) * share:.1f}", f"{float(cells[10]) * share:.2f}"
+            yield Row(method, gain, worst, refined, refined_worst, moved, took)
 
 
-def cost(mine: Row, fedavg: Row) -> str:
-    """What a training costs beside FedAvg's, in a sentence."""
-    data, time = (
-        float(getattr(mine, what)) / float(getattr(fedavg, what))
-        for what in ("megabytes", "seconds")
-    )
-    return f"A training moves {data:.2g} times FedAvg's bytes and takes {time:.2g} times its time."
+def rounds_of(text: str, method: str) -> list[int]:
+    """How many rounds the method trained for each target that it has, from the tables by set."""
+    rounds: list[int] = []
+    for part in text.split("\n### ")[1:]:
+        length = re.search(r"^(\d+) rounds", part, flags=re.MULTILINE)
+        line = re.search(rf"^\| {re.escape(method)} +\|(.*)\|$", part, flags=re.MULTILINE)
+        if length and line:
+            rounds += [int(length[1]) for cell in line[1].split("|") if cell.strip() != "–"]
+    return rounds
 
 
 # ---- settings and presets ----------------------------------------------------------------------

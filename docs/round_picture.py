@@ -25,6 +25,8 @@ LEGEND = (
     "From top to bottom. In brackets: in some rounds, or with some settings. <code>name/*</code>: "
     "one for each source. Dashed: only sums of gradients cross, step by step."
 )
+TIP = 'marker-end="url(#tip)"'
+TIPS = f'marker-start="url(#tip)" {TIP}'
 Words = Mapping[str, str]
 
 
@@ -60,7 +62,7 @@ class Drawing:
         for i, line in enumerate(lines):
             self.text((from_ + to) // 2, self.y + LINE * (i + 1) - 3, line, "what")
         tip = to + (4 if to < from_ else -4)
-        self.pieces.append(f'<line x1="{from_}" y1="{y}" x2="{tip}" y2="{y}" class="arrow"/>')
+        self.pieces.append(f'<line x1="{from_}" y1="{y}" x2="{tip}" y2="{y}" class="arrow" {TIP}/>')
         return y - self.y
 
 
@@ -102,7 +104,7 @@ def picture(method: Method, words: Words) -> str:
 def heads(drawing: Drawing, method: Method) -> None:
     """The three who take part, at the top."""
     parts = frozenset[str]().union(*(phase.parts for phase in method.phases))
-    left = "sources, with labels" if "source" in parts else "collaborator, a source with labels"
+    left = "sources, with labels" if "source" in parts else "collaborator, with labels"
     for lane, name in (("source", left), ("server", "server"), ("target", "target, no labels")):
         drawing.text(LANES[lane], 30, name, f"head {lane}")
     drawing.y = 52
@@ -120,7 +122,7 @@ def phases(method: Method) -> Iterator[tuple[Phase, str]]:
                 continue
             count = "round" if short == 1 else f"{short} rounds"
             first = "the next" if before else "the first"
-            share = f"{first} {short / TRIAL[0]:.0%} of the rounds"
+            share = f"{first} {100 * short / TRIAL[0]:.0f} % of the rounds"
             when = f"{first} {count}" if short == long else share
         before = True
         yield phase, when if len(method.phases) == 1 else f"{phase.name}: {when}"
@@ -161,7 +163,7 @@ def summed(drawing: Drawing, what: str, height: int) -> None:
     """The dashed line between two boxes, over which gradients are summed."""
     left, right = LANES["source"] + HALF + 4, LANES["target"] - HALF - 4
     y = drawing.y + height // 2
-    drawing.pieces.append(f'<line x1="{left}" y1="{y}" x2="{right}" y2="{y}" class="sums"/>')
+    drawing.pieces.append(f'<line x1="{left}" y1="{y}" x2="{right}" y2="{y}" class="sums" {TIPS}/>')
     drawing.text(LANES["server"], y - 8, f"sums: {what}", "what")
     drawing.text(LANES["server"], y + LINE, "many times within a round", "what")
 
@@ -175,6 +177,11 @@ def content(rule: Rule) -> str:
 
 
 def names(arrays: Iterable[str]) -> str:
-    """Names of arrays; `x` and `x/*` are alternatives of which the first is enough."""
+    """Names of arrays; of `x` and `x/*` one or the other crosses."""
     known = list(arrays)
-    return ", ".join(n for n in known if not (n.endswith("/*") and n[:-2] in known))
+    single = {name for name in known if f"{name}/*" in known}
+    return ", ".join(
+        f"{name} or {name}/*" if name in single else name
+        for name in known
+        if name.removesuffix("/*") not in single or name in single
+    )

@@ -155,6 +155,9 @@ def test_the_picture_of_a_round_has_what_the_contract_says(hooks: Any, name: str
         len([*asked, "target: test"])
     )
     assert not {*asked, "target: test"} - {*words}
+    contracts = [part for phase in drawn for hop in phase.hops.values() for part in hop.values()]
+    for rule in (rule for part in contracts for rule in (part.enters, part.leaves)):
+        assert not [n for n in (*rule.arrays, *rule.optional) if n not in " ".join(words)]
     sums = [each for each in drawing.iter("line") if each.get("class") == "sums"]
     assert bool(sums) == any(phase.gradients for phase in drawn)
     assert max(map(len, words)) < 46
@@ -164,9 +167,11 @@ def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> Non
     text = hooks.page_of("kd3a")
     grand = (ROOT / hooks.RESULTS / "grand.md").read_text()
     cells = next(line for line in grand.splitlines() if line.startswith("| KD3A ")).split("|")
-    row = [cells[i].strip() for i in (1, 4, 5, 6, 7, 10, 11)]
-    assert f"| {' | '.join(row)} |" in text
-    assert "A training moves 1.6 times FedAvg's bytes" in text
+    row = [cells[i].strip() for i in (1, 4, 5, 6, 7)]
+    assert f"| {' | '.join(row)} | " in text
+    rounds = 3 * 20 + 4 * 20 + 4 * 12 + 4 * 10 + 3 * 10 + 4 * 60  # of 22 targets
+    assert f" | {float(cells[10]) * 22 / rounds:.1f} | " in text
+    assert len(hooks.page_of("fdann").split("22 targets")) == 3  # its row and FedAvg's
     assert text.count("| FedDaDiL-") == 0 and hooks.page_of("feddadil").count("| FedDaDiL-") == 2
     assert "do not have this one" in hooks.page_of("fedbn")
 
