@@ -185,7 +185,7 @@ def test_the_presets_differ_in_the_sign(preset: str, sign: str) -> None:
     chosen = plugins.method("mdan").presets[preset]
     assert chosen["sign"] == sign
     assert (chosen["gamma"], chosen["mu"], chosen["max"]) == (10.0, 0.01, "soft")
-    flat = {f"mdan.{name}": value for name, value in chosen.items()}
+    flat = {plugins.full_key("mdan", name): value for name, value in chosen.items()}
     assert RunConfig.parse(flat).options["mdan"].discriminator.hidden == ()  # linear
 
 

@@ -37,6 +37,7 @@ ENDS_S = 15.0  # for a warm process to end, with its forks
 # What a run's program imports of others; its own modules come with it (`nest`).
 OF_A_RUN = (
     "PIL.Image",
+    "cryptography.hazmat.primitives.hpke",
     "cryptography.x509",
     "flwr.superlink.cli",
     "flwr.superlink.grid.http_grid",
