@@ -17,7 +17,7 @@ from fedda.wire import Kind, Packed
 from . import fedavg
 from .base import Client
 from .site import state
-from .site.dictionary import Dictionary, Heads
+from .site.dictionary import AtomHeads, Dictionary
 from .site.request import Numbers, Request
 
 
@@ -101,7 +101,7 @@ class Target(Learner):
     """Learns atoms from features alone, and fits heads on them."""
 
     data: Unlabelled
-    heads: Heads | None = None
+    heads: AtomHeads | None = None
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict with the head that `feddadil.predict` names; without atoms, with FedAvg's."""
@@ -127,7 +127,7 @@ class Target(Learner):
         }
         return {name: p.cpu() for name, p in predictors.items()}
 
-    def fitted(self) -> Heads:
+    def fitted(self) -> AtomHeads:
         """Return the heads, which are fitted once per request."""
         if self.heads is None:
             self.heads = self.dictionary.fit(*self.atoms(), self.request.round)

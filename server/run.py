@@ -27,7 +27,7 @@ from .start import check_start, start_of
 from .strategy_modules import roster
 from .summary import summarise
 from .tracking.curves import Tracking
-from .training import Training, task_for
+from .training import TrainingRounds, task_for
 
 CONFIG, ROSTER = "config.json", "roster.json"
 
@@ -127,7 +127,7 @@ class Trainings:
 
     def _train(self, method: str, seed: int, target: str) -> None:
         config, aim = self.config, self.facing(method, target)
-        training = Training(
+        training = TrainingRounds(
             *(config, method, seed),
             grid=self.grid,
             sites=self.sites,

@@ -39,7 +39,7 @@ from .timing import Phases, TimedMail
 FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
 
-class Training:
+class TrainingRounds:
     """Trains one method with one seed over the sites of a roster."""
 
     def __init__(

@@ -91,7 +91,7 @@ class Mean:
     beside: Reply | None = None
 
 
-class Open:
+class OpenChannel:
     """Models as they are."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -178,7 +178,7 @@ class Open:
         return average()
 
 
-class Masked(Open):
+class MaskedChannel(OpenChannel):
     """A sum of which the server sees no term: first a signed key of each source, then its model."""
 
     _try = (0, 0)  # the last round that began, and how often it did
@@ -245,7 +245,7 @@ class Masked(Open):
         yield from of.accept(of.mail.deliver(requests, of.setup.wait.train), needs)
 
 
-class Sealed(Open):
+class SealedChannel(OpenChannel):
     """Models that the server hands on unread: first a signed key of the target, then each model."""
 
     def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
@@ -295,7 +295,11 @@ class Sealed(Open):
         return target.model().unpack(), alpha
 
 
-CHANNELS: Mapping[str, type[Open]] = {"none": Open, "sum": Masked, "sealed": Sealed}
+CHANNELS: Mapping[str, type[OpenChannel]] = {
+    "none": OpenChannel,
+    "sum": MaskedChannel,
+    "sealed": SealedChannel,
+}
 
 
 def mean_by(

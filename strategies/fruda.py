@@ -188,7 +188,7 @@ class FRUDA(DILS):
             return ""
         return f"it says {claimed:.3g} is its critic's mean, but its gradients say {mean:.3g}"
 
-    def candidate(self, node: Node, own: Reply, mine: Reply) -> ocs.Candidate:
+    def candidate(self, node: Node, own: Reply, mine: Reply) -> ocs.Prospect:
         """Put together what a candidate and the target have measured.
 
         Raises:
@@ -198,7 +198,7 @@ class FRUDA(DILS):
         eps = own.numbers["error"] if labelled else self.eps_of(node)
         theta = _number(mine, f"theta/{node.name}")
         distance, error = self.distance(node, own, mine)
-        return ocs.Candidate(node.name, labelled, float(eps), theta, distance, error)
+        return ocs.Prospect(node.name, labelled, float(eps), theta, distance, error)
 
     def eps_of(self, node: Node) -> float:
         """Return the error that an adapted target has, as carried forward to it."""
@@ -213,7 +213,7 @@ class FRUDA(DILS):
         pad = selecting and self.options.select == "pad"
         return (ocs.proxy_a_distance if pad else ocs.wasserstein)(theirs, ours)  # type: ignore[arg-type]
 
-    def row(self, c: ocs.Candidate, chosen: bool) -> dict[str, Any]:
+    def row(self, c: ocs.Prospect, chosen: bool) -> dict[str, Any]:
         """Return a candidate's row of the table in results.json."""
         distance = "pad" if self.options.select == "pad" else "w1"
         measured = {distance: c.distance, f"{distance}-error": c.error}

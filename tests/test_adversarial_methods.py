@@ -13,7 +13,7 @@ from clients.base import Client
 from clients.site.memory import Site, resident
 from clients.site.request import Exchange, Request
 from fedda.adversarial import discriminators, travelling
-from fedda.adversarial.discriminators import Discriminator, Network
+from fedda.adversarial.discriminators import Discriminator, DiscriminatorConfig
 from fedda.adversarial.travelling import load_state, state_of, travelling_layout
 from fedda.config import LazyConfig, validate
 from fedda.data import load_source
@@ -208,7 +208,7 @@ def test_a_discriminator_trains_on_at_another_site_bit_for_bit(
 ) -> None:
     """Also one that has made no step yet: with overlap, the first window applies no sum."""
     given = {"sizes": "5,4", "optimizer": optimizer, "momentum": momentum, "lr": 0.1}
-    network = validate(Network, given)
+    network = validate(DiscriminatorConfig, given)
     here, P = Discriminator(3, (5, 4), seed=1), discriminators.count(3, (5, 4))
     moves = discriminators.make_optimizer(here, network)
     g = torch.randn(6, P, generator=generator("travels"))

@@ -13,9 +13,9 @@ from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
+    DiscriminatorConfig,
     Half,
     Loss,
-    Network,
     Reversal,
 )
 from fedda.algorithms import dils, fdan, fdann, fwdgrl
@@ -110,7 +110,7 @@ def test_a_flat_gradient_can_be_set_again() -> None:
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_equal_gradients_keep_equal_copies_equal(name: str) -> None:
-    config = validate(Network, {"optimizer": name, "lr": 0.1})
+    config = validate(DiscriminatorConfig, {"optimizer": name, "lr": 0.1})
     copies = [Discriminator(6, (5,), 1) for _ in range(2)]
     optimizers = [discriminators.make_optimizer(DI, config) for DI in copies]
     start = copies[0].state_dict()["layers.0.weight"].clone()
@@ -314,7 +314,7 @@ def test_accuracy_by_hand() -> None:
 def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
     DI, z = Discriminator(3, (16,)), {"source": torch.randn(64, 3, generator=generator(1)) + 2}
     z["target"] = -z["source"]
-    optimizer = discriminators.make_optimizer(DI, Network(lr=0.05))
+    optimizer = discriminators.make_optimizer(DI, DiscriminatorConfig(lr=0.05))
     for _ in range(60):
         g = torch.zeros(discriminators.count(3, (16,)))
         for role in ("source", "target"):
@@ -327,11 +327,11 @@ def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
 
 
 def test_sizes_are_parsed() -> None:
-    assert Network(sizes="500,20").hidden == (500, 20)
-    assert Network(sizes="").hidden == ()
+    assert DiscriminatorConfig(sizes="500,20").hidden == (500, 20)
+    assert DiscriminatorConfig(sizes="").hidden == ()
     for wrong in ("0", "5,", "5,x", "-1", "05", "100000"):
         with pytest.raises(ConfigError, match="sizes"):
-            validate(Network, {"sizes": wrong})
+            validate(DiscriminatorConfig, {"sizes": wrong})
 
 
 def test_setting_one_value_of_the_network_keeps_the_others() -> None:

@@ -287,7 +287,7 @@ def test_moments_by_hand(tmp_path: Path) -> None:
 
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
-    options = kd3a.Config(gate=kd3a.Gate(low=0.5, high=0.6))
+    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6))
     u = properties.vote(p, options)
     sure = p.amax(dim=2) > 0.6
     Q = [kd3a.quality(kd3a.knowledge_vote(p[:, own], 0.6)) for own in ([0, 1, 2], [1, 2])]
@@ -320,7 +320,7 @@ def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) 
 
 def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Path) -> None:
     s = site(made(tmp_path, 360))
-    options = kd3a.Config(gate=kd3a.Gate(low=0.4, high=0.5))
+    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.4, high=0.5))
     found = errors(properties.leaked(s, options=options, epochs=3, sites=30))
     assert found["vote"] < found["guess"]
 

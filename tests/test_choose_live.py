@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedda.choose.on_server import Live
+from fedda.choose.on_server import LivePlan
 from fedda.cli import app
 from fedda.comparison import Variant
 from fedda.errors import RunError
@@ -99,7 +99,7 @@ def test_a_training_that_fails_is_named_and_goes_on_later(
 
 
 def test_obstacles_are_those_of_the_sites_that_joined(tmp_path: Path) -> None:
-    made = Live(
+    made = LivePlan(
         tmp_path,
         tmp_path,
         [Variant("fedavg")],

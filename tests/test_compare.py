@@ -29,7 +29,7 @@ from fedda.cli import compare as command
 from fedda.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.comparison.about import header
 from fedda.comparison.figure import draw
-from fedda.comparison.headway import Display
+from fedda.comparison.headway import CellsDisplay
 from fedda.comparison.statistics import MEAN, by_target, difference, spread
 from fedda.comparison.tables import COLUMNS, as_csv, as_markdown, markdown
 from fedda.comparison.variants import oracle
@@ -569,7 +569,7 @@ def test_progress_estimates_the_time_left(tmp_path: Path) -> None:
     now = [0.0]
     cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox", "kd3a"])]
     text = io.StringIO()
-    show = Display(
+    show = CellsDisplay(
         dict.fromkeys(cells, 2), cells[2:], 1, lambda cell: 0.5, Console(file=text), lambda: now[0]
     )
     with show:
@@ -596,7 +596,7 @@ def test_progress_on_a_terminal() -> None:
     cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox"])]
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=100)
-    with Display(dict.fromkeys(cells, 4), [], 2, lambda cell: None, console) as show:
+    with CellsDisplay(dict.fromkeys(cells, 4), [], 2, lambda cell: None, console) as show:
         show("begin", cells[0], 2)
         show("round", cells[0], 3)
         assert show._live is not None

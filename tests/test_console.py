@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedda.ops.aside import KEPT, Rotating
-from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import Story, tell
 from server.watching.told import MOST, Told
 from tests.test_story import SETTINGS, events
@@ -101,11 +101,11 @@ class Server:
         return [line[9:] for line in self.lines]
 
 
-RUN = Run(7, "r", "/runs/r", "kd3a", "running")
+RUN = RunNow(7, "r", "/runs/r", "kd3a", "running")
 
 
 def test_sites_that_come_and_go_are_said_once() -> None:
-    a, b = Site(1, "a", "", True), Site(2, "", "", False)
+    a, b = SiteNow(1, "a", "", True), SiteNow(2, "", "", False)
     server = Server(Snapshot((a, b)), [])
     assert server.look() == ["site a joined"]
     assert server.look() == []

@@ -49,7 +49,7 @@ async def asked(app: Any, path: str, body: bytes, **headers: str) -> tuple[int, 
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    return gateway.superlink(gateway.Settings())
+    return gateway.superlink(gateway.GatewaySettings())
 
 
 @pytest.mark.parametrize("threads", [False, True])

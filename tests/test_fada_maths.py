@@ -279,10 +279,10 @@ def test_the_next_model_equals_the_twins(own: bool) -> None:
 
 
 def test_the_alignment_grows_as_ganin_says() -> None:
-    weights = fada.Weights(alignment=2.0)
+    weights = fada.LossWeights(alignment=2.0)
     wanted = [2 * (2 / (1 + math.exp(-10 * q)) - 1) for q in (0.0, 0.1, 1.0)]
     assert [weights.alignment_at(q) for q in (0.0, 0.1, 1.0)] == pytest.approx(wanted)
-    assert fada.Weights(alignment=2.0, schedule="constant").alignment_at(0.0) == 2
+    assert fada.LossWeights(alignment=2.0, schedule="constant").alignment_at(0.0) == 2
 
 
 def test_layers_are_sizes_with_commas() -> None:

@@ -177,7 +177,7 @@ def test_a_body_that_is_cut_off_gives_413_even_if_the_application_fails() -> Non
 
 @pytest.fixture(scope="module")
 def superlink() -> Any:
-    return gateway.superlink(gateway.Settings())
+    return gateway.superlink(gateway.GatewaySettings())
 
 
 def test_the_real_superlink_answers_control_calls_only_without_the_filter(superlink: Any) -> None:
@@ -342,14 +342,14 @@ class FakeControl:
     """A server's registrations in memory."""
 
     def __init__(self) -> None:
-        self.registered: dict[int, control.Site] = {}
+        self.registered: dict[int, control.ControlledSite] = {}
 
-    def sites(self) -> list[control.Site]:
+    def sites(self) -> list[control.ControlledSite]:
         return list(self.registered.values())
 
     def register(self, key: Any, name: str) -> int:
         node = len(self.registered) + 1
-        self.registered[node] = control.Site(node, name, False, control._pem(key))
+        self.registered[node] = control.ControlledSite(node, name, False, control._pem(key))
         return node
 
     def unregister(self, node_id: int) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedda import models, plugins
 from fedda.adversarial.discriminators import (
     Discriminator,
-    Network,
+    DiscriminatorConfig,
     called_target,
     flat_gradient,
     gradient_penalty,
@@ -31,7 +31,7 @@ from fedda.audits.gradients import (
     LOSSES,
     MOST,
     Moves,
-    Settings,
+    SumSettings,
     _others,
     audit,
     best_cosines,
@@ -52,7 +52,7 @@ from tests.test_page import Read, results
 
 ROOT = Path(__file__).parents[1]
 D, SIZES = 24, (10, 6)
-SMALL = Settings(p=2, min_examples=16, network=Network(sizes="10,6"))
+SMALL = SumSettings(p=2, min_examples=16, network=DiscriminatorConfig(sizes="10,6"))
 HALF = HALVES["adda", "target"]
 
 
@@ -245,7 +245,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
         replace(SMALL, loss="wassda"),
         replace(SMALL, loss="wassda", penalty=10),  # the one before has no penalty
         replace(SMALL, loss="cada"),
-        replace(SMALL, network=Network(sizes="")),
+        replace(SMALL, network=DiscriminatorConfig(sizes="")),
     ):
         found = audit(random_features(8), settings, trials=1)
         assert by_size(found, "bare")[1]["features"] == 1
@@ -254,10 +254,10 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 
 
 def test_settings_come_from_the_run_or_are_the_defaults() -> None:
-    old = Settings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
+    old = SumSettings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
     assert (old.p, old.min_examples, old.clip, old.noise) == (4, 256, 10.0, 0.0)
-    assert old == replace(Settings(), network=dils.Config().discriminator)
-    own = Settings.of(
+    assert old == replace(SumSettings(), network=dils.Config().discriminator)
+    own = SumSettings.of(
         {
             "method": "dils",
             "exchange.p": 8,
@@ -296,10 +296,10 @@ def test_settings_come_from_the_run_or_are_the_defaults() -> None:
 def test_the_discriminator_has_the_runs_settings(
     method: str, given: dict[str, Any], loss: str, sizes: tuple[int, ...], penalty: float
 ) -> None:
-    found = Settings.of(RunConfig.parse({"method": method, **given}).flat())
+    found = SumSettings.of(RunConfig.parse({"method": method, **given}).flat())
     assert (found.method, found.loss, found.network.hidden) == (method, loss, sizes)
     assert found.penalty == penalty
-    by_name = Settings.of(RunConfig.parse({"method": "fedavg", **given}).flat(), method)
+    by_name = SumSettings.of(RunConfig.parse({"method": "fedavg", **given}).flat(), method)
     assert by_name == found
 
 
@@ -314,7 +314,7 @@ def test_every_method_with_a_discriminator_is_known() -> None:
 def test_a_method_without_a_discriminator_is_not_audited(method: str) -> None:
     refused = f"A run of {method} has no discriminator.*fwdgrl, mdan have one: give one of them"
     with pytest.raises(ConfigError, match=refused):
-        Settings.of(RunConfig.parse({"method": method}).flat())
+        SumSettings.of(RunConfig.parse({"method": method}).flat())
 
 
 def test_features_come_from_the_encoder_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,11 @@ from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, registered
-from server.superlink.book import Book, Refused
+from server.superlink.book import Book, RefusedCall
 from server.superlink.filter import FLEET, LocalOnly, Traffic
 from server.superlink.guard import Caller, Guard, Unwelcome, Used
-from server.superlink.listener import Limits, Listener, neighbours
-from server.superlink.registered import Entry
+from server.superlink.listener import Listener, ListenerLimits, neighbours
+from server.superlink.registered import RegisteredKey
 from server.superlink.site_calls import SiteCalls
 from server.superlink.turned import Turned
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
@@ -131,7 +131,7 @@ def test_addresses_that_one_caller_commands_count_together() -> None:
 
 def test_connections_beyond_the_limits_are_closed_and_others_take_their_place() -> None:
     with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.limits = Limits(per_address=2, in_all=3)
+        listener.limits = ListenerLimits(per_address=2, in_all=3)
         listener.bind((LOOPBACK, 0))
         listener.listen()
 
@@ -190,7 +190,11 @@ def test_the_operators_port_answers_no_web_page(headers: Headers, status: int) -
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "registered.json"
-    entries = {1: Entry("anna", ""), 2: Entry("town", "target"), 3: Entry("", "")}
+    entries = {
+        1: RegisteredKey("anna", ""),
+        2: RegisteredKey("town", "target"),
+        3: RegisteredKey("", ""),
+    }
     registered.write(path, entries)
     monkeypatch.setenv(REGISTERED, str(path))
     return path
@@ -232,14 +236,14 @@ def test_a_session_is_refused_to_a_site_that_no_run_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offer: dict[str, str], code: str
 ) -> None:
     file = tmp_path / "registered.json"
-    registered.write(file, {1: Entry("anna", "source"), 2: Entry("berta", "")})
+    registered.write(file, {1: RegisteredKey("anna", "source"), 2: RegisteredKey("berta", "")})
     monkeypatch.setenv(REGISTERED, str(file))
     turned = Turned({1: "anna"}.get)  # type: ignore[arg-type]
     calls = SiteCalls(None, Traffic(), lambda headers: Caller(1, PUBLIC), turned=turned)  # type: ignore[arg-type]
     header = offers(offer["role"], offer["name"], offer["fedda"]).encode()
     scope = {"headers": [(OFFERS.encode(), header)], "client": ("10.0.0.5", 1)}
     for _ in range(3):
-        with contextlib.nullcontext() if code == "" else pytest.raises(Refused) as refused:
+        with contextlib.nullcontext() if code == "" else pytest.raises(RefusedCall) as refused:
             calls._check_offer(Caller(1, PUBLIC), scope)
         if refused is not None:
             assert refused.value.why is not None and refused.value.why.header == code
@@ -268,12 +272,12 @@ def test_once_all_registered_sites_have_joined_a_run_waits_for_no_other(
     tmp_path: Path, file: Path
 ) -> None:
     grid = ScriptedGrid(make_domains(tmp_path))
-    everyone = {number: Entry(node["name"], "") for number, node in grid.nodes.items()}
+    everyone = {number: RegisteredKey(node["name"], "") for number, node in grid.nodes.items()}
     registered.write(file, everyone)
     config = RunConfig.parse(FAST | {"wait.settle": 3600.0, "wait.sites": 7200.0, "run.expect": 0})
     joined = Sites(grid, config, Journal()).gather()  # an hour later, if it waited
     assert {node.name for node in joined.nodes} == {node["name"] for node in grid.nodes.values()}
-    registered.write(file, everyone | {99: Entry("late", "")})
+    registered.write(file, everyone | {99: RegisteredKey("late", "")})
     config = RunConfig.parse(FAST | {"wait.settle": 0.5, "wait.sites": 60.0, "run.expect": 0})
     began = time.monotonic()
     Sites(grid, config, Journal()).gather()
@@ -284,9 +288,9 @@ def test_a_site_under_another_name_is_not_taken_and_named_once(tmp_path: Path, f
     grid = ScriptedGrid(make_domains(tmp_path))
     ids = {node["name"]: number for number, node in grid.nodes.items()}
     roles = {"town": "target"}
-    entries = {i: Entry(name, roles.get(name, "source")) for name, i in ids.items()}
-    entries[ids["anna"]] = Entry("zoe", "source")
-    entries[ids["bert"]] = Entry("bert", "target")
+    entries = {i: RegisteredKey(name, roles.get(name, "source")) for name, i in ids.items()}
+    entries[ids["anna"]] = RegisteredKey("zoe", "source")
+    entries[ids["bert"]] = RegisteredKey("bert", "target")
     registered.write(file, entries)
     journal = Journal()
     config = RunConfig.parse(FAST | {"run.dir": str(tmp_path), "run.name": "r"})

@@ -585,7 +585,7 @@ def test_official_preset_names_every_setting_and_parses():
 
 
 def test_settings_are_described_and_out_of_range_ones_refused():
-    for model in (kd3a.Gate, kd3a.Config):
+    for model in (kd3a.ConfidenceGate, kd3a.Config):
         for name, field in model.model_fields.items():
             assert name == "gate" or field.description, name
     for bad in ({"gate": {"low": 1.5}}, {"vote": "loud"}, {"smoothing": 1.0}, {"mixup": -0.1}):

@@ -28,7 +28,7 @@ class Hub:
     """A SuperLink's state with one site, which a run has asked something."""
 
     def __init__(self, database: Path | None) -> None:
-        app = gateway.superlink(gateway.Settings(database=database))
+        app = gateway.superlink(gateway.GatewaySettings(database=database))
         self.state = app.state.linkstate_factory.state()
         self.node = self.state.create_node("owner", "anna", b"key", 30)
         self.state.activate_node(self.node, 30)

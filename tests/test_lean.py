@@ -335,7 +335,7 @@ def test_another_grid_stays_as_it_is() -> None:
 
 
 def test_busy_paths_pass_fewer_layers_and_the_operators_paths_all() -> None:
-    app = gateway.superlink(gateway.Settings())
+    app = gateway.superlink(gateway.GatewaySettings())
     layers = {m.cls.__name__ for m in app.user_middleware}
     # A layer that flwr renames would silently stay; a new layer must be looked at.
     assert layers == filters.OPERATORS | filters.SWITCHED_OFF | {

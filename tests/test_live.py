@@ -25,8 +25,8 @@ from starlette.datastructures import Headers
 from fedda.errors import RunError
 from fedda.page.live_page import SCRIPT, page
 from fedda.results.read import ABOUT
-from fedda.results.snapshot import Run, Site, Snapshot
-from fedda.results.story import Journal, Story
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
+from fedda.results.story import JournalReader, Story
 from fedda.settings import RunConfig, defaults
 from server.run import claim
 from server.superlink.filter import LocalOnly
@@ -41,21 +41,21 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunNow:
     """A run's folder in the middle of a run, as a server leaves it."""
     changed = {"train.lr": 0.05, "run.dir": str(tmp_path.parent), "run.name": tmp_path.name}
     claim(tmp_path, RunConfig.parse(SETTINGS | changed))
     lines = [json.dumps(event) + "\n" for event in events()]
     (tmp_path / "journal.jsonl").write_text("".join(lines))
-    return Run(7, "r", str(tmp_path), "kd3a", "running")
+    return RunNow(7, "r", str(tmp_path), "kd3a", "running")
 
 
-def sites(run: Run) -> Snapshot:
-    a, t = Site(1, "a", "source", True, "train", 7), Site(2, "t", "", False)
+def sites(run: RunNow) -> Snapshot:
+    a, t = SiteNow(1, "a", "source", True, "train", 7), SiteNow(2, "t", "", False)
     return Snapshot((a, t), (run, replace(run, number=3, name="old", status="finished")))
 
 
-def test_the_page_says_who_is_there_and_who_trains(run: Run) -> None:
+def test_the_page_says_who_is_there_and_who_trains(run: RunNow) -> None:
     read = Read(page(sites(run), "", "v1"))
     assert read.tables["Sites now"][1:] == [
         ["a", "source", "yes", "yes", "trains", "1"],
@@ -67,7 +67,7 @@ def test_the_page_says_who_is_there_and_who_trains(run: Run) -> None:
     assert ("a", {"href": "/live?run=3"}) in read.elements
 
 
-def test_only_the_pages_own_script_may_run(run: Run) -> None:
+def test_only_the_pages_own_script_may_run(run: RunNow) -> None:
     text = page(sites(run), "", "v1")
     assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [SCRIPT]
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
@@ -76,26 +76,26 @@ def test_only_the_pages_own_script_may_run(run: Run) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!#|/live|\?)", text)
 
 
-def test_what_sites_say_is_escaped(run: Run) -> None:
+def test_what_sites_say_is_escaped(run: RunNow) -> None:
     spoilt = json.dumps(events()[8] | {"text": EVIL, "site": EVIL, "what": EVIL})
     joined = json.dumps(events()[1] | {"site": EVIL, "role": EVIL})
     with (run.path / "journal.jsonl").open("a") as file:
         file.write(f"{spoilt}\n{joined}\n")
-    snapshot = Snapshot((Site(1, EVIL, EVIL, True, EVIL, 7),), (replace(run, name=EVIL),))
+    snapshot = Snapshot((SiteNow(1, EVIL, EVIL, True, EVIL, 7),), (replace(run, name=EVIL),))
     text = page(snapshot, EVIL, "v1")
     assert "alert" in Read(text).words
     assert text.count("<script") == 1
 
 
 def test_without_a_run_the_page_shows_the_sites() -> None:
-    snapshot = Snapshot((Site(1, "", "", True),), ())
+    snapshot = Snapshot((SiteNow(1, "", "", True),), ())
     read = Read(page(snapshot, "", "v1"))
     assert "No run has begun" in read.words
     assert read.tables["Sites now"][1][0] == "node 1"
     assert "knows no run x" in Read(page(snapshot, "x", "v1")).words
 
 
-def test_a_run_is_found_by_name_number_and_folder(run: Run) -> None:
+def test_a_run_is_found_by_name_number_and_folder(run: RunNow) -> None:
     snapshot = sites(run)
     for which in ("", "7", "r", run.folder):
         assert snapshot.run(which) is snapshot.runs[0]
@@ -131,7 +131,7 @@ assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they 
 """
 
 
-def test_a_page_is_made_without_torch(run: Run) -> None:
+def test_a_page_is_made_without_torch(run: RunNow) -> None:
     def made() -> str:
         command = [sys.executable, "-c", MADE, run.folder]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -145,7 +145,7 @@ def test_a_page_is_made_without_torch(run: Run) -> None:
 
 def newest(watched: Callable[[], Snapshot]) -> tuple[Snapshot, Story]:
     run = watched().run()
-    return watched(), Journal(run.path).look() if run else Story()
+    return watched(), JournalReader(run.path).look() if run else Story()
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def client_of(address: str) -> httpx.Client:
     return httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False)
 
 
-def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
+def test_an_event_comes_when_the_journal_grows(run: RunNow) -> None:
     snapshot = sites(run)
     with serving(lambda: snapshot) as address, client_of(address) as client:
         seen = version_of(snapshot, "")
@@ -202,7 +202,7 @@ def test_an_event_comes_when_the_journal_grows(run: Run) -> None:
         assert client.get("/other").status_code == 404
 
 
-def test_only_this_machines_own_pages_and_programs_are_served(run: Run) -> None:
+def test_only_this_machines_own_pages_and_programs_are_served(run: RunNow) -> None:
     with serving(lambda: sites(run)) as address, client_of(address) as client:
         for path in (PAGE, EVENTS, SITES, METRICS):
             assert client.get(path, headers={"host": "evil.example"}).status_code == 421
@@ -224,7 +224,7 @@ def asked(live: Live, *addresses: str) -> list[httpx.Response]:
     return asyncio.run(ask())
 
 
-def test_a_stream_ends_with_its_reader(run: Run) -> None:
+def test_a_stream_ends_with_its_reader(run: RunNow) -> None:
     """As uvicorn says it; it raises no error where somebody who has gone is written to."""
     live = Live(nothing, lambda: sites(run), nothing)
     scope = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "path": EVENTS}
@@ -252,7 +252,7 @@ def nothing(*_: Any) -> Any:
     raise AssertionError("the page is not passed on")
 
 
-def test_no_page_is_made_of_a_large_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page_is_made_of_a_large_journal(run: RunNow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.watching.live.LARGEST", 100)
     old = replace(run, number=3, name="old", folder=str(run.path / "old"))
     live = Live(nothing, lambda: replace(sites(run), runs=(run, old)), nothing)
@@ -262,7 +262,7 @@ def test_no_page_is_made_of_a_large_journal(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_pages_are_made_one_at_a_time_and_half_of_the_time(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunNow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans: list[tuple[float, float]] = []
 
@@ -285,7 +285,7 @@ def test_pages_are_made_one_at_a_time_and_half_of_the_time(
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [False, True], ids=["program", "page"])
 def test_idle_streams_keep_nobody_out(
-    run: Run, monkeypatch: pytest.MonkeyPatch, page: bool
+    run: RunNow, monkeypatch: pytest.MonkeyPatch, page: bool
 ) -> None:
     """The oldest of a program ends, and a page's only if there is no other."""
     monkeypatch.setattr("server.watching.live.STREAMS", 2)
@@ -309,7 +309,7 @@ def test_idle_streams_keep_nobody_out(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("width", [1400, 400])
-def test_a_browser_follows_a_run(run: Run, tmp_path: Path, width: int) -> None:
+def test_a_browser_follows_a_run(run: RunNow, tmp_path: Path, width: int) -> None:
     journal = run.path / "journal.jsonl"
     with serving(lambda: sites(run)) as address, browser(tmp_path / "browser") as tab:
         tab.open(f"{address}{PAGE}", width)

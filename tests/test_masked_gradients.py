@@ -25,7 +25,7 @@ from fedda.errors import (
 )
 from fedda.exchange import Group, Host, LocalHost, in_process
 from fedda.exchange.groups import KEYS, Invitation
-from fedda.exchange.masked import FixedPoint, Masked, agreement, tell
+from fedda.exchange.masked import GradientPoint, MaskedGroup, agreement, tell
 from fedda.halves import load_half
 from fedda.ops import keys
 from fedda.secure.agree import Occasion, Own
@@ -50,18 +50,18 @@ def gradient(site: str, index: int) -> np.ndarray:
 
 
 def test_the_fixed_point_by_hand() -> None:
-    point = FixedPoint(clip=10, noise=0, members=3)  # 4 bits for 10, 2 bits for 3 sites
+    point = GradientPoint(clip=10, noise=0, members=3)  # 4 bits for 10, 2 bits for 3 sites
     assert (point.bits, point.largest) == (24, 10)
     values = point.encode(np.array([1.0, -0.5, 10.0], np.float32))
     assert values.tolist() == [2**24, 2**32 - 2**23, 10 * 2**24]
     assert point.decode(values).tolist() == [1.0, -0.5, 10.0]
     assert point.step == 1.5 * 2**-24
-    assert FixedPoint(10, 1, 3).bits == 21  # 90 takes 7 bits
+    assert GradientPoint(10, 1, 3).bits == 21  # 90 takes 7 bits
 
 
 @pytest.mark.parametrize("members", [2, 3, 17])
 def test_the_largest_sum_does_not_overflow(members: int) -> None:
-    point = FixedPoint(10, 0, members)
+    point = GradientPoint(10, 0, members)
     for sign in (1, -1):
         one = point.encode(np.array([sign * 10.0], np.float32))
         total = np.add.reduce([one] * members, dtype=np.uint32)
@@ -69,7 +69,7 @@ def test_the_largest_sum_does_not_overflow(members: int) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    point = FixedPoint(1, 0, 2)
+    point = GradientPoint(1, 0, 2)
     with pytest.raises(SecureError, match=r"above 1, .*raise exchange.noise"):
         point.encode(np.array([1.5], np.float32))
     with pytest.raises(NotFiniteError):
@@ -89,7 +89,7 @@ def taking_part(invitation: Invitation, change: Callable[[bytes], bytes] = bytes
         told = tell(stream, invitation.groups[-1], change(own.public + bytes(132)))
         known = {site: public for site, (public, _) in told.items()}
         seeds = own.seeds(name, known, b"agreed")
-        masked = Masked(stream, seeds, FixedPoint(10, 0, len(SITES)))
+        masked = MaskedGroup(stream, seeds, GradientPoint(10, 0, len(SITES)))
         sums = []
         for index in range(SYNCS):
             masked.send("gradient", gradient(name, index), 256)
@@ -110,7 +110,7 @@ def test_the_sum_is_the_plain_one_to_the_fixed_points_step(make: Any) -> None:
     found, fewest = played(make())
     plain = [sum(gradient(s, i).astype(np.float64) for s in SITES) for i in range(SYNCS)]
     for sums in found:
-        assert np.abs(np.array(sums) - plain).max() <= FixedPoint(10, 0, 3).step + 1e-6
+        assert np.abs(np.array(sums) - plain).max() <= GradientPoint(10, 0, 3).step + 1e-6
         assert np.array_equal(sums, found[0])  # the same bits at every site
     assert set(fewest.values()) == {256}  # the sum of keys is over no examples
 
@@ -175,7 +175,7 @@ def test_masks_that_do_not_cancel_are_noticed() -> None:
 
     noise: Any = Noise()
     with pytest.raises(ExchangeError, match="did not cancel"):
-        Masked(noise, {}, FixedPoint(3, 0, 2)).receive("gradient")
+        MaskedGroup(noise, {}, GradientPoint(3, 0, 2)).receive("gradient")
 
 
 # ---- whole rounds --------------------------------------------------------------------------------

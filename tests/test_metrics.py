@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import Story, tell
 from fedda.wire import Kind
 from server.watching.live import METRICS
@@ -36,7 +36,7 @@ def told(snapshot: Snapshot, story: Story) -> Samples:
     return samples(metrics(snapshot, story).decode())
 
 
-def test_metrics_say_what_the_journal_says(run: Run) -> None:
+def test_metrics_say_what_the_journal_says(run: RunNow) -> None:
     found = told(sites(run), tell(events(), SETTINGS))
     method = (("method", "fedavg"),)
     assert found == {
@@ -61,14 +61,14 @@ def test_metrics_say_what_the_journal_says(run: Run) -> None:
 
 def test_metrics_say_the_estimate_of_the_last_round() -> None:
     last = events()[-1] | {"round": 3, "worth": {"estimate": {"accuracy": 0.7}}}
-    run = Run(7, "r", "/r", "kd3a", "finished", "completed")
+    run = RunNow(7, "r", "/r", "kd3a", "finished", "completed")
     found = told(Snapshot((), (run,)), tell([*events(), last, {"event": "done"}], SETTINGS))
     assert found["fedda_estimated_accuracy", (("method", "fedavg"),)] == 0.7
     assert found["fedda_run_going_on", ()] == 0 and ("fedda_left_seconds", ()) not in found
 
 
 def test_without_a_run_there_are_sites_only() -> None:
-    found = told(Snapshot((Site(1, "a", "source", True),)), Story())
+    found = told(Snapshot((SiteNow(1, "a", "source", True),)), Story())
     assert {name for name, _ in found} == {
         "fedda_sites_registered",
         "fedda_sites_reachable",
@@ -77,13 +77,13 @@ def test_without_a_run_there_are_sites_only() -> None:
     }
 
 
-def test_labels_take_few_values_whatever_sites_say(run: Run) -> None:
+def test_labels_take_few_values_whatever_sites_say(run: RunNow) -> None:
     odd: list[dict[str, Any]] = [
         {"event": "trouble", "what": f"what {i}", "site": f"site {i}", "text": "x"}
         for i in range(1000)
     ]
     spoilt = events()[-1] | {"round": 3, "bytes": {f"up role{i} kind{i}": 1 for i in range(1000)}}
-    many = tuple(Site(i, f"site {i}", "", True) for i in range(1000))
+    many = tuple(SiteNow(i, f"site {i}", "", True) for i in range(1000))
     snapshot = replace(sites(run), sites=many)
     found = told(snapshot, tell([*events(), *odd, spoilt], SETTINGS))
     assert len(found) < 30
@@ -94,14 +94,14 @@ def test_labels_take_few_values_whatever_sites_say(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", [*Kind, "scalars"])
-def test_bytes_of_every_kind_that_crosses_have_its_label(run: Run, kind: str) -> None:
+def test_bytes_of_every_kind_that_crosses_have_its_label(run: RunNow, kind: str) -> None:
     story = tell([*events(), events()[-1] | {"round": 3, "bytes": {f"from source {kind}": 9}}])
     bytes_of = {k: n for k, n in told(sites(run), story).items() if k[0] == "fedda_bytes"}
     own = (("direction", "from"), ("kind", str(kind)), ("role", "source"))
     assert bytes_of["fedda_bytes", own] == 9 + 1800 * (kind == "model")
 
 
-def test_the_operators_port_serves_them(run: Run) -> None:
+def test_the_operators_port_serves_them(run: RunNow) -> None:
     with serving(lambda: sites(run)) as address, client_of(address) as client:
         answer = client.get(METRICS)
         assert isinstance(answer, httpx.Response)
@@ -109,7 +109,7 @@ def test_the_operators_port_serves_them(run: Run) -> None:
         assert samples(answer.text)["fedda_round", (("method", "fedavg"),)] == 2
 
 
-def test_the_board_shows_metrics_that_there_are(run: Run) -> None:
+def test_the_board_shows_metrics_that_there_are(run: RunNow) -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "fedda.json").read_text())
     asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
     worth = {"worth": {"estimate": {"accuracy": 0.7}}, "infomax": 1.0}

@@ -11,7 +11,7 @@ import torch
 from clients import kd3a as clients_kd3a
 from clients.fedavg import Target
 from clients.policy.rules import Policy
-from clients.policy.spent import Spent, Used
+from clients.policy.spent import Spent, UsedBudget
 from clients.site import summed, tested
 from clients.site.memory import Site
 from clients.site.request import Request
@@ -308,7 +308,7 @@ def with_policy(text: str, nodes: list[Node], folder: Path) -> list[Node]:
 
 
 def used_by(name: str, folder: Path) -> tuple[int, int]:
-    used: Used = Spent(folder / name, Policy().budget).used()
+    used: UsedBudget = Spent(folder / name, Policy().budget).used()
     return used.rounds, used.tests
 
 

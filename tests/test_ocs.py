@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda.maths import ocs
-from fedda.maths.ocs import Candidate
+from fedda.maths.ocs import Prospect
 from tests.reference import ocs as twin
 
 share = st.floats(0, 1)
@@ -19,8 +19,8 @@ def draws(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def candidate(name: str, eps: float, W1: float, labelled: bool = False) -> Candidate:
-    return Candidate(name, labelled, eps, 0.5, W1, 0.0)
+def candidate(name: str, eps: float, W1: float, labelled: bool = False) -> Prospect:
+    return Prospect(name, labelled, eps, 0.5, W1, 0.0)
 
 
 # ---- theta -------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_the_bound_by_hand() -> None:
 
 @given(st.lists(st.tuples(share, st.floats(0, 3), length), min_size=1, max_size=6))
 def test_ocs_takes_the_smallest_bound(rows: list[tuple[float, float, float]]) -> None:
-    candidates = [Candidate(str(i), False, e, t, w, 0.0) for i, (e, t, w) in enumerate(rows)]
+    candidates = [Prospect(str(i), False, e, t, w, 0.0) for i, (e, t, w) in enumerate(rows)]
     wanted = twin.best([(math.sqrt(2), *row) for row in rows])
     assert ocs.choose("ocs", candidates, draws()).bound == candidates[wanted].bound
 

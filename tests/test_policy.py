@@ -24,7 +24,7 @@ from clients.node.fleet import Fleet
 from clients.policy import words
 from clients.policy.gate import Gate
 from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Policy, Times
-from clients.policy.spent import Spent, Used
+from clients.policy.spent import Spent, UsedBudget
 from clients.site import state
 from clients.site.memory import Site, resident
 from clients.site.request import Request
@@ -352,7 +352,7 @@ def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path:
     text = "[budget]\nrounds = 2\ntests = 1\ntrainings = 2\nmegabytes = 0.001"
     budget = policy(text, tmp_path).budget
     spent = Spent(tmp_path, budget)
-    assert spent.used() == Used()
+    assert spent.used() == UsedBudget()
     spent.request("a", rounds=1)
     spent.request("a", tests=1, size=400)
     with pytest.raises(BudgetError, match="1 models to test is spent"):
@@ -366,7 +366,7 @@ def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path:
     spent.leaving(600)
     with pytest.raises(BudgetError, match=r"0\.001 MB leave this site in all"):
         spent.leaving(1)
-    assert Spent(tmp_path, budget).used() == Used(rounds=2, tests=1, trainings=2, bytes=1000)
+    assert Spent(tmp_path, budget).used() == UsedBudget(rounds=2, tests=1, trainings=2, bytes=1000)
 
 
 @pytest.mark.parametrize(

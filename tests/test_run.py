@@ -27,7 +27,7 @@ from server import attendance, checkpoint, timing
 from server.attendance import Sites
 from server.journal import Event, Journal
 from server.simulation import folders, simulate
-from server.training import Training
+from server.training import TrainingRounds
 from strategies.base import FedDA
 from strategies.sites import mail
 from tests.fingerprints import flat
@@ -337,7 +337,7 @@ def test_a_runs_checkpoint_holds_what_its_strategy_remembers(
     floats: str,
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(Training, "_strategy", noting(Training._strategy, made))
+    monkeypatch.setattr(TrainingRounds, "_strategy", noting(TrainingRounds._strategy, made))
     results, _ = run(domains, runs | settings)
     (strategy,) = made
     (path,) = Path(results["trainings"][settings["method"]][0]["model"]).parents[:1]

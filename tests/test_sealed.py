@@ -16,7 +16,7 @@ from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
 from fedda.secure.agree import Occasion, Own
-from fedda.secure.seal import LONGER, Address, seal, unseal
+from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed, pack
 from server.journal import Journal
@@ -64,8 +64,8 @@ def failures(made: Bench) -> set[tuple[str, int]]:
     return {(c.site, c.error) for c in made.grid.crossed if c.error}
 
 
-def address(public: bytes, **changes: Any) -> Address:
-    return Address(
+def address(public: bytes, **changes: Any) -> Envelope:
+    return Envelope(
         **{"training": "t", "round": 1, "source": "anna", "target": "town"} | changes, public=public
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedda.results import sofar
 from fedda.results.progress import Display
-from fedda.results.story import Journal, tell
+from fedda.results.story import JournalReader, tell
 
 SETTINGS = {"method": "kd3a", "run.baseline": "fedavg", "run.seeds": "0,1", "rounds": 4}
 
@@ -88,16 +88,16 @@ def test_the_terminal_and_the_page_estimate_the_same() -> None:
 def test_a_journal_read_in_any_pieces_tells_the_same(tmp_path: Path) -> None:
     whole = "".join(json.dumps(event) + "\n" for event in events()).encode()
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
-    journal = Journal(tmp_path)
+    journal = JournalReader(tmp_path)
     for cut in range(0, len(whole), 37):
-        journal = Journal(tmp_path)
+        journal = JournalReader(tmp_path)
         for part in (whole[:cut], whole):
             (tmp_path / "journal.jsonl").write_bytes(part)
             journal.look()
         assert journal.story == tell(events(), SETTINGS)
     (tmp_path / "journal.jsonl").write_bytes(whole[:60])  # begun anew
     assert journal.look().trainings == {}
-    assert Journal(tmp_path / "absent").look().state == "starting"
+    assert JournalReader(tmp_path / "absent").look().state == "starting"
 
 
 def test_what_there_is_has_the_form_of_results() -> None:

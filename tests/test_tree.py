@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# A method's classes have the same names in each method; `fedda.Model` is the library's own.
+OF_METHODS = {"Source", "Target", "Collaborator", "Config", "Member", "Model"}
 FOLDERS = ("fedda", "clients", "strategies", "server")
 WHEEL = tuple(f"fedda.{folder}." for folder in FOLDERS[1:])  # how their names begin in the wheel
 LOOSE = 10  # modules beside fedda/__init__.py
@@ -106,6 +108,16 @@ def loose(root: Path) -> list[str]:
     return sorted(p.name for p in (root / "fedda").glob("*.py") if p.name != "__init__.py")
 
 
+def shared_classes(root: Path) -> dict[str, list[str]]:
+    """Classes that several modules define, but for the parts that each method has."""
+    found: dict[str, list[str]] = {}
+    for module, path in modules(root).items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name not in OF_METHODS:
+                found.setdefault(node.name, []).append(module)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
 def shared_names(root: Path) -> dict[str, list[str]]:
     """Return file names that several folders have, except where they mean the same."""
     methods = {path.name for path in (root / HALVES[0]).glob("*.py")}
@@ -150,6 +162,10 @@ def test_methods_are_loaded_by_plugins_and_do_not_import_it() -> None:
 
 def test_no_two_files_have_one_name() -> None:
     assert not shared_names(ROOT)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert not shared_classes(ROOT)
 
 
 def test_every_package_says_what_it_holds() -> None:
@@ -218,3 +234,10 @@ def test_a_file_name_in_two_folders_is_seen(tmp_path: Path) -> None:
         "b.py": {"fedda/room", "server"},
         "m.py": {"clients/site", "server"},
     }
+
+
+def test_a_class_of_two_modules_is_seen(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(("clients/a.py", "clients/b.py"), "class Source: ...\n"))
+    assert not shared_classes(tmp_path)
+    write(tmp_path, {"server/c.py": "class Half: ...", "fedda/room/d.py": "class Half: ..."})
+    assert {*shared_classes(tmp_path)} == {"Half"}

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedda.cli import watch
 from fedda.errors import RunError
 from fedda.results import progress
-from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from server.superlink.book import Book
 from tests.test_live import run, sites
 
@@ -54,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_run_that_has_ended_is_not_waited_for(
-    run: Run, ending: str, code: int, said: str
+    run: RunNow, ending: str, code: int, said: str
 ) -> None:
     ended = replace(sites(run), runs=(replace(run, status="finished", ending=ending),))
     found, text = watched(Looks(ended))
@@ -62,7 +62,7 @@ def test_a_run_that_has_ended_is_not_waited_for(
     assert text.splitlines()[:2] == ["site a is reachable", "site t is away"]
 
 
-def test_a_run_is_shown_line_by_line_until_it_ends(run: Run) -> None:
+def test_a_run_is_shown_line_by_line_until_it_ends(run: RunNow) -> None:
     now = sites(run)
     gone = replace(now, sites=(replace(now.sites[0], online=False), now.sites[1]))
     ended = replace(now, runs=(replace(run, status="finished", ending="completed"),))
@@ -76,27 +76,27 @@ def test_a_run_is_shown_line_by_line_until_it_ends(run: Run) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_terminal_shows_the_sites_and_their_work(run: Run) -> None:
+def test_a_terminal_shows_the_sites_and_their_work(run: RunNow) -> None:
     ended = replace(sites(run), runs=(replace(run, status="finished", ending="completed"),))
     _, text = watched(Looks(sites(run), sites(run), ended), terminal=True)
     assert "1 of 2 sites reachable" in text and "trains" in text
 
 
-def test_a_server_that_is_gone_ends_the_watch(run: Run) -> None:
+def test_a_server_that_is_gone_ends_the_watch(run: RunNow) -> None:
     with pytest.raises(RunError, match="no server answers"):
         watched(Looks(None))
     with pytest.raises(RunError, match="no server answers"):
         watched(Looks(replace(sites(run), runs=()), None))
 
 
-def test_a_run_that_the_server_does_not_know_is_not_waited_for(run: Run) -> None:
+def test_a_run_that_the_server_does_not_know_is_not_waited_for(run: RunNow) -> None:
     with pytest.raises(RunError, match="knows no run 'new'; it has r, old"):
         watched(Looks(sites(run)), "new")
 
 
 def test_a_name_from_a_site_cannot_command_the_terminal() -> None:
     bad = Snapshot(
-        (Site(1, "a\x1b[2Jb\nc", "source", True),), (Run(1, "r", "/r", "m", "finished"),)
+        (SiteNow(1, "a\x1b[2Jb\nc", "source", True),), (RunNow(1, "r", "/r", "m", "finished"),)
     )
     _, text = watched(Looks(bad))
     assert "site a [2Jb c is reachable" in text and "\x1b" not in text

@@ -59,7 +59,7 @@ WAIT_S = 1  # for how long a server may hold a request for work until there is s
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
 
 
-class Connection(Protocol):
+class FleetConnection(Protocol):
     """The members that the resident node needs; the fake server of the tests has them, too."""
 
     node_id: int

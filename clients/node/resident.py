@@ -25,7 +25,7 @@ from fedda.errors import Code, KeyFileError, code_of
 from fedda.ops import keys, refusal
 
 from .failures import RunOver, SessionLost, Unreachable
-from .fleet import Connection, Fleet
+from .fleet import Fleet, FleetConnection
 from .interrupt import Interrupt
 from .patience import OnEvent, join, persist
 from .unfinished import Unfinished
@@ -228,7 +228,7 @@ def serve(
 
 def excuse(
     unfinished: Unfinished,
-    connection: Connection,
+    connection: FleetConnection,
     tell: OnEvent,
     on_refusal: OnRefusal | None = None,
 ) -> None:
@@ -254,7 +254,7 @@ def excuse(
 
 def work(
     resident: Resident,
-    connection: Connection,
+    connection: FleetConnection,
     poll: float,
     unfinished: Unfinished | None = None,
     interrupt: Interrupt | None = None,
@@ -298,7 +298,9 @@ def work(
         last_message = time.monotonic()
 
 
-def _exchange(resident: Resident, connection: Connection, head: Message, tree: ObjectTree) -> None:
+def _exchange(
+    resident: Resident, connection: FleetConnection, head: Message, tree: ObjectTree
+) -> None:
     """Fetch one message, answer it and send the reply; give up when the server stops waiting."""
     meta = head.metadata
     ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())

@@ -93,7 +93,7 @@ class Budget(Section):
     megabytes: float | None = Field(default=None, ge=0)
 
 
-class Exchange(Section):
+class ExchangeRules(Section):
     """Where the site may sum gradients, besides at the server that it dials."""
 
     hosts: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = ()
@@ -161,7 +161,7 @@ class Keep(Section):
     megabytes: float | None = Field(default=None, gt=0)
 
 
-class Audit(Section):
+class AuditRules(Section):
     """What attacks on the site's own data may reach in `fedda audit all`; None: any.
 
     images      share of the images recovered from a step over protect.min-images or more
@@ -182,12 +182,12 @@ class Policy(Section):
     leaving: Leaving = Leaving()
     protect: Protect = Protect()
     budget: Budget = Budget()
-    exchange: Exchange = Exchange()
+    exchange: ExchangeRules = ExchangeRules()
     secure: Secure = Secure()
     privacy: Privacy = Privacy()
     times: Times = Times()
     keep: Keep = Keep()
-    audit: Audit = Audit()
+    audit: AuditRules = AuditRules()
 
     @classmethod
     def read(cls, path: Path) -> Self:

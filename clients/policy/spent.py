@@ -25,7 +25,7 @@ WAIT = 30.0  # seconds for another process that books
 
 
 @dataclass(frozen=True)
-class Used:
+class UsedBudget:
     """How much was used: requests to train and to test, different trainings, bytes that left."""
 
     rounds: int = 0
@@ -46,10 +46,10 @@ class Spent:
         self.path = state / FILE
         self._budget = budget
 
-    def used(self) -> Used:
+    def used(self) -> UsedBudget:
         """What was used so far."""
         if not self.path.exists():
-            return Used()
+            return UsedBudget()
         with self._open() as base:
             return _used(base)
 
@@ -111,7 +111,7 @@ class Spent:
         with self._open() as base:
             return epsilon(base.execute("SELECT noise, share, n FROM steps"), delta)
 
-    def _check(self, used: Used) -> None:
+    def _check(self, used: UsedBudget) -> None:
         most, left = self._budget, "nothing more is done until the site's policy gives more"
         for what, count, limit in (
             ("training requests", used.rounds, most.rounds),
@@ -152,7 +152,9 @@ def _add(base: sqlite3.Connection, **counts: int) -> None:
         base.execute("UPDATE used SET n = n + ? WHERE what = ?", (n, what))
 
 
-def _used(base: sqlite3.Connection) -> Used:
+def _used(base: sqlite3.Connection) -> UsedBudget:
     counts = dict(base.execute("SELECT what, n FROM used"))
     (trainings,) = base.execute("SELECT COUNT(*) FROM trainings").fetchone()
-    return Used(counts.get("rounds", 0), counts.get("tests", 0), trainings, counts.get("bytes", 0))
+    return UsedBudget(
+        counts.get("rounds", 0), counts.get("tests", 0), trainings, counts.get("bytes", 0)
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from .rules import Names, Policy, named
-from .spent import Used
+from .spent import UsedBudget
 
 FRESH = """\
 # What this site lets a server do. `fedda-client --policy FILE` reads this file when it starts.
@@ -143,7 +143,7 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
 
-def left(policy: Policy, used: Used, epsilon: float) -> Iterator[tuple[str, str, str]]:
+def left(policy: Policy, used: UsedBudget, epsilon: float) -> Iterator[tuple[str, str, str]]:
     """What was used of each budget -> its name, what was used, and what it is."""
     most = policy.budget
     yield "requests to train", f"{used.rounds:,}", _most(most.rounds)

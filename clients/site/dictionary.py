@@ -35,7 +35,7 @@ KEPT = 16  # trainings whose heads stay on disk
 
 
 @dataclass(frozen=True)
-class Heads:
+class AtomHeads:
     """The heads that the target fitted on atoms; they take features as the encoder gives them."""
 
     W: Tensor  # (1, C, d) of -R
@@ -199,7 +199,7 @@ class Dictionary:
         saved = state.Kept({"alpha": alpha.detach().cpu()})
         state.save(self.site, self.task, server_round, COORDINATES, saved)
 
-    def fit(self, z: Tensor, y: Tensor, server_round: int) -> Heads:
+    def fit(self, z: Tensor, y: Tensor, server_round: int) -> AtomHeads:
         """Section 3.4: fit a head on B(alpha; atoms), and one on each atom."""
         o, alpha = self.task.options, self.coordinates(server_round)
         b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
@@ -209,7 +209,7 @@ class Dictionary:
             feddadil.fit_heads(z, y, o.head_decay, anchor=anchor),
         )
         (W, bias), (W_k, b_k) = (feddadil.unscaled(*head, self.scaling) for head in fitted)
-        return Heads(W, bias, W_k, b_k, alpha, (z, y), b)
+        return AtomHeads(W, bias, W_k, b_k, alpha, (z, y), b)
 
     def anchor(self) -> tuple[Tensor, Tensor] | None:
         """Where heads start and decay to, for points -> W (C, d), b (C,); None: at zero."""
@@ -220,7 +220,7 @@ class Dictionary:
         W, b = (a.detach().to(self.points) for a in (head.weight, head.bias))
         return feddadil.scaled(W, b, self.scaling)
 
-    def keepsakes(self, heads: Heads) -> dict[str, np.ndarray]:
+    def keepsakes(self, heads: AtomHeads) -> dict[str, np.ndarray]:
         """Return the site's points, the barycenter fitted to them, and the distilled set."""
         o, b = self.task.options, heads.barycenter
         z, y = feddadil.distilled(*heads.atoms, heads.alpha, o.distil, o.fixed_points, o.entropy)
@@ -234,7 +234,7 @@ class Dictionary:
         }
         return {name: a.cpu().numpy() for name, a in tensors.items()}
 
-    def save(self, heads: Heads) -> None:
+    def save(self, heads: AtomHeads) -> None:
         """Save the encoder with each head, as models for `fedda predict`, on the site's disk."""
         if self.site.state_dir is None:
             return
@@ -245,7 +245,7 @@ class Dictionary:
             models.save(path, made, classes=task.names, **task.about_model)
         _make_room(folder)
 
-    def with_heads(self, heads: Heads, kind: str) -> models.Model:
+    def with_heads(self, heads: AtomHeads, kind: str) -> models.Model:
         """The encoder with the one fitted head, or with the `ensemble`, as a model."""
         task, W, b, alpha = self.task, heads.W, heads.b, heads.alpha.new_ones(1)
         if kind == "ensemble":

@@ -9,7 +9,7 @@ from fedda import exchange
 from fedda.adversarial.lazy import LazySync
 from fedda.errors import ConfigError, WireError
 from fedda.exchange import Stream
-from fedda.exchange.masked import FixedPoint, Masked
+from fedda.exchange.masked import GradientPoint, MaskedGroup
 from fedda.train import joined, seed_for, windows
 
 from ..base import Client
@@ -78,10 +78,12 @@ class Summing(Client):
             ConfigError: this site has fewer images than a gradient must be over.
         """
         config, least = self.exchange.lazy, self._least
-        summing: Stream | Masked = stream
+        summing: Stream | MaskedGroup = stream
         if config.masked:
             seeds = self._seeds[group]
-            summing = Masked(stream, seeds, FixedPoint(config.clip, config.noise, len(seeds) + 1))
+            summing = MaskedGroup(
+                stream, seeds, GradientPoint(config.clip, config.noise, len(seeds) + 1)
+            )
         if (images := sum(map(len, self.site.blocks.groups))) < least:
             raise ConfigError(
                 f"This site has {images} images, but its gradients must be computed from "

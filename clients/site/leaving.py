@@ -18,7 +18,7 @@ from .request import Numbers, Request
 from .sealed import Received
 
 
-class Open:
+class AsItIs:
     """A model leaves as it is."""
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -38,7 +38,7 @@ class Open:
         return arrays, numbers
 
 
-class Masked(Open):
+class UnderMasks(AsItIs):
     """A model and its loss leave under masks, on which the group has agreed before."""
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -55,7 +55,7 @@ class Masked(Open):
         return {"masked": masked}, numbers
 
 
-class Sealed(Open):
+class UnderSeal(AsItIs):
     """A model leaves sealed to the target's key, and no loss beside it."""
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -71,10 +71,10 @@ class Sealed(Open):
         return {"sealed": sealed}, numbers
 
 
-CHANNELS: Mapping[Kind, type[Open]] = {Kind.MASKED: Masked, Kind.SEALED: Sealed}
+CHANNELS: Mapping[Kind, type[AsItIs]] = {Kind.MASKED: UnderMasks, Kind.SEALED: UnderSeal}
 
 
-def of(site: Site, request: Request) -> Open:
+def of(site: Site, request: Request) -> AsItIs:
     """Make the channel that a request's contract asks for.
 
     Raises:
@@ -82,7 +82,7 @@ def of(site: Site, request: Request) -> Open:
     """
     assert request.contract
     kinds = request.contract.leaves.arrays.values()
-    return next((CHANNELS[kind] for kind in kinds if kind in CHANNELS), Open)(site, request)
+    return next((CHANNELS[kind] for kind in kinds if kind in CHANNELS), AsItIs)(site, request)
 
 
 def signed(site: Site, request: Request) -> tuple[dict[str, Packed], Numbers]:

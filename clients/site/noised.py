@@ -28,7 +28,7 @@ from .request import Numbers
 MEMORY = 2**26  # values that the gradients of single examples take at a time
 
 
-class Learner(Protocol):
+class PrivateLearner(Protocol):
     """A source's client, as far as it matters here."""
 
     @property
@@ -50,7 +50,7 @@ class Learner(Protocol):
     def penalty(self) -> Tensor | float: ...
 
 
-def train(client: Learner) -> Numbers:
+def train(client: PrivateLearner) -> Numbers:
     """Train for a round.
 
     Raises:
@@ -86,7 +86,7 @@ def train(client: Learner) -> Numbers:
     return {"steps": n, "epsilon": spent}
 
 
-def _clipped_gradient(client: Learner, optimizer: Any, batch: Tensor, most: int) -> None:
+def _clipped_gradient(client: PrivateLearner, optimizer: Any, batch: Tensor, most: int) -> None:
     """Set each parameter's gradient to that of a step, in parts of so many examples."""
     parts = batch.split(most) if len(batch) else (batch,)
     for last, part in enumerate(parts, 1 - len(parts)):
@@ -112,7 +112,7 @@ def _add_noise(optimizer: Any, sigma: float, draws: np.random.Generator) -> None
         p.grad.copy_(noisy)
 
 
-def _penalty_gradient(client: Learner) -> None:
+def _penalty_gradient(client: PrivateLearner) -> None:
     """Add the gradient of what a method adds to the loss; it depends on no example."""
     penalty = client.penalty()
     if isinstance(penalty, Tensor):
@@ -138,7 +138,7 @@ def per_example(model: Model) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def _spend(client: Learner, steps: Steps) -> float:
+def _spend(client: PrivateLearner, steps: Steps) -> float:
     """Book a round's steps -> epsilon of all steps with them."""
     gate = client.site.gate
     if gate.books:
@@ -147,7 +147,7 @@ def _spend(client: Learner, steps: Steps) -> float:
     return epsilon([(sigma, q, n * client.request.round)], gate.policy.privacy.delta)
 
 
-def _generators(client: Learner) -> tuple[np.random.Generator, np.random.Generator]:
+def _generators(client: PrivateLearner) -> tuple[np.random.Generator, np.random.Generator]:
     """What draws the batches, and the noise; who knew the seed could take the noise away.
 
     numpy's have 128 bits of the system's chance. Of torch's on the CPU, a seed has only 32.

@@ -50,7 +50,7 @@ BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
 
-class Noted(Protocol):
+class NotedClient(Protocol):
     """The members of a method's client that notes use."""
 
     @property
@@ -73,7 +73,7 @@ class Noted(Protocol):
         ...
 
 
-def received(client: Noted) -> float:
+def received(client: NotedClient) -> float:
     """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
@@ -81,7 +81,7 @@ def received(client: Noted) -> float:
     return time.perf_counter() - start
 
 
-def tested(client: Noted, test: Labelled | None, p: Tensor | None) -> None:
+def tested(client: NotedClient, test: Labelled | None, p: Tensor | None) -> None:
     """Note the model of a test, and its predictions for the test images.
 
     Args:
@@ -103,7 +103,7 @@ def tested(client: Noted, test: Labelled | None, p: Tensor | None) -> None:
         _harmlessly(client, take)
 
 
-def refined(client: Noted, made: Refined) -> None:
+def refined(client: NotedClient, made: Refined) -> None:
     """Note the target's last step."""
     if client.site.notes:
         _harmlessly(client, lambda: Notes(client).refined(made))
@@ -112,7 +112,7 @@ def refined(client: Noted, made: Refined) -> None:
 class Notes:
     """The notes of one site about one request."""
 
-    def __init__(self, client: Noted) -> None:
+    def __init__(self, client: NotedClient) -> None:
         request, site = client.request, client.site
         task = request.task
         assert site.state_dir is not None
@@ -230,7 +230,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _harmlessly(client: Noted, take: Callable[[], None]) -> None:
+def _harmlessly(client: NotedClient, take: Callable[[], None]) -> None:
     """Take notes, leave model and random numbers as they were, and log every error."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []

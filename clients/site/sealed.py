@@ -10,7 +10,7 @@ import numpy as np
 from fedda.errors import NotFiniteError, SecureError, WireError
 from fedda.maths.bounds import Bounds, norm, too_long
 from fedda.secure.agree import Occasion, Own, check, sign, verify
-from fedda.secure.seal import Address, layouts, seal, unseal
+from fedda.secure.seal import Envelope, layouts, seal, unseal
 from fedda.wire import Packed, lay_out
 
 from ..policy.rules import Secure
@@ -82,7 +82,7 @@ class Sealed:
         self._own = Own(_occasion(request))
         return self._identity.offer(self._own)
 
-    def address(self, request: Request) -> Address:
+    def address(self, request: Request) -> Envelope:
         """Check the target's key, before a source trains -> where its model is to go.
 
         Raises:
@@ -95,9 +95,9 @@ class Sealed:
         target, public = name.removeprefix("key/"), key["public"].tobytes()
         peers = self._identity.peers("target")
         verify(_occasion(request), target, public, key["signature"].tobytes(), peers)
-        return Address(request.task.training, request.round, self._identity.name, target, public)
+        return Envelope(request.task.training, request.round, self._identity.name, target, public)
 
-    def seal(self, address: Address, model: Packed, examples: int) -> Packed:
+    def seal(self, address: Envelope, model: Packed, examples: int) -> Packed:
         """Seal a trained model, and sign it with the number of examples behind it."""
         sealed = seal(bytes(model.buffer), address)
         arrays = {
@@ -131,7 +131,7 @@ class Sealed:
         peers, lengths = self._identity.peers(), {}
         for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
             source = array.removeprefix("sealed/")
-            address = Address(
+            address = Envelope(
                 own.occasion.training, request.round, source, self._identity.name, own.public
             )
             try:
@@ -153,7 +153,7 @@ class Sealed:
 
 
 def _opened(
-    request: Request, array: str, address: Address, own: Own, peers: Mapping[str, Any]
+    request: Request, array: str, address: Envelope, own: Own, peers: Mapping[str, Any]
 ) -> tuple[Packed, int]:
     """Return one source's model and its number of examples.
 

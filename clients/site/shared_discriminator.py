@@ -11,7 +11,7 @@ from fedda import wire
 from fedda.adversarial import travelling
 from fedda.adversarial.discriminators import (
     Discriminator,
-    Network,
+    DiscriminatorConfig,
     bound,
     flat_gradient,
     make_optimizer,
@@ -36,7 +36,7 @@ class Copy:
         bounded: whether no layer's spectral norm may be above 1 after a step.
     """
 
-    def __init__(self, DI: Discriminator, network: Network, sync: LazySync) -> None:
+    def __init__(self, DI: Discriminator, network: DiscriminatorConfig, sync: LazySync) -> None:
         self.DI = DI
         self.optimizer = make_optimizer(DI, network)
         self.sync = sync
@@ -44,7 +44,7 @@ class Copy:
 
     @classmethod
     def make(
-        cls, d: int, network: Network, seed: int, sync: LazySync, device: torch.device
+        cls, d: int, network: DiscriminatorConfig, seed: int, sync: LazySync, device: torch.device
     ) -> "Copy":
         """Make a new one for d features; the same seed gives the same network."""
         return cls(Discriminator(d, network.hidden, seed).to(device), network, sync)

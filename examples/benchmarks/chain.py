@@ -148,13 +148,13 @@ def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat, near: bo
 
 def oracle(
     selector: str,
-    candidates: Sequence[ocs.Candidate],
+    candidates: Sequence[ocs.Prospect],
     draws: torch.Generator,
     folder: Path,
     out: Path,
     seed: int,
     targets: Sequence[str],
-) -> ocs.Candidate:
+) -> ocs.Prospect:
     """Choose in place of `ocs.choose` the candidate whose model is best at the target."""
     (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
     files = {name: out / f"oracle-{seed}" / f"fruda-{seed}-{name}" / MODEL for name in targets}

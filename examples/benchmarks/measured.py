@@ -104,18 +104,18 @@ def main(grid: Grid, context: Context) -> None:
     meter = Meter()
     Mail.deliver = lambda self, requests, wait: meter.deliver(self, requests, wait)
     for name in ("_initial", "_train_round", "_test", "_finish"):
-        wrapped = meter.phased(name.strip("_"), getattr(training.Training, name))
-        setattr(training.Training, name, wrapped)
+        wrapped = meter.phased(name.strip("_"), getattr(training.TrainingRounds, name))
+        setattr(training.TrainingRounds, name, wrapped)
     checkpoint.write = meter.phased("checkpoint", checkpoint.write)
     start: list[int] = []
-    run = training.Training.run
+    run = training.TrainingRounds.run
 
-    def note_then_run(self: training.Training) -> dict[str, Any]:
+    def note_then_run(self: training.TrainingRounds) -> dict[str, Any]:
         plugins.strategy(self.method)  # import it now: its memory is not that of a model
         start.append(memory("VmRSS"))
         return run(self)
 
-    training.Training.run = note_then_run
+    training.TrainingRounds.run = note_then_run
     served.main(grid, context)
     config = RunConfig.parse(context.run_config)
     content = {"start": start[0], "waves": meter.waves, "phases": meter.phases}

@@ -43,7 +43,7 @@ BETA1, BETA2 = 0.5, 0.999
 SIZES = r"^([1-9]\d{0,4}(,[1-9]\d{0,4})*)?$"
 
 
-class Network(Section):
+class DiscriminatorConfig(Section):
     """A discriminator and how it learns; all its copies in a run stay equal."""
 
     sizes: str = Field(
@@ -159,7 +159,7 @@ def width(model: Manifest) -> int:
     return next(entry.shape[1] for entry in model.entries if entry.name == "head.weight")
 
 
-def make_optimizer(DI: nn.Module, config: Network) -> optim.Optimizer:
+def make_optimizer(DI: nn.Module, config: DiscriminatorConfig) -> optim.Optimizer:
     """The configured optimizer; equal gradients keep equal copies equal."""
     if config.optimizer == "adam":
         return optim.Adam(DI.parameters(), lr=config.lr, betas=(config.beta1, config.beta2))

@@ -33,7 +33,7 @@ from fedda.errors import ExchangeError, NotFiniteError
 Flat = NDArray[np.float32]
 
 
-class Summing(Protocol):
+class LazySum(Protocol):
     """The connection of a site to the exchange (`fedda.exchange.Stream`)."""
 
     def send(self, group: str, gradient: Flat, examples: int) -> None:
@@ -96,7 +96,7 @@ class LazySync:
 
     def __init__(
         self,
-        stream: Summing,
+        stream: LazySum,
         group: str,
         p: int,
         *,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn, optim
 
-from fedda.adversarial.discriminators import Network, count, layout
+from fedda.adversarial.discriminators import DiscriminatorConfig, count, layout
 from fedda.wire import Entry, Kind, Manifest
 
 STATE = {
@@ -25,7 +25,7 @@ STATE = {
 }
 
 
-def travelling_layout(d: int, network: Network) -> Manifest:
+def travelling_layout(d: int, network: DiscriminatorConfig) -> Manifest:
     """The layout of the packed state of a discriminator over d features."""
     P = count(d, network.hidden)
     flat = [Entry(name, "float32", (P,)) for name in ("sync", *STATE[network.optimizer])]

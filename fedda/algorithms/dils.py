@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, Loss, Network
+from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, DiscriminatorConfig, Loss
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
@@ -48,7 +48,7 @@ class Adaptation(Critic):
         description="an adapting round has this many times the steps of a round of pretraining; it "
         "sends no models, so long rounds save messages",
     )
-    discriminator: Network = Network(sizes="100,100", lr=0.0005)
+    discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="100,100", lr=0.0005)
     lr: float = Field(
         default=0.0002,
         gt=0,

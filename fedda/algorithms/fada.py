@@ -48,8 +48,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.adversarial.discriminators import (
+    DiscriminatorConfig,
     Half,
-    Network,
     called_source,
     called_target,
 )
@@ -65,7 +65,7 @@ Parts = Literal["attention", "adversarial", "all"]
 Generator = Literal["paper", "inverted"]
 
 
-class Weights(Section):
+class LossWeights(Section):
     """Weights of the losses beside the cross entropy on labels; the paper gives none."""
 
     alignment: float = Field(default=0.01, ge=0, le=100, description="weight of eq. 5")
@@ -118,7 +118,7 @@ class Config(Section):
         description="BatchNorm's running statistics, if the target trains: its own, or the "
         "weighted mean of the sources'",
     )
-    discriminator: Network = Network(sizes="256")
+    discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="256")
     generator: Generator = Field(
         default="paper",
         description="eq. 5: paper (both sides learn to be called source), inverted (each side to "
@@ -157,7 +157,7 @@ class Config(Section):
         description="eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform "
         "one (the parent code)",
     )
-    weights: Weights = Weights()
+    weights: LossWeights = LossWeights()
     pairs: ClassVar[bool] = True
 
     @property

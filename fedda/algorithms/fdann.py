@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import Deceived, Network
+from fedda.adversarial.discriminators import Deceived, DiscriminatorConfig
 from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
@@ -35,7 +35,7 @@ from fedda.wire import MODEL, Kind, Manifest, Part, Rule
 class Config(fedavg.Config):
     """f-DANN's settings, and FedAvg's for the weights of sites."""
 
-    discriminator: Network = Network()
+    discriminator: DiscriminatorConfig = DiscriminatorConfig()
     reversal: Deceived = Deceived()
     pairs: bool = Field(
         default=False, description="one discriminator per source, instead of one for all sources"

@@ -44,7 +44,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.discriminators import Network
+from fedda.adversarial.discriminators import DiscriminatorConfig
 from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
@@ -52,7 +52,7 @@ from fedda.methods import Method, Phase
 from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
 
 
-class Measure(Network):
+class Measure(DiscriminatorConfig):
     """How distances are measured: the critic of a candidate and a target, and its training."""
 
     sizes: str = Field(

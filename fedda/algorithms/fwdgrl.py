@@ -14,7 +14,7 @@ reads p times `critic-steps` as many batches as it has steps: with large batches
 
 from pydantic import Field
 
-from fedda.adversarial.discriminators import Critic, Network, Reversal
+from fedda.adversarial.discriminators import Critic, DiscriminatorConfig, Reversal
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method
@@ -23,7 +23,7 @@ from fedda.methods import Method
 class Config(Critic, fedavg.Config):
     """f-WDGRL's settings, and FedAvg's for the weights of sites."""
 
-    discriminator: Network = Network()
+    discriminator: DiscriminatorConfig = DiscriminatorConfig()
     reversal: Reversal = Reversal()
     pairs: bool = Field(
         default=False, description="one critic per source, instead of one for all sources"

@@ -34,7 +34,7 @@ from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
 
 
-class Gate(Section):
+class ConfidenceGate(Section):
     """The confidence gate, from the first round to the last."""
 
     low: float = Field(
@@ -52,7 +52,7 @@ class Gate(Section):
 class Config(Section):
     """KD3A's settings; the defaults are the paper's, but for `focus_from`."""
 
-    gate: Gate = Gate()
+    gate: ConfidenceGate = ConfidenceGate()
     vote: Form = Field(
         default="soft", description="consensus: soft (paper), hard (official), mean (no vote)"
     )

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedda.adversarial.discriminators import Deceived, Deception, Network
+from fedda.adversarial.discriminators import Deceived, Deception, DiscriminatorConfig
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
@@ -37,7 +37,7 @@ Sign = Literal["code", "paper"]
 class Config(fedavg.Config):
     """MDAN's settings, and FedAvg's for the weight of the target."""
 
-    discriminator: Network = Network()
+    discriminator: DiscriminatorConfig = DiscriminatorConfig()
     max: Max = Field(default="soft", description="over sources; hard: only the worst one counts")
     sign: Sign = Field(default="code", description="of mu d in a term; code: plus, paper: minus")
     gamma: float = Field(default=10.0, gt=0, le=1000, description="sharpness of the soft maximum")

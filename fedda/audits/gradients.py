@@ -40,9 +40,9 @@ from fedda import plugins
 from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
+    DiscriminatorConfig,
     Half,
     Loss,
-    Network,
     count,
     discriminator_loss,
     flat_gradient,
@@ -76,7 +76,7 @@ LOSSES: dict[str, Loss | None] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class SumSettings:
     """A run's discriminator, and what the run does to its gradient before it leaves a site."""
 
     method: str = "dils"
@@ -86,14 +86,14 @@ class Settings:
     noise: float = 0.0
     loss: Loss = "adda"
     penalty: float = 0.0  # gamma
-    network: Network = field(default_factory=Network)
+    network: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
 
-    def override(self, changes: Mapping[str, Any], sizes: str | None = None) -> "Settings":
+    def override(self, changes: Mapping[str, Any], sizes: str | None = None) -> "SumSettings":
         """The same with some changes; `sizes` are the discriminator's hidden layers."""
         network = self.network
         if sizes is not None:
             values = network.model_dump() | {"sizes": sizes}
-            network = validate(Network, values, "the discriminator")
+            network = validate(DiscriminatorConfig, values, "the discriminator")
         settings = replace(self, **changes, network=network)
         if settings.noise and not settings.clip:
             raise ConfigError(
@@ -107,7 +107,7 @@ class Settings:
         return plain | {"network": self.network.flat()}
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any], method: str = "") -> "Settings":
+    def of(cls, flat: Mapping[str, Any], method: str = "") -> "SumSettings":
         """The settings in a run's config.json, with defaults for those it does not have.
 
         Args:
@@ -140,7 +140,7 @@ class Settings:
 
 
 def audit(
-    z: Tensor, settings: Settings, *, trials: int = 5, seed: int = 0, what_if: bool = False
+    z: Tensor, settings: SumSettings, *, trials: int = 5, seed: int = 0, what_if: bool = False
 ) -> Audit:
     """Attack windows of every size that there are enough features for, in four forms.
 
@@ -281,7 +281,7 @@ class Moves:
 
 
 def _attack(
-    z: Tensor, n: int, settings: Settings, seed: tuple[int, int, int]
+    z: Tensor, n: int, settings: SumSettings, seed: tuple[int, int, int]
 ) -> tuple[float, dict[str, Tensor]]:
     """Attack one window -> the norm of its G / p, and its examples' best cosines (n,) by form."""
     draws, start = generator("audit", *seed), seed_for("audit", "discriminator", *seed)

@@ -29,7 +29,7 @@ Submit = Callable[[RunConfig, Launch, Path, Callable[[dict[str, Any]], None]], N
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live(Plan):
+class LivePlan(Plan):
     """All trainings over the sites that have joined a server; `data` is the server's folder.
 
     Attributes:

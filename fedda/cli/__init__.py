@@ -24,10 +24,10 @@ from fedda.cli import (
     weights,
 )
 from fedda.cli import client as client_command
-from fedda.cli.helped import Group
+from fedda.cli.helped import HelpedGroup
 
 app = typer.Typer(
-    cls=Group,
+    cls=HelpedGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

@@ -164,7 +164,7 @@ def gradients(
         from fedda.audits.subject import opened
         from fedda.data import load_target
 
-        own = attack.Settings.of(attacker.config, method)
+        own = attack.SumSettings.of(attacker.config, method)
         given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
         settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
         what_if = settings != own or own.method != attacker.config.get("method")

@@ -170,7 +170,7 @@ def choose(
     on_terminate()
     from fedda.choose import candidates, search, verdict
     from fedda.choose.decision import decide
-    from fedda.choose.on_server import Live
+    from fedda.choose.on_server import LivePlan
     from fedda.comparison import Variant, options
     from fedda.errors import ConfigError, RunError
     from fedda.results.read import counted
@@ -191,7 +191,7 @@ def choose(
             )
         else:
             hub, authority = (str(path.absolute()) if path else "" for path in (server, ca))
-            plan = Live(
+            plan = LivePlan(
                 Path(hub or superlink),
                 out.absolute(),
                 first,
@@ -242,9 +242,9 @@ def _labels(plan: "Plan", folder: Path) -> "Labels":
 def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:
     """What says why a method does not fit the sites; on a server one round is trained for that."""
     from fedda.choose.candidates import obstacle
-    from fedda.choose.on_server import Live
+    from fedda.choose.on_server import LivePlan
 
-    if not isinstance(plan, Live):
+    if not isinstance(plan, LivePlan):
         return lambda name: obstacle(name, plan)
     if names:
         return lambda name: ""
@@ -270,11 +270,11 @@ def _present(choice: Any, out: Path) -> None:
 
 def _display(plan: "Plan", cells: Sequence["Cell"], jobs: int) -> Any:
     """The progress of some trainings, which says nothing that labels of the target tell."""
-    from fedda.comparison.headway import Display
+    from fedda.comparison.headway import CellsDisplay
 
     done = [cell for cell in cells if plan.results(cell) is not None]
     rounds = {cell: plan.config(cell).rounds for cell in cells}
-    return Display(rounds, done, min(jobs, len(cells)), None)
+    return CellsDisplay(rounds, done, min(jobs, len(cells)), None)
 
 
 def _words(presets: Sequence[str], changes: Sequence[str], rounds: int) -> list[str]:

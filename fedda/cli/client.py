@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.helped import Command
+from fedda.cli.helped import HelpedCommand
 from fedda.cli.its_files import (
     ColumnsOption,
     FollowOption,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 app = typer.Typer(add_completion=False)
 
 
-@app.command(cls=Command)
+@app.command(cls=HelpedCommand)
 def client(
     role: Annotated[
         Literal["source", "target"],

@@ -19,7 +19,7 @@ def _join(command: click.Command) -> None:
         _join(each)
 
 
-class Group(TyperGroup):
+class HelpedGroup(TyperGroup):
     """A group of commands; it joins the lines of all commands below it."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -27,7 +27,7 @@ class Group(TyperGroup):
         _join(self)
 
 
-class Command(TyperCommand):
+class HelpedCommand(TyperCommand):
     """A program's only command."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -16,7 +16,7 @@ from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import CROSSED
 
 if TYPE_CHECKING:
-    from fedda.ops.chain import Checked, Entry
+    from fedda.ops.chain import CheckedChain, Entry
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -157,7 +157,7 @@ def log(
         raise typer.Exit(1)
 
 
-def _said(name: str, found: "Checked") -> bool:
+def _said(name: str, found: "CheckedChain") -> bool:
     """Print what a check found -> whether all lines hold."""
     for note in found.notes:
         echo(f"note: {note}")

@@ -24,7 +24,7 @@ from fedda.results.plainly import echo
 LOG = "superlink.log"
 
 if TYPE_CHECKING:
-    from server.superlink.gateway import Settings
+    from server.superlink.gateway import GatewaySettings
 
 log = logging.getLogger("fedda.superlink")
 
@@ -133,7 +133,7 @@ def superlink(
         directory = directory.absolute()
         gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
         folder = control.Folder(directory)
-        settings: Settings = gateway.Settings(
+        settings: GatewaySettings = gateway.Settings(
             host=public.host,
             port=port,
             admin_port=admin_port,

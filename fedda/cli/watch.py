@@ -17,7 +17,7 @@ from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError
 from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import JOURNAL, counted, printable
-from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 
 LOOK = 1.0  # seconds between two looks while no run goes on
 SHOWN = 20  # most sites in the picture
@@ -181,7 +181,7 @@ class Watcher:
         line = Text(printable(text))
         self._console.print(line, soft_wrap=True, highlight=False)
 
-    def _run(self) -> Run | None:
+    def _run(self) -> RunNow | None:
         return self._snapshot.run(self._which)
 
     def _over(self) -> bool:
@@ -189,7 +189,7 @@ class Watcher:
         run = self._run()
         return run is not None and run.ended
 
-    def _conclude(self, run: Run) -> int:
+    def _conclude(self, run: RunNow) -> int:
         self.say(f"run {run.name} has {run.how}")
         if run.ending != "completed":
             self.say(f"go on with: fedda run --resume {run.folder}")
@@ -213,6 +213,6 @@ class Watcher:
         return table
 
 
-def called(site: Site) -> str:
+def called(site: SiteNow) -> str:
     """A site's name as a terminal can show it."""
     return printable(site.called)

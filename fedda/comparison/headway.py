@@ -16,7 +16,7 @@ from .plan import Cell
 _AT_LEAST = 60.0  # seconds without output after which a plain line shows the progress
 
 
-class Display(OnTerminal):
+class CellsDisplay(OnTerminal):
     """Shows a comparison's trainings; give it to `Plan.run` as `notify`, inside its `with` block.
 
     Args:

@@ -32,7 +32,7 @@ PATIENCE = 10.0  # seconds to wait for a process to end
 KILLED = "its process was killed (exit code {}); if memory is short, give fewer --jobs"
 
 
-class Trainings(Protocol):
+class WorkerTrainings(Protocol):
     """What training needs to know of a comparison; `Plan` is one."""
 
     @property
@@ -59,7 +59,7 @@ class Trainings(Protocol):
         ...
 
 
-def train(plan: Trainings, cell: Cell, notify: Notify) -> None:
+def train(plan: WorkerTrainings, cell: Cell, notify: Notify) -> None:
     """Train one cell; if it was begun before, resume it."""
     folder, error = plan.folder(cell), None
     try:
@@ -81,7 +81,7 @@ def train(plan: Trainings, cell: Cell, notify: Notify) -> None:
     notify("done", cell, error)
 
 
-def _simulate(plan: Trainings, cell: Cell, notify: Notify) -> None:
+def _simulate(plan: WorkerTrainings, cell: Cell, notify: Notify) -> None:
     folder, config, sites = plan.folder(cell), plan.config(cell), plan.sites(cell)
 
     def listen(event: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class _Worker:
     cell: Cell | None = None
 
 
-def in_parallel(plan: Trainings, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:
+def in_parallel(plan: WorkerTrainings, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:
     """Train in several processes; if one is killed, its cell fails and a new process replaces it.
 
     Raises:
@@ -184,7 +184,7 @@ def _serve(worker: _Worker, todo: deque[Cell], notify: Notify, once: bool) -> bo
     return worker.cell is not None
 
 
-def _start(plan: Trainings) -> _Worker:
+def _start(plan: WorkerTrainings) -> _Worker:
     """Start a worker's process."""
     # Spawned: a forked copy of a process that has used torch's threads may hang.
     context = multiprocessing.get_context("spawn")
@@ -209,7 +209,7 @@ def _end(worker: _Worker) -> None:
     worker.link.close()
 
 
-def _work(plan: Trainings, link: Connection) -> None:
+def _work(plan: WorkerTrainings, link: Connection) -> None:
     """What a worker's process does: train the cells that it receives until it receives None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()

@@ -13,7 +13,7 @@ from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
-from fedda.data.own_scale import Scale
+from fedda.data.own_scale import OwnScale
 from fedda.data.pixels import EXTENSIONS, Encoded, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
@@ -86,7 +86,7 @@ def batches(
     if reading.own:
         plain = replace(reading, window="")
         whose = [some.examples.x for some in batches(like or path, shape, batch, resize, plain)]
-        scale = Scale(torch.cat(whose), like or path)
+        scale = OwnScale(torch.cat(whose), like or path)
         for some in batches(path, shape, batch, resize, plain):
             yield some._replace(examples=scale.of(some.examples))
         return

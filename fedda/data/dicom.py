@@ -41,7 +41,7 @@ class Content(Protocol):
     def read_bytes(self) -> bytes: ...
 
 
-class Header(NamedTuple):
+class DicomHeader(NamedTuple):
     """What of a file's header is used.
 
     Attributes:
@@ -66,7 +66,7 @@ def is_one(file: Content) -> bool:
     return file.read_bytes()[128:132] == b"DICM"
 
 
-def header(file: Content) -> Header:
+def header(file: Content) -> DicomHeader:
     """Read how large a file's image is, and how it is to be seen, without its pixels."""
     return _seen(_parsed(file, _LOOK), file)
 
@@ -156,7 +156,7 @@ def _inflated(pydicom: Any, stream: BinaryIO, names: tuple[str, ...], file: Cont
     return read(room.SMALL + values * min(int(found.BitsAllocated), 32) // 8, pixels=True)
 
 
-def _seen(found: Any, file: Content) -> Header:
+def _seen(found: Any, file: Content) -> DicomHeader:
     try:
         frames = int(found.get("NumberOfFrames") or 1)
         kind, channels = _photometric(found), int(found.SamplesPerPixel)
@@ -186,7 +186,7 @@ def _seen(found: Any, file: Content) -> Header:
         raise _error(
             file, "has neither gray nor RGB pixels (it may have a palette): convert it to one"
         )
-    return Header(width, height, channels, scale, own)
+    return DicomHeader(width, height, channels, scale, own)
 
 
 def _scale(found: Any) -> tuple[Window, bool]:

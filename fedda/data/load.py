@@ -16,7 +16,7 @@ from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
-from fedda.data.own_scale import Scale
+from fedda.data.own_scale import OwnScale
 from fedda.data.reader import Checked, added
 from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
 from fedda.data.table import Table
@@ -57,7 +57,7 @@ def load_source(
     """
     form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     found = open_site(path, reading).source(form, progress)
-    return Scale(found.x, path).of(found) if reading.own else found
+    return OwnScale(found.x, path).of(found) if reading.own else found
 
 
 def load_target(
@@ -78,7 +78,7 @@ def load_target(
     """
     form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     found = open_site(path, reading).target(form, progress)
-    return Scale(found.x, path).of(found) if reading.own else found
+    return OwnScale(found.x, path).of(found) if reading.own else found
 
 
 def load_evaluation(
@@ -112,7 +112,7 @@ def load_evaluation(
     site = open_site(path, reading)
     test = site.evaluation(form, progress)
     if reading.own and test is not None:
-        test = Scale(site.target(form, None).x, path).of(test)
+        test = OwnScale(site.target(form, None).x, path).of(test)
     return align(test, classes) if test is not None and classes else test
 
 

@@ -21,7 +21,7 @@ LEAST = 40  # vectors, of which a mean and a deviation say something
 CHUNK = 65_536
 
 
-class Scale:
+class OwnScale:
     """A mean and a deviation per column, of a site's vectors (N, d)."""
 
     def __init__(self, x: Tensor, where: object) -> None:

@@ -72,7 +72,7 @@ def tell(stream: Stream, group: Group, signed: bytes) -> dict[str, tuple[bytes, 
     return {m: (r[:PUBLIC], r[PUBLIC:]) for m, r in zip(group.members, every, strict=True)}
 
 
-class FixedPoint:
+class GradientPoint:
     """The fixed point of a group's sums; all members make the same one.
 
     Args:
@@ -117,7 +117,7 @@ class FixedPoint:
         return self.members / 2 * 2.0**-self.bits
 
 
-class Masked:
+class MaskedGroup:
     """One site's connection to one masked group; takes and gives plain gradients.
 
     Args:
@@ -126,7 +126,7 @@ class Masked:
         point: the group's fixed point.
     """
 
-    def __init__(self, stream: Stream, seeds: Mapping[bytes, bool], point: FixedPoint) -> None:
+    def __init__(self, stream: Stream, seeds: Mapping[bytes, bool], point: GradientPoint) -> None:
         self._stream, self._seeds, self._point = stream, seeds, point
 
     def send(self, group: str, gradient: Vector, examples: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedda.comparison import Cell, Plan, Score, options
 from fedda.comparison.about import header
-from fedda.comparison.headway import Display, title
+from fedda.comparison.headway import CellsDisplay, title
 from fedda.comparison.statistics import MEAN, by_target
 from fedda.comparison.tables import as_csv, as_markdown
 from fedda.comparison.workers import ERROR
@@ -159,7 +159,7 @@ def train(
     shown: AbstractContextManager[Any] = nullcontext(lambda *_: None)
     if not quiet:
         rounds = {cell: plan.config(cell).rounds for cell in cells}
-        shown = Display(rounds, done, jobs, accuracy)
+        shown = CellsDisplay(rounds, done, jobs, accuracy)
     with shown as display:
         return plan.run(jobs, display)
 

@@ -234,7 +234,7 @@ class Model:
         from fedda.config import OWN
         from fedda.data import Reading, stream
         from fedda.data.batchwise import fitted
-        from fedda.data.own_scale import Scale
+        from fedda.data.own_scale import OwnScale
         from fedda.data.sets import Unlabelled
 
         from .own_data import images as as_images
@@ -246,7 +246,7 @@ class Model:
             return
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
         if self._window == OWN:
-            array = Scale(array, "images")(array)
+            array = OwnScale(array, "images")(array)
         if array.ndim == 3:
             array = array[:, None]
         elif array.ndim == 4:

@@ -125,7 +125,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EstimatedAccuracy:
     """Estimated accuracy, with an interval, and what it is made of.
 
     Attributes:
@@ -147,7 +147,7 @@ class Estimate:
 
 def estimate(
     sites: Sequence[Calibration], here: float, images: int, changed: float | None = None
-) -> Estimate:
+) -> EstimatedAccuracy:
     """The estimate of several sites' calibrations.
 
     Each of the three estimates is a mean over the sites, by their examples. The estimate is DoC's
@@ -178,4 +178,4 @@ def estimate(
 
     low, high = min(all_of_them), max(all_of_them)
     lowest = wider(max(low - margin(low), 0.0), OVER)
-    return Estimate(middle, lowest, min(high + margin(high), 1.0), parts, changed)
+    return EstimatedAccuracy(middle, lowest, min(high + margin(high), 1.0), parts, changed)

@@ -45,7 +45,7 @@ THETA_CE = math.sqrt(2)  # the largest |p - e_y|
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Prospect:
     """A domain that a target may adapt from, with what was measured of it.
 
     Attributes:
@@ -145,9 +145,7 @@ def carried(
     return min(1.0, eps + 2 * theta * W1, moved + eps + 2 * theta * before)
 
 
-def choose(
-    selector: Selector, candidates: Sequence[Candidate], draws: torch.Generator
-) -> Candidate:
+def choose(selector: Selector, candidates: Sequence[Prospect], draws: torch.Generator) -> Prospect:
     """Choose the collaborator among one candidate or more; of equal ones the first.
 
     Args:

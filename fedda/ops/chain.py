@@ -33,7 +33,7 @@ Entry = dict[str, Any]
 
 
 @dataclass
-class Checked:
+class CheckedChain:
     """What a check of a chain found.
 
     Attributes:
@@ -124,7 +124,7 @@ def aside(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}.[0-9][0-9][0-9][0-9][0-9][0-9].jsonl"))
 
 
-def check(path: Path) -> Checked:
+def check(path: Path) -> CheckedChain:
     """Read a log, and check that each line holds the hash of the line before.
 
     Raises:
@@ -133,7 +133,7 @@ def check(path: Path) -> Checked:
     files = [*aside(path), *([path] if path.exists() else [])]
     if not files:
         raise DataError(f"{path} does not exist; give the folder in which it was written.")
-    found, torn, n = Checked(), b"", 0
+    found, torn, n = CheckedChain(), b"", 0
     for file in files:
         for number, line in _lines(file):
             place = f"{file.name}, line {number}"

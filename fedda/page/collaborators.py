@@ -7,12 +7,12 @@ from fedda.results.selection import headings, outcome, rows
 
 from .html import Html, e, join
 from .parts import folded, note, section, table
-from .series import Run
+from .series import RunSeries
 
 Training = Mapping[str, Any]
 
 
-def collaborators(run: Run) -> Html | None:
+def collaborators(run: RunSeries) -> Html | None:
     """Make the section of the targets' choices; None if no method of the run has any."""
     chains: dict[tuple[str, Any], list[Training]] = {}
     for method in run.methods:

@@ -9,7 +9,7 @@ from fedda.results.read import counted, doubted, spans
 
 from .html import Html, e
 from .parts import NOTHING, folded, note, section, table
-from .series import Run
+from .series import RunSeries
 
 MOST_EVENTS = 500  # most rows; the rest is in results.json
 CLASSES = 40  # most class names that are listed
@@ -32,7 +32,7 @@ WORDS = {
 }
 
 
-def sites(run: Run) -> Html:
+def sites(run: RunSeries) -> Html:
     """Make the section of sites: data, weights, rounds, time and troubles of each."""
     weights = {m: run.summary["methods"][m]["weights"] for m in run.methods}
     weights = {m: w for m, w in weights.items() if w}
@@ -72,7 +72,7 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else NOTHING
 
 
-def _rounds(run: Run, site: str, role: str) -> str:
+def _rounds(run: RunSeries, site: str, role: str) -> str:
     """Count the rounds whose average had this site, of those that could have had it."""
     had = all_ = 0
     for method in run.methods:
@@ -87,7 +87,7 @@ def _rounds(run: Run, site: str, role: str) -> str:
     return f"{had:,} of {all_:,}" if all_ else NOTHING
 
 
-def _seconds(run: Run, site: str) -> float | None:
+def _seconds(run: RunSeries, site: str) -> float | None:
     seconds = [
         entry["site_seconds"][site]
         for method in run.methods
@@ -97,7 +97,7 @@ def _seconds(run: Run, site: str) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def events(run: Run) -> Html:
+def events(run: RunSeries) -> Html:
     """Make the section of troubles, with one row per kind, site and training."""
     troubles = run.results["events"]
     if not troubles:
@@ -133,7 +133,7 @@ def events(run: Run) -> Html:
     return section("events", "Troubles", made, note(remark))
 
 
-def doubts(run: Run) -> Html | None:
+def doubts(run: RunSeries) -> Html | None:
     """Make the section of signs, seen without labels, that trainings may have gone wrong."""
     rows = [[str(round_), about, text] for about, round_, text in doubted(run.results)]
     if not rows:
@@ -143,7 +143,7 @@ def doubts(run: Run) -> Html | None:
     return section("doubts", "Doubts", made, note(remark))
 
 
-def settings(run: Run) -> Html:
+def settings(run: RunSeries) -> Html:
     """Make the section of settings: those that are not the defaults, all, and the versions."""
     config, usual = run.config, _defaults(run)
     changed = [k for k, v in config.items() if k not in PLACE and k in usual and usual[k] != v]
@@ -175,7 +175,7 @@ def settings(run: Run) -> Html:
     )
 
 
-def _defaults(run: Run) -> Mapping[str, Any]:
+def _defaults(run: RunSeries) -> Mapping[str, Any]:
     """Each setting's default: as the run noted it, or of this version, which loads torch."""
     if noted := run.results.get("defaults"):
         return noted

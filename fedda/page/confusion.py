@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .html import Html, e, n
 from .noted import Noted
 from .parts import figure, folded, grid, note, table
-from .series import Run
+from .series import RunSeries
 
 CELLS = 20  # classes up to which the matrix is drawn with numbers
 TABLE = 60  # classes up to which all counts are in a table
@@ -18,12 +18,12 @@ SHADES = 8
 Counts = NDArray[np.float64]
 
 
-def confusions(run: Run, noted: Noted) -> Html | None:
+def confusions(run: RunSeries, noted: Noted) -> Html | None:
     """Draw a figure per method and target, for the last round."""
     return grid(*(_one(run, noted, m, t) for m in run.methods for t in run.targets), pairs=True)
 
 
-def _one(run: Run, noted: Noted, method: str, target: str) -> Html | None:
+def _one(run: RunSeries, noted: Noted, method: str, target: str) -> Html | None:
     by_seed = noted.confusions(method, target)
     if not by_seed:
         return None

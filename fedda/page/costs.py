@@ -9,7 +9,7 @@ from .html import Html, e, join
 from .line import Curve, Scale, chart
 from .parts import NOTHING, grid, note, section, table
 from .rounds import site_looks
-from .series import Run
+from .series import RunSeries
 
 PHASES = {
     "train": ("training: until the last reply", 1),
@@ -22,7 +22,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 SECONDS = Scale("s", lambda v: f"{v:.3f}", 1, 0, None)
 
 
-def costs(run: Run) -> Html:
+def costs(run: RunSeries) -> Html:
     """Make the sections of bytes and of time."""
     return Html(section("bytes", "Bytes that crossed", _bytes_table(run), _bytes(run)) + _time(run))
 
@@ -38,7 +38,7 @@ def _order(key: str) -> tuple[bool, bool, str]:
     return kind == "scalars", way == "from", key
 
 
-def _bytes_table(run: Run) -> Html:
+def _bytes_table(run: RunSeries) -> Html:
     counts = {m: run.summary["methods"][m]["bytes"] for m in run.methods}
     keys = sorted({k for c in counts.values() for k in c}, key=_order)
     rows, styles = [], []
@@ -66,7 +66,7 @@ def _count(value: int) -> Html:
     return join(e("span", f"{value:,}", class_="pair"), " ", e("span", human(value), class_="pair"))
 
 
-def _bytes(run: Run) -> Html | None:
+def _bytes(run: RunSeries) -> Html | None:
     """Draw a figure per method, all with the same scale."""
     by_method = {}
     colours: dict[str, int] = {}
@@ -104,7 +104,7 @@ def _tallest(values: list[dict[int, float]]) -> float:
     return max(sums.values(), default=0)
 
 
-def _time(run: Run) -> Html:
+def _time(run: RunSeries) -> Html:
     per = f", mean of the {run.every}" if run.over else ""
     layers: dict[str, list[Layer]] = {}
     for method in run.methods:
@@ -136,7 +136,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
-def _whole(run: Run, method: str) -> dict[int, float]:
+def _whole(run: RunSeries, method: str) -> dict[int, float]:
     seeds = run.numbers(method, "seconds")
     numbers = sorted({r for values in seeds.values() for r in values})
     return {
@@ -145,7 +145,7 @@ def _whole(run: Run, method: str) -> dict[int, float]:
     }
 
 
-def _time_table(run: Run, layers: dict[str, list[Layer]]) -> Html:
+def _time_table(run: RunSeries, layers: dict[str, list[Layer]]) -> Html:
     names = list(dict.fromkeys(x.name for of in layers.values() for x in of))
     totals = {m: {x.name: sum(x.values.values()) for x in of} for m, of in layers.items()}
     rows = []
@@ -160,7 +160,7 @@ def _time_table(run: Run, layers: dict[str, list[Layer]]) -> Html:
     return table(head, rows, label="Time by phase")
 
 
-def _sites(run: Run, method: str) -> Html | None:
+def _sites(run: RunSeries, method: str) -> Html | None:
     looks = site_looks(run)
     names = sorted(run.keys(method, "site_seconds"))
     every = [Curve(s, looks.get(s, "k7 d2"), run.inner(method, "site_seconds", s)) for s in names]

@@ -4,10 +4,10 @@ from fedda.results import worth as known
 
 from .html import Html
 from .parts import note, section, table
-from .series import Run
+from .series import RunSeries
 
 
-def worth(run: Run) -> Html | None:
+def worth(run: RunSeries) -> Html | None:
     """Make the section of estimates and validators; None if no training says anything."""
     head, rows = known.rows(run.results)
     if not rows:

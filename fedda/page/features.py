@@ -12,7 +12,7 @@ from .html import Html, e, join, n
 from .labels import cut, placed
 from .noted import FIRST, LAST, Features, Noted
 from .parts import COLOURS, figure, grid, legend, note
-from .series import Run
+from .series import RunSeries
 
 MOST = 1000  # most points of one embedding; t-SNE of more is slow
 NAMED = 30  # with at most so many classes, the figure has their names
@@ -29,7 +29,7 @@ class Cloud:
     heading: str
 
 
-def features(run: Run, noted: Noted) -> Html | None:
+def features(run: RunSeries, noted: Noted) -> Html | None:
     """Draw features before and after, by domain and by class, for the first seed with notes."""
     seed = next((s for s in run.labels if noted.features(run.own, s, LAST)), None)
     if seed is None:
@@ -52,7 +52,7 @@ def features(run: Run, noted: Noted) -> Html | None:
     return join(grid(*figures, pairs=True), note(words))
 
 
-def dictionary(run: Run, noted: Noted) -> Html | None:
+def dictionary(run: RunSeries, noted: Noted) -> Html | None:
     """Draw the barycenter of the target's atoms, and the distilled set, over its own points."""
     seed = next((s for s in run.labels if noted.dictionary(run.own, s)), None)
     content = noted.dictionary(run.own, seed) if seed else None
@@ -82,7 +82,7 @@ def dictionary(run: Run, noted: Noted) -> Html | None:
     return join(grid(*figures, pairs=True), note(words))
 
 
-def last_step(run: Run, noted: Noted) -> Html | None:
+def last_step(run: RunSeries, noted: Noted) -> Html | None:
     """Draw the points of the target's last step by its answers, with those marked that changed."""
     seed = next((s for s in run.labels if noted.last_step(run.own, s)), None)
     step = noted.last_step(run.own, seed) if seed else None
@@ -110,7 +110,7 @@ def last_step(run: Run, noted: Noted) -> Html | None:
     return join(grid(drawn, pairs=True), note(words))
 
 
-def _before(run: Run, noted: Noted, seed: str) -> tuple[list[Features], str]:
+def _before(run: RunSeries, noted: Noted, seed: str) -> tuple[list[Features], str]:
     for method in run.methods[1:]:
         if before := noted.features(method, seed, LAST):
             return before, f"{run.title(method)}, last round"
@@ -137,7 +137,7 @@ def _square_points(z: NDArray[np.floating]) -> NDArray[np.float64]:
     return 50 + 94 * (points - (low + high) / 2) / side
 
 
-def _by_domain(run: Run, cloud: Cloud) -> Html:
+def _by_domain(run: RunSeries, cloud: Cloud) -> Html:
     sources = {site: i for i, site in enumerate(run.sources)}
     present = [s for s in [*run.sources, *run.targets] if s in set(cloud.sites)]
     parts, entries = [], []

@@ -18,7 +18,7 @@ from fedda.results.terminal import scores, tests, untested
 from .html import Html, e, join
 from .line import Scale
 from .parts import note, table
-from .series import Run
+from .series import RunSeries
 
 SCALES = {
     "accuracy": Scale("%", lambda v: f"{100 * v:.1f}", 100, span=10, inside=(0, 100)),
@@ -32,12 +32,12 @@ NAMES = {
 }
 
 
-def headline(run: Run) -> Html:
+def headline(run: RunSeries) -> Html:
     """Make the title and the numbers under it."""
     return join(e("h1", f"{run.title(run.own)} on {run.target}"), numbers(run))
 
 
-def numbers(run: Run) -> Html:
+def numbers(run: RunSeries) -> Html:
     """Make the cards, the table of targets or seeds, and remarks on how to read them."""
     scale = SCALES[run.measure]
     return join(
@@ -47,7 +47,7 @@ def numbers(run: Run) -> Html:
     )
 
 
-def _about(run: Run) -> str:
+def _about(run: RunSeries) -> str:
     sources = run.sources
     names = ", ".join(sources) if len(sources) <= 6 else f"{len(sources)} sources"
     seconds = sum(sum(m["seconds"]) for m in run.summary["methods"].values())
@@ -61,7 +61,7 @@ def _about(run: Run) -> str:
     return " · ".join(parts)
 
 
-def _cards(run: Run, scale: Scale) -> list[Html]:
+def _cards(run: RunSeries, scale: Scale) -> list[Html]:
     methods = run.summary["methods"]
     own = methods[run.own]
     unit = f" {scale.unit}" if scale.unit else ""
@@ -92,7 +92,7 @@ def _cards(run: Run, scale: Scale) -> list[Html]:
     return [c for c in cards if c]
 
 
-def _difference(run: Run, scale: Scale, card: Any, other: str) -> Html | None:
+def _difference(run: RunSeries, scale: Scale, card: Any, other: str) -> Html | None:
     gains = _gains(run, other)
     if not gains:
         return None
@@ -110,13 +110,13 @@ def _difference(run: Run, scale: Scale, card: Any, other: str) -> Html | None:
     return card("Difference", big, f"against {run.short(other)}{by_seed}")
 
 
-def _gains(run: Run, other: str) -> list[float]:
+def _gains(run: RunSeries, other: str) -> list[float]:
     """Return the method's measure minus the other's, for each seed where both were tested."""
     ours, theirs = (run.summary["methods"][m]["last"]["values"] for m in (run.own, other))
     return [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
 
 
-def _troubles(run: Run, card: Any) -> Html:
+def _troubles(run: RunSeries, card: Any) -> Html:
     events = run.results["events"]
     if not events:
         return card(
@@ -128,7 +128,7 @@ def _troubles(run: Run, card: Any) -> Html:
     return card("Troubles", e("span", f"{len(events):,}", class_="bad"), where)
 
 
-def _table(run: Run, scale: Scale) -> Html:
+def _table(run: RunSeries, scale: Scale) -> Html:
     rows, styles = [], []
     for method in run.methods:  # one row for all, then one per target or seed
         lines = list(scores(run.summary, method, scale.text))
@@ -139,7 +139,7 @@ def _table(run: Run, scale: Scale) -> Html:
     return table(head, rows, styles=styles, label=NAMES[run.measure])
 
 
-def _remarks(run: Run) -> list[str]:
+def _remarks(run: RunSeries) -> list[str]:
     remarks = []
     if run.measure == "accuracy":
         tested = tests(run.results)

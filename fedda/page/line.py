@@ -107,7 +107,7 @@ def chart(
         return SIZE * (number - 0.5) / rounds
 
     what, names = over or ("round", range(1, rounds + 1))
-    place = Place(x, y, rounds, what, names)
+    place = Spot(x, y, rounds, what, names)
     art = drawing(
         low,
         high,
@@ -134,7 +134,7 @@ def chart(
 
 
 @dataclass(frozen=True)
-class Place:
+class Spot:
     """Where a round and a value are in the drawing, and how the round is called."""
 
     x: Callable[[float], float]
@@ -148,7 +148,7 @@ class Place:
         return f"{self.what} {self.names[number - 1]}"
 
 
-def _path(values: Values, place: Place) -> str:
+def _path(values: Values, place: Spot) -> str:
     """A line through neighbouring rounds, broken where a round has no value."""
     parts, last = [], None
     for r, v in sorted(values.items()):
@@ -158,13 +158,13 @@ def _path(values: Values, place: Place) -> str:
     return "".join(parts)
 
 
-def _points(values: Values, place: Place, every: bool) -> str:
+def _points(values: Values, place: Spot, every: bool) -> str:
     """Dots at every value, or only at values without a neighbour that a line could join."""
     alone = [r for r in values if every or not {r - 1, r + 1} & set(values)]
     return "".join(f"M{n(place.x(r))} {n(place.y(values[r]))}h0" for r in alone)
 
 
-def _drawn(curve: Curve, place: Place, thin: bool) -> Iterator[Html]:
+def _drawn(curve: Curve, place: Spot, thin: bool) -> Iterator[Html]:
     if thin and len(curve.seeds) > 1:
         for values in curve.seeds.values():
             yield e("path", d=_path(values, place), class_=f"s {curve.css}")
@@ -175,7 +175,7 @@ def _drawn(curve: Curve, place: Place, thin: bool) -> Iterator[Html]:
         yield e("path", d=dots, class_=f"dot {curve.css.split()[0]}")
 
 
-def _rings(curves: Sequence[Curve], place: Place) -> Iterator[Html]:
+def _rings(curves: Sequence[Curve], place: Spot) -> Iterator[Html]:
     for curve in curves:
         for seed, number in curve.marks.items():
             value = curve.seeds.get(seed, {}).get(number)
@@ -186,14 +186,14 @@ def _rings(curves: Sequence[Curve], place: Place) -> Iterator[Html]:
                 yield e("path", d=at, class_=f"in {css}")
 
 
-def _troubles(troubles: Mapping[int, int], place: Place) -> Iterator[Html]:
+def _troubles(troubles: Mapping[int, int], place: Spot) -> Iterator[Html]:
     where = "".join(f"M{n(place.x(r))} {SIZE}h0" for r in sorted(troubles) if r <= place.rounds)
     if where:
         yield e("path", d=where, class_="trouble")
 
 
 def _hits(
-    curves: Sequence[Curve], place: Place, scale: Scale, troubles: Mapping[int, int]
+    curves: Sequence[Curve], place: Spot, scale: Scale, troubles: Mapping[int, int]
 ) -> Iterator[Html]:
     """Make an invisible stripe per round, which shows its values under the pointer."""
     means = [(c.name, c.mean) for c in curves[:12]]
@@ -210,7 +210,7 @@ def _last(curve: Curve, rounds: int, scale: Scale) -> str:
     return NOTHING if value is None else scale.text(value)
 
 
-def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Place) -> str:
+def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Spot) -> str:
     said = []
     for curve in curves[:8]:
         ends = list(curve.mean.items())
@@ -222,7 +222,7 @@ def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Place) -> 
     return f"{title}: {'; '.join(said)}. The numbers follow in a table."
 
 
-def _numbers(curves: Sequence[Curve], scale: Scale, place: Place, title: str) -> Html:
+def _numbers(curves: Sequence[Curve], scale: Scale, place: Spot, title: str) -> Html:
     """Make the table of values by round; if it is too long, of means only, then of fewer rounds."""
     columns: list[tuple[str, Values]] = []
     rounds, name = place.rounds, place.names

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 from fedda.errors import RunError
 from fedda.results.read import ABOUT, RESULTS, load, noted
-from fedda.results.snapshot import Run, Snapshot
+from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.sofar import results
-from fedda.results.story import Journal, Story, settings_of
+from fedda.results.story import JournalReader, Story, settings_of
 
 from .headline import numbers
 from .html import Html, e
@@ -19,7 +19,7 @@ from .page import document, parts
 from .parts import note, section
 from .script import SCRIPT as TOOLS
 from .script import allowed
-from .series import Run as Shown
+from .series import RunSeries as Shown
 
 # Fetches this page again at each event, and puts its part `live` in the place of the old one.
 FOLLOWS = """
@@ -75,7 +75,7 @@ def page(snapshot: Snapshot, which: str, version: str) -> str:
     story, content = Story(), list[Html | None]()
     names: dict[int, str] = {}
     if run is not None:
-        story, roster = Journal(run.path).look(), noted(run.path / "roster.json")
+        story, roster = JournalReader(run.path).look(), noted(run.path / "roster.json")
         names = {node["id"]: node["name"] for node in roster.get("nodes", ())}
         content = report(story, run, roster)
     title = f"{run.name if run else 'waiting for a run'}: live"
@@ -88,7 +88,7 @@ def page(snapshot: Snapshot, which: str, version: str) -> str:
     return document(title, lost, shown, without, policy=POLICY, script=SCRIPT)
 
 
-def report(story: Story, run: Run, roster: Mapping[str, Any]) -> list[Html | None]:
+def report(story: Story, run: RunNow, roster: Mapping[str, Any]) -> list[Html | None]:
     """Make the report of a run as far as it has come; nothing before its first round."""
     about = noted(run.path / ABOUT)
     if not about.get("defaults"):  # the sections would load torch, for this version's defaults

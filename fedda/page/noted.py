@@ -37,7 +37,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Dictionary:
+class NotedDictionary:
     """The notes of FedDaDiL's target: its points, its atoms' barycenter, and the distilled set."""
 
     points: NDArray[np.float32]  # (N, d)
@@ -84,7 +84,7 @@ class Noted:
                     self.problems.append(f"{path} cannot be read ({error})")
         return by_seed
 
-    def dictionary(self, method: str, seed: str) -> Dictionary | None:
+    def dictionary(self, method: str, seed: str) -> NotedDictionary | None:
         """Return the target's dictionary in the last round of one training."""
         return self._one(method, seed, DICTIONARY, _dictionary)
 
@@ -172,7 +172,7 @@ def _confusion(table: Any) -> tuple[list[str], NDArray[np.int64]]:
     return classes, counts
 
 
-def _dictionary(path: Path) -> Dictionary:
+def _dictionary(path: Path) -> NotedDictionary:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         sets = [file[name].astype(np.float32) for name in ("points", "barycenter", "distilled")]
         labels = [file[f"{name}_labels"].astype(np.int64) for name in ("barycenter", "distilled")]
@@ -183,7 +183,7 @@ def _dictionary(path: Path) -> Dictionary:
         raise ValueError("its arrays do not have the expected shapes")
     if not all(np.isfinite(s).all() and len(s) for s in sets):
         raise ValueError("its values are not finite")
-    return Dictionary(points, barycenter, labels[0], distilled, labels[1])
+    return NotedDictionary(points, barycenter, labels[0], distilled, labels[1])
 
 
 def _last_step(path: Path) -> LastStep:

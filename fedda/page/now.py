@@ -6,7 +6,7 @@ from typing import Any
 
 from fedda.results.progress import clock, waits
 from fedda.results.read import counted, duration, human
-from fedda.results.snapshot import Run, Site, Snapshot
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import DONE, FAILED, WAITS, Story
 
 from .html import Html, e
@@ -16,7 +16,7 @@ MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
 
 
 def now(
-    snapshot: Snapshot, run: Run | None, story: Story, names: Mapping[int, str], which: str
+    snapshot: Snapshot, run: RunNow | None, story: Story, names: Mapping[int, str], which: str
 ) -> list[Html | None]:
     """Make the first screen: the state in words, cards, sites, the last troubles, other runs."""
     return [
@@ -30,7 +30,7 @@ def now(
     ]
 
 
-def _title(run: Run | None, story: Story, which: str) -> str:
+def _title(run: RunNow | None, story: Story, which: str) -> str:
     if run is None:
         return f"The server knows no run {which}" if which else "No run has begun"
     on = f" on {', '.join(story.targets)}" if story.targets else ""
@@ -38,7 +38,7 @@ def _title(run: Run | None, story: Story, which: str) -> str:
     return f"{run.name}: {run.method}{on}" + f", now its baseline {trains}" * (trains != run.method)
 
 
-def sentence(run: Run | None, story: Story) -> str:
+def sentence(run: RunNow | None, story: Story) -> str:
     """Say in words where the run is."""
     if run is None:
         return "The sites below are registered. A run begins with: fedda run METHOD --server DIR"
@@ -58,7 +58,7 @@ def sentence(run: Run | None, story: Story) -> str:
     )
 
 
-def ended(run: Run, story: Story) -> str:
+def ended(run: RunNow, story: Story) -> str:
     """How a run ended: finished, failed or been stopped; empty while it goes on."""
     if story.state == DONE:
         return "finished"
@@ -67,7 +67,7 @@ def ended(run: Run, story: Story) -> str:
     return "failed" if story.state == FAILED or run.ended else ""
 
 
-def _cards(snapshot: Snapshot, run: Run, story: Story) -> list[Html]:
+def _cards(snapshot: Snapshot, run: RunNow, story: Story) -> list[Html]:
     online = sum(site.online for site in snapshot.sites)
     newest, total = story.newest, sum(story.bytes().values())
     seconds = story.per_round
@@ -84,7 +84,7 @@ def _cards(snapshot: Snapshot, run: Run, story: Story) -> list[Html]:
         )
     ]
     if state := ended(run, story):
-        cards.append(card("Run", state, f"after {duration(story.last - story.began)}"))
+        cards.append(card("RunNow", state, f"after {duration(story.last - story.began)}"))
     else:
         left = NOTHING if story.left is None else clock(story.left)
         cards.append(card("Left, estimated", left, "for all trainings of the run"))
@@ -110,7 +110,7 @@ def progress(story: Story) -> Html | None:
 
 
 def _sites(
-    snapshot: Snapshot, run: Run | None, story: Story, names: Mapping[int, str]
+    snapshot: Snapshot, run: RunNow | None, story: Story, names: Mapping[int, str]
 ) -> list[Html]:
     troubles = Counter(str(event.get("site", "")) for event in story.troubles)
     shown = snapshot.sites[:MOST_SITES]
@@ -135,7 +135,7 @@ def _sites(
     return [made, *([note(f"{counted(more, 'more site')} not shown.")] if more else [])]
 
 
-def called(site: Site, names: Mapping[int, str]) -> str:
+def called(site: SiteNow, names: Mapping[int, str]) -> str:
     """A site's name: as the run knows it, or as the server does."""
     return names.get(site.node) or site.called
 
@@ -152,7 +152,7 @@ def _troubles(story: Story) -> Html | None:
     return section("last", "Last troubles", made)
 
 
-def _runs(snapshot: Snapshot, run: Run | None) -> Html | None:
+def _runs(snapshot: Snapshot, run: RunNow | None) -> Html | None:
     others = [other for other in snapshot.runs if other is not run][:MOST_RUNS]
     if not others:
         return None

@@ -22,7 +22,7 @@ from .parts import note, section
 from .recovered import section_of
 from .rounds import rounds
 from .script import SCRIPT, allowed
-from .series import Run
+from .series import RunSeries
 from .style import CSS
 
 # Nothing may be loaded, and only the page's own script may run, even if something slipped through
@@ -69,7 +69,7 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
 
 def page(results: Results, noted: Noted, audited: Audits = NONE) -> str:
     """Return the whole document."""
-    run = Run(results)
+    run = RunSeries(results)
     title = f"{run.short(run.own)} on {run.target}: {results['name']}"
     return document(title, headline(run), *parts(run, noted, audited))
 
@@ -96,7 +96,7 @@ def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRI
     return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
 
 
-def parts(run: Run, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
+def parts(run: RunSeries, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
     """Make everything below the headline: the links to the sections, and the sections."""
     audits, doubted = section_of(audited), doubts(run)
     chosen, judged = collaborators(run), worth(run)
@@ -121,7 +121,7 @@ def parts(run: Run, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
     ]
 
 
-def inside(run: Run, noted: Noted) -> Html:
+def inside(run: RunSeries, noted: Noted) -> Html:
     """Make the section of what never leaves a site, from the notes that are on this machine."""
     matrices, clouds = confusions(run, noted), features(run, noted)
     explained = dictionary(run, noted)

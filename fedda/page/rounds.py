@@ -10,7 +10,7 @@ from .headline import SCALES
 from .html import Html, join
 from .line import Curve, Scale, chart
 from .parts import grid, look, section
-from .series import Run, Seeds, is_number
+from .series import RunSeries, Seeds, is_number
 
 PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
@@ -41,7 +41,7 @@ PARTS = ("accuracy-", "reconstruction/")  # beginnings of the names of numbers t
 OWN = {"round", "seconds", "tested", "accuracy", "kept", *FIGURES}
 
 
-def rounds(run: Run) -> Html:
+def rounds(run: RunSeries) -> Html:
     """Make the sections of everything that has a value per round."""
     shown = [_score(run), *(_weights(run, m) for m in run.methods)]
     losses = [_figure(run, key) for key in FIGURES if key != run.measure]
@@ -53,7 +53,7 @@ def rounds(run: Run) -> Html:
     )
 
 
-def _score(run: Run) -> Html | None:
+def _score(run: RunSeries) -> Html | None:
     names = {
         "accuracy": f"Accuracy on {run.target}",
         "infomax": f"No labelled tests: infomax on {run.target}",
@@ -80,7 +80,7 @@ def _score(run: Run) -> Html | None:
     return chart(heading, curves, unit, run.rounds, remark=remark, tall=True, troubles=troubles)
 
 
-def _on(run: Run, method: str, target: str) -> Curve:
+def _on(run: RunSeries, method: str, target: str) -> Curve:
     """Make a method's curve on one of several targets: a colour per target, a baseline dashed."""
     css = look(run.targets.index(target)) + " d1" * (method != run.own)
     seeds = run.numbers(method, run.measure, target)
@@ -92,7 +92,7 @@ def _style(place: int) -> str:
     return ["k1", "k7 d1"][place] if place < 2 else f"k{place} d{place % 4}"
 
 
-def _weights(run: Run, method: str) -> Html | None:
+def _weights(run: RunSeries, method: str) -> Html | None:
     sites = run.keys(method, "weights")
     every = {site: run.inner(method, "weights", site, 0.0) for site in sites}
     looks = site_looks(run)
@@ -129,17 +129,17 @@ def _last_value(curve: Curve) -> float:
     return mean[max(mean)] if mean else 0.0
 
 
-def _name(run: Run, site: str) -> str:
+def _name(run: RunSeries, site: str) -> str:
     return f"{site} (target)" if site in run.targets else site
 
 
-def site_looks(run: Run) -> dict[str, str]:
+def site_looks(run: RunSeries) -> dict[str, str]:
     """Return each site's colour and dashes, the same in all figures; targets in text colour."""
     ink = {target: f"k0 d{1 + i % 3}" for i, target in enumerate(run.targets)}
     return {s: look(i + 1) for i, s in enumerate(run.sources)} | ink  # the first is the method's
 
 
-def _figure(run: Run, key: str) -> Html | None:
+def _figure(run: RunSeries, key: str) -> Html | None:
     heading, scale = FIGURES.get(key, (key.replace("_", " ").replace("-", " "), PLAIN))
     curves = [
         Curve(run.short(m), _style(i), run.numbers(m, key)) for i, m in enumerate(run.methods)
@@ -147,7 +147,7 @@ def _figure(run: Run, key: str) -> Html | None:
     return chart(heading, curves, scale, run.rounds)
 
 
-def _others(run: Run) -> list[str]:
+def _others(run: RunSeries) -> list[str]:
     """Return the names of numbers that have no figure of their own in this module."""
     keys = (
         k
@@ -159,14 +159,14 @@ def _others(run: Run) -> list[str]:
     return sorted(k for k in set(keys) - OWN if not k.startswith(PARTS))
 
 
-def _parts(run: Run, beginning: str) -> dict[str, Seeds]:
+def _parts(run: RunSeries, beginning: str) -> dict[str, Seeds]:
     """Return the own method's numbers with this beginning of their names, by the rest of it."""
     keys = (k for _, entry in run.entries(run.own) for k in entry if k.startswith(beginning))
     numbers = {k: run.numbers(run.own, k) for k in dict.fromkeys(keys)}
     return {k.removeprefix(beginning): seeds for k, seeds in numbers.items()}
 
 
-def _heads(run: Run) -> Html | None:
+def _heads(run: RunSeries) -> Html | None:
     """Draw the accuracy of each head that FedDaDiL's target could predict with."""
     curves = [
         Curve(HEADS.get(name, name), look(i), seeds)
@@ -176,7 +176,7 @@ def _heads(run: Run) -> Html | None:
     return chart(f"Accuracy on {run.target} by head", curves, unit, run.rounds)
 
 
-def _errors(run: Run) -> Html | None:
+def _errors(run: RunSeries) -> Html | None:
     """Draw how well each site's barycenter of the atoms fits its data, as the site measured it."""
     looks = site_looks(run)
     curves = [
@@ -192,7 +192,7 @@ def _errors(run: Run) -> Html | None:
     return chart("Reconstruction error of each site", curves, unit, run.rounds)
 
 
-def _gate_figure(run: Run) -> Html | None:
+def _gate_figure(run: RunSeries) -> Html | None:
     """Draw KD3A's gate, computed from the settings, and the share of images that passed it."""
     curves = [
         Curve(f"{run.short(m)}: images kept", _style(i), run.numbers(m, "kept"))
@@ -207,7 +207,7 @@ def _gate_figure(run: Run) -> Html | None:
     return chart("Gate, and images that pass it", curves, PERCENT, run.rounds, remark=remark)
 
 
-def gate(run: Run) -> dict[int, float]:
+def gate(run: RunSeries) -> dict[int, float]:
     """Return the gate of every round; empty if the results do not hold its settings."""
     low, high = run.config.get("kd3a.gate.low"), run.config.get("kd3a.gate.high")
     planned = run.config.get("rounds", run.rounds)

@@ -23,7 +23,7 @@ Seeds = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSeries:
     """A run's results, and the values that the sections need from them."""
 
     results: Results

@@ -13,7 +13,7 @@ ENDINGS = {"completed": "finished", "stopped": "been stopped", "failed": "failed
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteNow:
     """A registered site.
 
     Attributes:
@@ -37,7 +37,7 @@ class Site:
         """Its name, or its number if it was registered without one."""
         return self.name or f"node {self.node}"
 
-    def working(self, run: "Run | None") -> str:
+    def working(self, run: "RunNow | None") -> str:
         """What it does for a run, in words; empty if nothing."""
         if run is None or run.ended or self.run != run.number:
             return ""
@@ -45,7 +45,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunNow:
     """A run at the server.
 
     Attributes:
@@ -86,10 +86,10 @@ class Run:
 class Snapshot:
     """The sites, and the runs, the newest first."""
 
-    sites: tuple[Site, ...] = ()
-    runs: tuple[Run, ...] = ()
+    sites: tuple[SiteNow, ...] = ()
+    runs: tuple[RunNow, ...] = ()
 
-    def run(self, which: str = "") -> Run | None:
+    def run(self, which: str = "") -> RunNow | None:
         """The run of a name, number or folder; without one the newest. None if there is none."""
         if not which:
             return next(iter(self.runs), None)
@@ -110,8 +110,8 @@ class Snapshot:
             RunError: it is something else.
         """
         try:
-            sites = tuple(Site(**site) for site in read["sites"])
-            return cls(sites, tuple(Run(**run) for run in read["runs"]))
+            sites = tuple(SiteNow(**site) for site in read["sites"])
+            return cls(sites, tuple(RunNow(**run) for run in read["runs"]))
         except (KeyError, TypeError) as error:
             raise RunError(
                 f"the server's list of sites cannot be read ({error}); start the server with this "

@@ -224,7 +224,7 @@ def added(path: Path, start: int = 0) -> tuple[list[Event], int]:
     return list(filter(None, map(event_in, whole.splitlines()))), start + len(whole)
 
 
-class Journal:
+class JournalReader:
     """Reads a run's journal as it grows, and keeps the story so far."""
 
     def __init__(self, folder: Path) -> None:

@@ -37,7 +37,7 @@ def layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
 
 
 @dataclass(frozen=True)
-class Address:
+class Envelope:
     """From whom a model goes to whom, and what for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Address:
         return self.info + b"\0" + about.encode()
 
 
-def seal(model: bytes, address: Address) -> bytes:
+def seal(model: bytes, address: Envelope) -> bytes:
     """Seal a model's bytes.
 
     Raises:
@@ -79,7 +79,7 @@ def seal(model: bytes, address: Address) -> bytes:
         raise SecureError(f"The key of {address.target} is no X25519 key.") from None
 
 
-def unseal(sealed: bytes, address: Address, own: Own) -> bytes:
+def unseal(sealed: bytes, address: Envelope, own: Own) -> bytes:
     """Open what a source has sealed to this site's key.
 
     Raises:

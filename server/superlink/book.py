@@ -28,7 +28,7 @@ RETRIES = 32
 TIMES_HANDED = 5
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """A request that a site may not make, with its HTTP status, a sentence and maybe a reason."""
 
     def __init__(self, status: int, text: str, why: Refusal | None = None) -> None:
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Run:
+class BookedRun:
     """The largest request of one run that any site fetched, so far."""
 
     size: int = 0
@@ -52,7 +52,7 @@ class Handed:
 
     head: proto.Message
     tree: proto.ObjectTree
-    run: Run
+    run: BookedRun
     pieces: set[str]
     fetched: set[str] = field(default_factory=set)
     size: int = 0  # bytes that were fetched of it
@@ -82,7 +82,7 @@ class Book:
 
     def __init__(self) -> None:
         self._handed: dict[int, OrderedDict[str, Handed]] = {}
-        self._runs: OrderedDict[int, Run] = OrderedDict()
+        self._runs: OrderedDict[int, BookedRun] = OrderedDict()
         self._lost: dict[int, set[str]] = {}  # requests that a site of a new session may have lost
 
     def handed(self, node_id: int, answer: fleet.PullMessagesResponse) -> None:
@@ -90,7 +90,7 @@ class Book:
         mine = self._handed.setdefault(node_id, OrderedDict())
         for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             meta = message.metadata
-            run = self._runs.setdefault(meta.run_id, Run())
+            run = self._runs.setdefault(meta.run_id, BookedRun())
             pieces = set(children(tree))
             run.pieces = max(run.pieces, len(pieces))
             mine[meta.message_id] = Handed(message, tree, run, pieces)
@@ -144,12 +144,12 @@ class Book:
     def check_run(self, node_id: int, run_id: int) -> None:
         """Refuse to tell about a run of which the site was handed no request."""
         if all(handed.run_id != run_id for handed in self._handed.get(node_id, {}).values()):
-            raise Refused(403, "this site was handed no request of this run")
+            raise RefusedCall(403, "this site was handed no request of this run")
 
     def check_fetch(self, node_id: int, request: proto.PullObjectRequest) -> None:
         """Refuse pieces that belong to no request of the site."""
         if self._with_piece(node_id, request) is None:
-            raise Refused(403, "this piece belongs to no request to this site")
+            raise RefusedCall(403, "this piece belongs to no request to this site")
 
     def fetched(self, node_id: int, request: proto.PullObjectRequest, size: int) -> None:
         """Note the size of a piece that a site got; each counts once."""
@@ -163,7 +163,7 @@ class Book:
         """Note that a site has all of a request; refuse to delete anything else."""
         found = self._handed.get(node_id, {}).get(request.message_object_id)
         if found is None or found.run_id != request.run_id:
-            raise Refused(403, "this is no request to this site")
+            raise RefusedCall(403, "this is no request to this site")
         found.pieces.clear()
         found.fetched.clear()
 
@@ -173,12 +173,12 @@ class Book:
         The same answer may come again, as the server's reply may have been lost.
         """
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise Refused(403, "one answer at a time")
+            raise RefusedCall(403, "one answer at a time")
         message, tree = request.messages_list[0], request.message_object_trees[0]
         meta = message.metadata
         found = self._handed.get(node_id, {}).get(meta.reply_to_message_id)
         if meta.src_node_id != node_id or meta.dst_node_id != SUPERLINK_NODE_ID or found is None:
-            raise Refused(403, "this site may only answer requests that it was handed")
+            raise RefusedCall(403, "this site may only answer requests that it was handed")
         times = (meta.created_at, meta.ttl, *request.clientapp_runtime_list)
         sound = (
             meta.run_id == found.run_id
@@ -191,13 +191,13 @@ class Book:
         )
         below = children(tree)
         if not sound or not all(map(NAME.fullmatch, below)):
-            raise Refused(403, "this answer does not fit its request")
+            raise RefusedCall(403, "this answer does not fit its request")
         if len(below) > TIMES * found.run.pieces + MORE_PIECES:
-            raise Refused(413, "this answer has too many pieces")
+            raise RefusedCall(413, "this answer has too many pieces")
         head = sha256(message.SerializeToString(deterministic=True))
         head.update(tree.SerializeToString(deterministic=True))
         if found.answer not in (b"", head.digest()) or len(found.sessions) > RETRIES:
-            raise Refused(403, "this request is answered already")
+            raise RefusedCall(403, "this request is answered already")
         if not found.answer:
             found.room = TIMES * found.run.size + MORE_BYTES
         found.answer, found.root = head.digest(), tree.object_id
@@ -217,12 +217,12 @@ class Book:
         mine = reversed(self._handed.get(node_id, {}).values())
         found = next((h for h in mine if request.session_id in h.sessions), None)
         if found is None or found.run_id != request.run_id or request.object_id not in found.wanted:
-            raise Refused(403, "this piece belongs to no answer of this site")
+            raise RefusedCall(403, "this piece belongs to no answer of this site")
         if request.object_id in found.brought:
             return
         size = request.ByteSize()  # to look at the content would copy it
         if size > found.room:
-            raise Refused(413, "this answer is much larger than what this run sends around")
+            raise RefusedCall(413, "this answer is much larger than what this run sends around")
         found.room -= size
         found.brought.add(request.object_id)
         if len(found.brought) == len(found.wanted):
@@ -248,6 +248,6 @@ def children(tree: proto.ObjectTree) -> dict[str, tuple[str, ...]]:
         piece = left.pop()
         below = tuple(child.object_id for child in piece.children)
         if found.setdefault(piece.object_id, below) != below:
-            raise Refused(403, "a piece of this answer appears twice, with other parts")
+            raise RefusedCall(403, "a piece of this answer appears twice, with other parts")
         left.extend(piece.children)
     return found

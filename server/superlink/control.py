@@ -16,14 +16,14 @@ from fedda.errors import KeyFileError, RunError
 from fedda.ops import keys
 from fedda.ops.proxies import loopback_is_direct
 
-from .registered import Entry, write
+from .registered import RegisteredKey, write
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class Site:
+class ControlledSite:
     """A registered site, as the server sees it."""
 
     node_id: int
@@ -78,13 +78,13 @@ class Control:
     def close(self) -> None:
         self._client.close()
 
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[ControlledSite]:
         """Every site with a valid registration."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
         answer = self._ask(self._client.ListNodes, ListNodesRequest())
         return [
-            Site(node.node_id, node.name, node.status == "online", node.public_key)
+            ControlledSite(node.node_id, node.name, node.status == "online", node.public_key)
             for node in answer.nodes_info
             if node.status != "unregistered"
         ]
@@ -196,7 +196,7 @@ class Folder:
                 done.append(f"admitted {name}")
         roles = {_pem(admitted[name]): keys.role(nodes / f"{name}.pub") for name in admitted}
         entries = {
-            site.node_id: Entry(site.name, roles.get(site.public_key, ""))
+            site.node_id: RegisteredKey(site.name, roles.get(site.public_key, ""))
             for site in control.sites()
         }
         write(self.registered, entries)

@@ -42,7 +42,7 @@ from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .late import awaited
-from .listener import Limits, Listener, Loop, Protocol
+from .listener import Listener, ListenerLimits, Loop, Protocol
 from .present import Present
 from .site_calls import SiteCalls
 from .turned import Nodes, Turned
@@ -66,7 +66,7 @@ class Tls(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class GatewaySettings:
     """Where the server listens, and which files it keeps.
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
@@ -84,13 +84,13 @@ class Settings:
     database: Path | None = None
     traffic: Path | None = None
     registered: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ListenerLimits = field(default_factory=ListenerLimits)
     warm: Path | None = None
     reserved: bool = False
 
 
 def run(
-    settings: Settings,
+    settings: GatewaySettings,
     every: Callable[[], None],
     ready: Callable[[], None],
     say: Callable[[str], None],
@@ -119,7 +119,7 @@ def run(
     most = open_files.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener, settings.reserved)
     # No single caller takes all that the system allows.
-    public.limits = Limits(min(settings.limits.per_address, max(1, most // 4)), most)
+    public.limits = ListenerLimits(min(settings.limits.per_address, max(1, most // 4)), most)
     admin = _listen(LOOPBACK, settings.admin_port, reserved=settings.reserved)
     sockets = [admin, public]
     with contextlib.ExitStack() as stack:
@@ -133,7 +133,7 @@ def run(
         runner.run(_serve(settings, app, sockets, every, ready, say))
 
 
-def superlink(settings: Settings) -> Any:
+def superlink(settings: GatewaySettings) -> Any:
     """Build flwr's SuperLink application as its own command would, from `Settings`."""
     from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
     from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
@@ -174,7 +174,7 @@ def superlink(settings: Settings) -> Any:
 
 
 async def _serve(
-    settings: Settings,
+    settings: GatewaySettings,
     app: Any,
     sockets: list[socket.socket],
     every: Callable[[], None],

@@ -100,7 +100,7 @@ class Arrival:
     since: float = field(default_factory=time.monotonic)
     contents: dict[str, bytes] = field(default_factory=dict)
     arrays: dict[str, InflatableObject] = field(default_factory=dict)
-    half: "Half | None" = None
+    half: "HalfSent | None" = None
 
     def forget(self) -> None:
         """Free the pieces; the next look fetches them again."""
@@ -216,7 +216,7 @@ class LeanGrid(HttpGrid):
             if name in arrays:
                 continue
             if arrival.half is None:
-                arrival.half = Half(contents[name])
+                arrival.half = HalfSent(contents[name])
             left = MOST * self.sent - sum(len(_data(array)) for array in arrays.values())
             arrays[name] = arrival.half.join(pull, left)
             arrival.half = None
@@ -324,7 +324,7 @@ def _data(array: InflatableObject) -> bytes:
     return array.data
 
 
-class Half:
+class HalfSent:
     """An array that is joined from its pieces as they arrive, possibly in several goes."""
 
     def __init__(self, content: bytes) -> None:

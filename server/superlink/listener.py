@@ -35,7 +35,7 @@ log.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ListenerLimits:
     """How many connections the public listener keeps at a time."""
 
     per_address: int = PER_ADDRESS
@@ -45,7 +45,7 @@ class Limits:
 class Listener(socket.socket):
     """A listening socket that closes the connections beyond its limits at once."""
 
-    limits = Limits()
+    limits = ListenerLimits()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -16,14 +16,14 @@ from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import REGISTERED
 
 
-class Entry(NamedTuple):
+class RegisteredKey(NamedTuple):
     """What the operator registered a key with; an empty name or role was left open."""
 
     name: str
     role: str
 
 
-def write(path: Path, entries: Mapping[int, Entry]) -> None:
+def write(path: Path, entries: Mapping[int, RegisteredKey]) -> None:
     """Replace the file, if it says anything else."""
     text = json.dumps({str(node_id): entry._asdict() for node_id, entry in entries.items()})
     if not path.exists() or path.read_text() != text:
@@ -31,7 +31,7 @@ def write(path: Path, entries: Mapping[int, Entry]) -> None:
             part.write_text(text)
 
 
-def read(path: Path) -> dict[int, Entry]:
+def read(path: Path) -> dict[int, RegisteredKey]:
     """Read what `write` wrote.
 
     Raises:
@@ -39,7 +39,9 @@ def read(path: Path) -> dict[int, Entry]:
         ValueError: it is something else.
     """
     try:
-        return {int(key): Entry(**entry) for key, entry in json.loads(path.read_text()).items()}
+        return {
+            int(key): RegisteredKey(**entry) for key, entry in json.loads(path.read_text()).items()
+        }
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
@@ -90,7 +92,7 @@ def misfit(node_id: int, name: str, role: str) -> Refusal | None:
     return Refusal("name") if wrong else None
 
 
-def _entries() -> dict[int, Entry] | None:
+def _entries() -> dict[int, RegisteredKey] | None:
     path = os.environ.get(REGISTERED)
     if path is None:  # a server without keys, or none at all
         return None

@@ -21,7 +21,7 @@ from fedda import __version__
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
-from .book import Book, Refused
+from .book import Book, RefusedCall
 from .direct import MEDIA_TYPE, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
 from .guard import Caller, Unwelcome
@@ -82,7 +82,7 @@ class SiteCalls:
             return
         try:
             await self._serve(scope, receive, send)
-        except Refused as refused:
+        except RefusedCall as refused:
             await refuse(send, self.traffic, refused.status, refused.text, why=refused.why)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,9 +90,9 @@ class SiteCalls:
         site = self._site(name, scope)
         size = length(scope)
         if size is None:
-            raise Refused(411, "the length of the body is needed")
+            raise RefusedCall(411, "the length of the body is needed")
         if size > LARGEST.get(name, LARGEST_OTHER):
-            raise Refused(413, "body too large")
+            raise RefusedCall(413, "body too large")
         async with contextlib.nullcontext() if site is None else self._busy[site.node_id]:
             body = await read(receive)
             if body is None:
@@ -101,9 +101,9 @@ class SiteCalls:
             try:
                 request.ParseFromString(body)
             except DecodeError:
-                raise Refused(400, "not a protobuf message") from None
+                raise RefusedCall(400, "not a protobuf message") from None
             if site is not None and not _is_own(request, site):
-                raise Refused(401, "signed by another site")
+                raise RefusedCall(401, "signed by another site")
             if site is not None and isinstance(request, fleet.ActivateNodeRequest):
                 self._check_offer(site, scope)
             if site is not None and self.present is not None:
@@ -111,7 +111,7 @@ class SiteCalls:
                 self.present.heard(site.node_id, scope.get(CONNECTION), beats)
             try:
                 await self._pass(site, request, scope, replay(body, receive), send)
-            except Refused as refused:
+            except RefusedCall as refused:
                 about = {"close": site is None, "why": refused.why}
                 await refuse(send, self.traffic, refused.status, refused.text, **about)
 
@@ -120,7 +120,7 @@ class SiteCalls:
         if self.caller is None:
             return None
         if name in SELF_MADE:
-            raise Refused(403, "the operator registers sites")
+            raise RefusedCall(403, "the operator registers sites")
         site = self.caller(scope["headers"])
         if isinstance(site, Unwelcome):
             # Flower's clients give up at a 401, but here the key may be registered a little later.
@@ -140,17 +140,17 @@ class SiteCalls:
         if why is not None:
             raise self._turned(403, why, site.node_id, scope)
 
-    def _turned(self, status: int, why: Refusal, node_id: int, scope: Scope) -> Refused:
+    def _turned(self, status: int, why: Refusal, node_id: int, scope: Scope) -> RefusedCall:
         """Note that a site is refused -> what refuses it."""
         if self.turned is not None:
             self.turned.note(why, node_id, (scope.get("client") or ("?",))[0])
-        return Refused(status, f"refused: {why.code}", why)
+        return RefusedCall(status, f"refused: {why.code}", why)
 
     async def _pass(
         self, site: Caller | None, request: Any, scope: Scope, receive: Receive, send: Send
     ) -> None:
         book, node_id = self.book, _node_id(request)
-        answer = Answer(send)
+        answer = CallAnswer(send)
         match request:
             case fleet.ActivateNodeRequest():
                 await self.app(scope, receive, answer.keep)
@@ -211,7 +211,7 @@ class SiteCalls:
                 await self.direct.drop(name)
 
     async def _work(
-        self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "Answer"
+        self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "CallAnswer"
     ) -> None:
         """Get the next request for a site, if there is one or comes while the site waits."""
         seconds = wanted(scope["headers"])
@@ -234,7 +234,7 @@ class SiteCalls:
             await give(body, send)
 
 
-class Answer:
+class CallAnswer:
     """A SuperLink's answer on its way to a site."""
 
     def __init__(self, send: Send) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedda.page.live_page import page
 from fedda.results.read import JOURNAL, human
-from fedda.results.snapshot import Run, Snapshot
+from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
 
 from .metrics import metrics
@@ -173,7 +173,7 @@ def of_its_own(told: Headers) -> bool:
     return told.get("sec-fetch-mode") == "navigate" and told.get("sec-fetch-dest") == "document"
 
 
-def _size(run: Run) -> int:
+def _size(run: RunNow) -> int:
     """Bytes of a run's journal; 0 if there is none."""
     with contextlib.suppress(OSError):
         return (run.path / JOURNAL).stat().st_size
@@ -184,7 +184,7 @@ def _plain(status: int, text: str) -> Response:
     return Response(f"{text}\n", status, HEADERS, "text/plain")
 
 
-def _too_large(run: Run, size: int) -> str:
+def _too_large(run: RunNow, size: int) -> str:
     return (
         f"The journal of this run has {human(size)}, and pages are made of {human(LARGEST)} at "
         f"most. `fedda attach {run.folder}` shows the run in a terminal, and its report when it "

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fedda.results.snapshot import Run, Snapshot
+from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
 from fedda.wire import COUNTED
 
@@ -62,7 +62,7 @@ def _of_sites(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("runs_going_on", "Runs that have not ended.", going)
 
 
-def _of_run(run: Run, story: Story) -> Iterator[Metric]:
+def _of_run(run: RunNow, story: Story) -> Iterator[Metric]:
     about = "The newest run; the other metrics are its own."
     yield _gauges("run_info", about, "run method", {(run.name[:LONGEST], run.method[:LONGEST]): 1})
     ended = run.ended or story.ended

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from fedda.results.read import printable
-from fedda.results.snapshot import Run, Snapshot
+from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
 
 MOST = 10  # troubles said at a look; the run's journal has all
@@ -47,7 +47,7 @@ class Told:
             self._run(run, story if run is snapshot.run() else None)
         self._first = False
 
-    def _run(self, run: Run, story: Story | None) -> None:
+    def _run(self, run: RunNow, story: Story | None) -> None:
         ended = self._runs.get(run.number)
         if ended is None and self._first and run.ended:
             self._runs[run.number] = True  # from before this server started
@@ -66,7 +66,7 @@ class Told:
             )
             self.say(f"run {run.name} has {run.how}{why}")
 
-    def _trouble(self, run: Run, story: Story) -> None:
+    def _trouble(self, run: RunNow, story: Story) -> None:
         number, said = self._troubles
         new = story.troubles[said if number == run.number else 0 :]
         self._troubles = run.number, len(story.troubles)

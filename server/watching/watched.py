@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedda.config import RunSection
-from fedda.results.snapshot import FINISHED, Run, Site, Snapshot
-from fedda.results.story import Journal, Story
+from fedda.results.snapshot import FINISHED, RunNow, SiteNow, Snapshot
+from fedda.results.story import JournalReader, Story
 from fedda.settings import RunConfig
 
 from ..superlink import registered
@@ -44,7 +44,7 @@ class Watched:
         self._registered = registered
         self._lock = threading.Lock()
         self._taken, self._until = Snapshot(), 0.0
-        self._journal: Journal | None = None  # of the newest run
+        self._journal: JournalReader | None = None  # of the newest run
 
     def __call__(self) -> Snapshot:
         """Return the sites and runs; called from any thread."""
@@ -62,13 +62,13 @@ class Watched:
             if run is None:
                 return snapshot, Story()
             if self._journal is None or self._journal.folder != run.path:
-                self._journal = Journal(run.path)
+                self._journal = JournalReader(run.path)
             return snapshot, self._journal.look()
 
     def _take(self) -> Snapshot:
         state, roles, work = self._state(), self._roles(), self._book.open()
         sites = tuple(
-            Site(
+            SiteNow(
                 info.node_id,
                 info.name,
                 roles.get(info.node_id, ""),
@@ -90,11 +90,11 @@ class Watched:
             return {}
 
 
-def _run(run: Any) -> Run:
+def _run(run: Any) -> RunNow:
     settings = {**USUAL, **run.override_config}
     folder = Path(str(settings["run.dir"])).absolute() / str(settings["run.name"])
     ended = run.status.status == FINISHED
-    return Run(
+    return RunNow(
         run.run_id,
         folder.name,
         str(folder),

@@ -11,21 +11,21 @@ Office-Caltech10  amazon/back_pack/..., or .mat files of features
 import re
 from pathlib import Path
 
-from fedda.data.benchmarks.common import ByClass, Request, Sites, domain_folders, key
+from fedda.data.benchmarks.common import ByClass, ImportRequest, Sites, domain_folders, key
 from fedda.data.benchmarks.splits import split_images
 from fedda.data.image_folder import listing
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
 
-def read(request: Request) -> Sites:
+def read(request: ImportRequest) -> Sites:
     """Every domain's class folders, split class by class."""
     folders = domain_folders(request)
     files = unify(request, {d: class_folders(request, folder) for d, folder in folders.items()})
     return {d: split_images(request, d, by_class) for d, by_class in files.items()}
 
 
-def class_folders(request: Request, domain: Path) -> ByClass:
+def class_folders(request: ImportRequest, domain: Path) -> ByClass:
     """The images in every class folder of a domain's folder."""
     folders = listing(domain).folders
     if inner := [f for f in folders if key(f.name) == "images"]:
@@ -38,7 +38,7 @@ def class_folders(request: Request, domain: Path) -> ByClass:
     return by_class
 
 
-def unify(request: Request, domains: dict[str, ByClass]) -> dict[str, ByClass]:
+def unify(request: ImportRequest, domains: dict[str, ByClass]) -> dict[str, ByClass]:
     """Give all domains the same class names: the benchmark's, or those of the first domain."""
     classes = request.benchmark.classes
     spellings = (
@@ -74,7 +74,7 @@ def unify(request: Request, domains: dict[str, ByClass]) -> dict[str, ByClass]:
     return {d: {name: by_class[name] for name in names} for d, by_class in unified.items()}
 
 
-def note_count(request: Request, count: int) -> None:
+def note_count(request: ImportRequest, count: int) -> None:
     """Add a note if the number of classes is not the benchmark's."""
     classes = request.benchmark.classes
     if count != classes:
@@ -84,7 +84,7 @@ def note_count(request: Request, count: int) -> None:
         )
 
 
-def class_key(name: str, request: Request) -> str:
+def class_key(name: str, request: ImportRequest) -> str:
     """A class name without case, punctuation and Caltech-256's numbers ("145.motorbikes-101")."""
     short = key(re.sub(r"^\d+\.|-101$", "", name))
     return request.benchmark.aliases.get(short, short)

@@ -18,7 +18,7 @@ TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Images:
+class ImportedImages:
     """Image files of one domain, by class name."""
 
     train: ByClass
@@ -49,7 +49,7 @@ class Lazy:
         return arrays
 
 
-Site = Images | Lazy
+Site = ImportedImages | Lazy
 Sites = dict[str, Site]
 
 
@@ -118,13 +118,13 @@ class Benchmark:
     used_by: str
     split: str
     takes: frozenset[str]
-    read: "Callable[[Request], Sites]"
+    read: "Callable[[ImportRequest], Sites]"
     aliases: Mapping[str, str] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Request:
+class ImportRequest:
     """One import; readers add to `notes` what a user should know."""
 
     benchmark: Benchmark
@@ -193,7 +193,7 @@ def levels(top: Path, depth: int = 2, skip: frozenset[Path] = frozenset()) -> It
         level = below
 
 
-def domain_folders(request: Request) -> dict[str, Path]:
+def domain_folders(request: ImportRequest) -> dict[str, Path]:
     """The folder of every domain, in SOURCE or up to two levels below it."""
     best: dict[str, Path] = {}
     wanted = request.domains

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.data.benchmarks import matlab
-from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, levels
 from fedda.data.benchmarks.splits import complete, shuffled
 from fedda.data.image_folder import listing
 from fedda.errors import DataError
@@ -26,7 +26,7 @@ from fedda.errors import DataError
 DIGITS = tuple("0123456789")
 
 
-class Half(NamedTuple):
+class DatasetHalf(NamedTuple):
     """The training or the test set of a digit domain."""
 
     files: tuple[str, ...]
@@ -36,45 +36,45 @@ class Half(NamedTuple):
     cell: int = -1  # the row of the 2 x 2 cell array that holds x and y; -1 for plain variables
 
 
-DIGIT_FILES: dict[str, tuple[tuple[Half, Half], ...]] = {
+DIGIT_FILES: dict[str, tuple[tuple[DatasetHalf, DatasetHalf], ...]] = {
     "mnist": (
         (
-            Half(("mnist_data.mat",), ("train_32", "train_28"), "label_train", "NHW"),
-            Half(("mnist_data.mat",), ("test_32", "test_28"), "label_test", "NHW"),
+            DatasetHalf(("mnist_data.mat",), ("train_32", "train_28"), "label_train", "NHW"),
+            DatasetHalf(("mnist_data.mat",), ("test_32", "test_28"), "label_test", "NHW"),
         ),
     ),
     "mnist-m": (
         (
-            Half(("mnistm_with_label.mat",), ("train",), "label_train", "NHWC"),
-            Half(("mnistm_with_label.mat",), ("test",), "label_test", "NHWC"),
+            DatasetHalf(("mnistm_with_label.mat",), ("train",), "label_train", "NHWC"),
+            DatasetHalf(("mnistm_with_label.mat",), ("test",), "label_test", "NHWC"),
         ),
     ),
     "svhn": (
         (
-            Half(("svhn_train_32x32.mat", "train_32x32.mat"), ("X",), "y", "HWCN"),
-            Half(("svhn_test_32x32.mat", "test_32x32.mat"), ("X",), "y", "HWCN"),
+            DatasetHalf(("svhn_train_32x32.mat", "train_32x32.mat"), ("X",), "y", "HWCN"),
+            DatasetHalf(("svhn_test_32x32.mat", "test_32x32.mat"), ("X",), "y", "HWCN"),
         ),
     ),
     "syn": (
         (
-            Half(("synth_train_32x32.mat",), ("X",), "y", "HWCN"),
-            Half(("synth_test_32x32.mat",), ("X",), "y", "HWCN"),
+            DatasetHalf(("synth_train_32x32.mat",), ("X",), "y", "HWCN"),
+            DatasetHalf(("synth_test_32x32.mat",), ("X",), "y", "HWCN"),
         ),
         (
-            Half(("syn_number.mat",), ("train_data",), "train_label", "NHWC"),
-            Half(("syn_number.mat",), ("test_data",), "test_label", "NHWC"),
+            DatasetHalf(("syn_number.mat",), ("train_data",), "train_label", "NHWC"),
+            DatasetHalf(("syn_number.mat",), ("test_data",), "test_label", "NHWC"),
         ),
     ),
     "usps": (
         (
-            Half(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 0),
-            Half(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 1),
+            DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 0),
+            DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 1),
         ),
     ),
 }
 
 
-def read_digits(request: Request) -> Sites:
+def read_digits(request: ImportRequest) -> Sites:
     """Digit-Five as KD3A and M3SDA distribute it."""
     files: dict[str, Path] = {}
     for folder in levels(request.source):
@@ -95,11 +95,13 @@ def read_digits(request: Request) -> Sites:
     return sites
 
 
-def _named(files: dict[str, Path], half: Half) -> Path | None:
+def _named(files: dict[str, Path], half: DatasetHalf) -> Path | None:
     return next((files[name] for name in half.files if name in files), None)
 
 
-def _digits(request: Request, domain: str, halves: tuple[Half, Half], paths: list[Path]) -> Arrays:
+def _digits(
+    request: ImportRequest, domain: str, halves: tuple[DatasetHalf, DatasetHalf], paths: list[Path]
+) -> Arrays:
     arrays: Arrays = {}
     for s, (split, half, path) in enumerate(zip(("train", "test"), halves, paths, strict=True)):
         x, y = _half(path, half)
@@ -117,7 +119,7 @@ def _digits(request: Request, domain: str, halves: tuple[Half, Half], paths: lis
     return complete(arrays, f"{domain} in {request.source}", DIGITS)
 
 
-def _half(path: Path, half: Half) -> tuple[np.ndarray, np.ndarray]:
+def _half(path: Path, half: DatasetHalf) -> tuple[np.ndarray, np.ndarray]:
     if half.cell < 0:
         variables = matlab.load(path, {*half.x, half.y})
         x = next((variables[name] for name in half.x if name in variables), None)

@@ -11,14 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from fedda.data.benchmarks import class_folders, matlab
-from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, domain_folders, key, levels
+from fedda.data.benchmarks.common import (
+    Arrays,
+    ImportRequest,
+    Lazy,
+    Sites,
+    domain_folders,
+    key,
+    levels,
+)
 from fedda.data.benchmarks.splits import complete, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
 
-def read_office_caltech(request: Request) -> Sites:
+def read_office_caltech(request: ImportRequest) -> Sites:
     """Class folders of images, or one .mat of features per domain."""
     try:
         domain_folders(request)
@@ -33,7 +41,7 @@ def read_office_caltech(request: Request) -> Sites:
     return class_folders.read(request)
 
 
-def feature_files(request: Request) -> dict[str, Path]:
+def feature_files(request: ImportRequest) -> dict[str, Path]:
     """One .mat per domain, named after it, in one folder; empty if no folder has them all."""
     candidates: dict[Path, dict[str, list[Path]]] = {}
     for folder in levels(request.source):
@@ -60,7 +68,7 @@ def feature_files(request: Request) -> dict[str, Path]:
     return {d: files[0] for d, files in matches.items()}
 
 
-def read_domain(request: Request, domain: str, file: Path) -> Arrays:
+def read_domain(request: ImportRequest, domain: str, file: Path) -> Arrays:
     """The features and labels of one domain, split."""
     variables = matlab.load(file, {"fts", "feas", "labels", "label"})
     x = next((variables[name] for name in ("fts", "feas") if name in variables), None)

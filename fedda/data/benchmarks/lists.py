@@ -14,8 +14,8 @@ from pathlib import Path
 from fedda.data.benchmarks import class_folders
 from fedda.data.benchmarks.common import (
     ByClass,
-    Images,
-    Request,
+    ImportedImages,
+    ImportRequest,
     Sites,
     domain_folders,
     key,
@@ -54,17 +54,17 @@ class _Images:
         return file
 
 
-def read_domainnet(request: Request) -> Sites:
+def read_domainnet(request: ImportRequest) -> Sites:
     """`<domain>_train.txt` and `<domain>_test.txt`, labels from 0."""
     return _with_split(request, "_train", "_test", first=0)
 
 
-def read_pacs(request: Request) -> Sites:
+def read_pacs(request: ImportRequest) -> Sites:
     """`<domain>_train_kfold.txt` and `<domain>_crossval_kfold.txt`, labels from 1."""
     return _with_split(request, "_train_kfold", "_crossval_kfold", first=1)
 
 
-def read_imageclef(request: Request) -> Sites:
+def read_imageclef(request: ImportRequest) -> Sites:
     """`list/<domain>List.txt`, which names all images of a domain, split here; or class folders."""
     folders = domain_folders(request)
     lists = _find_lists(request, folders, ("List", "_list", ""))
@@ -86,7 +86,7 @@ def read_imageclef(request: Request) -> Sites:
     return sites
 
 
-def _with_split(request: Request, train: str, test: str, first: int) -> Sites:
+def _with_split(request: ImportRequest, train: str, test: str, first: int) -> Sites:
     if request.options.test_share is not None:
         return class_folders.read(request)
     folders = domain_folders(request)
@@ -98,7 +98,7 @@ def _with_split(request: Request, train: str, test: str, first: int) -> Sites:
                 f"lists, --test-share 0.2 splits the images)"
             )
     names: dict[int, tuple[str, str]] = {}
-    halves: dict[str, Images] = {}
+    halves: dict[str, ImportedImages] = {}
     for domain, folder in folders.items():
         images = _Images(folder.parent)
         training, testing = (
@@ -111,13 +111,15 @@ def _with_split(request: Request, train: str, test: str, first: int) -> Sites:
         shared = _count(training) + _count(testing) - _count(union)
         if shared:
             request.notes.append(f"{domain}: {shared} images are in both lists")
-        all_files = Images(union, union)
-        halves[domain] = all_files if request.options.transductive else Images(training, testing)
+        all_files = ImportedImages(union, union)
+        halves[domain] = (
+            all_files if request.options.transductive else ImportedImages(training, testing)
+        )
     _same_classes(request, halves)
     return {domain: limited(request, domain, images) for domain, images in halves.items()}
 
 
-def _same_classes(request: Request, halves: dict[str, Images]) -> None:
+def _same_classes(request: ImportRequest, halves: dict[str, ImportedImages]) -> None:
     names = sorted({name for images in halves.values() for name in images.train})
     for domain, images in halves.items():
         if missing := sorted({*names, *images.test} - {*images.train}):
@@ -131,7 +133,7 @@ def _same_classes(request: Request, halves: dict[str, Images]) -> None:
 
 
 def _find_lists(
-    request: Request, domains: dict[str, Path], endings: tuple[str, ...]
+    request: ImportRequest, domains: dict[str, Path], endings: tuple[str, ...]
 ) -> dict[str, Path]:
     """The list of every domain that has one; the domains' image folders are not searched."""
     files: dict[str, Path] = {}
@@ -148,7 +150,7 @@ def _find_lists(
     return lists
 
 
-def _lines(request: Request, file: Path, first: int) -> list[Line]:
+def _lines(request: ImportRequest, file: Path, first: int) -> list[Line]:
     """The lines of a list, with labels counted from 0."""
     classes = request.benchmark.classes
     number = classes if isinstance(classes, int) else len(classes)

@@ -11,7 +11,7 @@ from fedda.data.benchmarks import (
     rotated_mnist,
     spectrograms,
 )
-from fedda.data.benchmarks.common import Benchmark, Options, Request
+from fedda.data.benchmarks.common import Benchmark, ImportRequest, Options
 from fedda.data.benchmarks.write import Result, write
 from fedda.data.sets import Progress, listed
 from fedda.errors import ConfigError, DataError
@@ -223,7 +223,7 @@ def import_benchmark(
         ConfigError: this benchmark does not take an option, or its value is wrong.
         DataError: files are missing, damaged or contradict each other; OUT is left as it was.
     """
-    request = Request(find(name), source, options or Options(), [])
+    request = ImportRequest(find(name), source, options or Options(), [])
     if not source.is_dir():
         raise request.wrong(f"{source} is not a folder")
     if out.resolve() == source.resolve():

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedda.data.benchmarks import feature_files, matlab
-from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, levels
 from fedda.data.benchmarks.splits import complete, shuffled
 from fedda.data.image_folder import listing
 from fedda.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ CLASSES = ("negative", "positive")
 Coordinates = tuple[np.ndarray, np.ndarray, np.ndarray, int, int]
 
 
-def read(request: Request) -> Sites:
+def read(request: ImportRequest) -> Sites:
     """Read whichever of the four layouts SOURCE holds."""
     files: dict[str, Path] = {}
     for folder in levels(request.source):
@@ -69,7 +69,7 @@ def _either(files: dict[str, Path], names: tuple[str, ...], split: str) -> Path 
 # ---- svmlight ----------------------------------------------------------------------------------
 
 
-def _svmlight(request: Request, pairs: dict[str, list[Path | None]]) -> Sites:
+def _svmlight(request: ImportRequest, pairs: dict[str, list[Path | None]]) -> Sites:
     for domain, pair in pairs.items():
         for file, split in zip(pair, ("train", "test"), strict=True):
             if file is None:
@@ -126,7 +126,9 @@ def parse(file: Path) -> Parsed:
     return *integers, np.array(values, np.float32), np.array(labels, np.int64)
 
 
-def _halves(request: Request, domain: str, pair: list[Parsed], first: int, width: int) -> Arrays:
+def _halves(
+    request: ImportRequest, domain: str, pair: list[Parsed], first: int, width: int
+) -> Arrays:
     arrays: Arrays = {}
     numbers = shuffled(request, domain, *(len(labels) for *_, labels in pair))
     for split, (rows, columns, values, labels), chosen in zip(
@@ -141,7 +143,7 @@ def _halves(request: Request, domain: str, pair: list[Parsed], first: int, width
 # ---- all domains in one file -------------------------------------------------------------------
 
 
-def _part(request: Request, domain: str, file: Path) -> Arrays:
+def _part(request: ImportRequest, domain: str, file: Path) -> Arrays:
     """One domain's arrays, from a file of all domains."""
     (rows, columns, values, n, d), y, offset = _whole(file)
     domains = list(request.benchmark.domains)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedda.data.benchmarks.common import Arrays, Lazy, Request, Sites, key, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, levels
 from fedda.data.benchmarks.splits import complete
 from fedda.data.image_folder import listing
 from fedda.data.rotate import deal, rotate
@@ -28,7 +28,7 @@ DIGITS = tuple("0123456789")
 _MAGIC = {1: 0x801, 3: 0x803}
 
 
-def read(request: Request) -> Sites:
+def read(request: ImportRequest) -> Sites:
     """One domain per angle, named after it."""
     angles = request.options.angles or FRUDA
     if len({a % 360 for a in angles}) < len(angles):
@@ -69,7 +69,7 @@ def read(request: Request) -> Sites:
 
 
 def _domain(
-    request: Request,
+    request: ImportRequest,
     angle: int,
     halves: list[tuple[np.ndarray, np.ndarray]],
     rows: list[np.ndarray],

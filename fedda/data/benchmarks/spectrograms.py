@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.benchmarks.common import Arrays, ByClass, Lazy, Options, Request, Sites
+from fedda.data.benchmarks.common import Arrays, ByClass, ImportRequest, Lazy, Options, Sites
 from fedda.data.benchmarks.splits import complete, shuffled, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.sets import listed
@@ -35,7 +35,7 @@ FLOOR = 1e-6
 _SOUNDS = {".npy", ".wav"}
 
 
-class Reader:
+class SpectrogramReader:
     """Reads the files of one import; all its recordings must have one sampling rate."""
 
     def __init__(self, options: Options) -> None:
@@ -84,7 +84,7 @@ class Reader:
         return log_mel(x, rate, self.mels).float().numpy()
 
 
-def read(request: Request) -> Sites:
+def read(request: ImportRequest) -> Sites:
     """Every folder is a microphone, every folder in it a keyword."""
     microphones = listing(request.source).folders
     if not microphones:
@@ -97,14 +97,14 @@ def read(request: Request) -> Sites:
                 f"{request.source / microphone} has no training recording of {listed(missing)}, "
                 f"which another microphone has: all need the same keywords"
             )
-    reader = Reader(request.options)
+    reader = SpectrogramReader(request.options)
     return {
         m: Lazy(partial(_microphone, request, reader, m, halves, names), _count(halves))
         for m, halves in files.items()
     }
 
 
-def _halves(request: Request, folder: Path) -> list[ByClass]:
+def _halves(request: ImportRequest, folder: Path) -> list[ByClass]:
     """A microphone's files by keyword: of train/ and of test/, or all if it has no such folders."""
     inner = {f.name: f for f in listing(folder).folders}
     split = set(inner) == {"train", "test"}
@@ -131,8 +131,8 @@ def _count(halves: list[ByClass]) -> int:
 
 
 def _microphone(
-    request: Request,
-    reader: Reader,
+    request: ImportRequest,
+    reader: SpectrogramReader,
     name: str,
     halves: list[ByClass],
     classes: list[str],

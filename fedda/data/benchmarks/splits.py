@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedda.data.benchmarks.common import Arrays, ByClass, Images, Request
+from fedda.data.benchmarks.common import Arrays, ByClass, ImportedImages, ImportRequest
 from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError
 
@@ -25,10 +25,10 @@ def stratified(y: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
     return test
 
 
-def split_images(request: Request, domain: str, by_class: ByClass) -> Images:
+def split_images(request: ImportRequest, domain: str, by_class: ByClass) -> ImportedImages:
     """Split the files of a domain that is published without a split."""
     if request.options.transductive:
-        return limited(request, domain, Images(by_class, by_class))
+        return limited(request, domain, ImportedImages(by_class, by_class))
     names = list(by_class)
     files = [(c, file) for c in range(len(names)) for file in by_class[names[c]]]
     y = np.array([c for c, _ in files])
@@ -36,10 +36,10 @@ def split_images(request: Request, domain: str, by_class: ByClass) -> Images:
     halves: tuple[ByClass, ByClass] = ({name: [] for name in names}, {name: [] for name in names})
     for (c, file), half in zip(files, test, strict=True):
         halves[int(half)][names[c]].append(file)
-    return limited(request, domain, Images(*halves))
+    return limited(request, domain, ImportedImages(*halves))
 
 
-def limited(request: Request, domain: str, images: Images) -> Images:
+def limited(request: ImportRequest, domain: str, images: ImportedImages) -> ImportedImages:
     """At most `limit` training and `test_limit` test images, drawn at random."""
     rng = request.rng(domain)
     drawn = []
@@ -55,10 +55,10 @@ def limited(request: Request, domain: str, images: Images) -> Images:
             f"--limit {request.options.limit} leaves {domain} without a training image of "
             f"{listed(empty)}: give a higher limit or another --seed"
         )
-    return Images(*drawn)
+    return ImportedImages(*drawn)
 
 
-def split_rows(request: Request, domain: str, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(request: ImportRequest, domain: str, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Split arrays published without a split -> row numbers for training and for testing."""
     rng = request.rng(domain)
     if request.options.transductive:
@@ -70,7 +70,9 @@ def split_rows(request: Request, domain: str, y: np.ndarray) -> tuple[np.ndarray
     return rng.permutation(train)[:most], rng.permutation(test)[:most_test]
 
 
-def shuffled(request: Request, domain: str, train: int, test: int) -> tuple[np.ndarray, np.ndarray]:
+def shuffled(
+    request: ImportRequest, domain: str, train: int, test: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Shuffle and limit arrays published with a split -> row numbers for training and testing."""
     rng = request.rng(domain)
     most, most_test = _limits(request)
@@ -104,5 +106,5 @@ def unique_names(files: list[Path]) -> list[str]:
     return names
 
 
-def _limits(request: Request) -> tuple[int | None, int | None]:
+def _limits(request: ImportRequest) -> tuple[int | None, int | None]:
     return request.options.limit, request.options.test_limit

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.benchmarks.common import ByClass, Images, Options, Request, Sites
+from fedda.data.benchmarks.common import ByClass, ImportedImages, ImportRequest, Options, Sites
 from fedda.data.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
 from fedda.errors import DataError
@@ -42,7 +42,7 @@ class Result:
     notes: tuple[str, ...]
 
 
-def write(request: Request, sites: Sites, out: Path, progress: Progress | None) -> Result:
+def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | None) -> Result:
     """Write every domain to OUT/<domain>, and how it was created to OUT/benchmark.json.
 
     Raises:
@@ -67,7 +67,7 @@ def write(request: Request, sites: Sites, out: Path, progress: Progress | None) 
         for domain, site in sites.items():
             folder = unfinished / domain
             folder.mkdir()
-            if isinstance(site, Images):
+            if isinstance(site, ImportedImages):
                 placer = _Placer(request.options)
                 for half, by_class in (("train", site.train), ("test", site.test)):
                     placer.place_all(folder / half, by_class, step)
@@ -96,7 +96,7 @@ def write(request: Request, sites: Sites, out: Path, progress: Progress | None) 
     return result
 
 
-def split_of(request: Request) -> str:
+def split_of(request: ImportRequest) -> str:
     """Which examples train and which test, in words."""
     if request.options.transductive:
         return "transductive: every example is in the training set, and tested on"
@@ -135,7 +135,7 @@ def _claim(out: Path) -> bool:
     return False
 
 
-def _record(request: Request, result: Result) -> dict[str, Any]:
+def _record(request: ImportRequest, result: Result) -> dict[str, Any]:
     options = {k: v for k, v in asdict(request.options).items() if v is not None}
     sizes = {d: {"train": a, "test": b} for d, (a, b) in result.counts.items()}
     return {
