@@ -101,9 +101,10 @@ class Target(Client):
         """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used."""
         own, options, past = self.site.name, self.options, Past()
         if not sources.sealed:
-            before = leaving.by_site(self.request.numbers, "past")
-            before = {n: w for n, w in before.items() if n in sources.examples}
-            return kd3a.site_weights(options, sources.examples, own, numbers, before)
+            used, past_alpha = {own, *sources.models}, leaving.by_site(self.request.numbers, "past")
+            examples = {n: N for n, N in sources.examples.items() if n in used}
+            before = {n: w for n, w in past_alpha.items() if n in used}
+            return kd3a.site_weights(options, examples, own, numbers, before)
         # Not from the server: it could give one source all the weight, and read its model.
         if options.smoothing:
             self.stays("alpha", past)
