@@ -133,7 +133,7 @@ def superlink(
         directory = directory.absolute()
         gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
         folder = control.Folder(directory)
-        settings: GatewaySettings = gateway.Settings(
+        settings: GatewaySettings = gateway.GatewaySettings(
             host=public.host,
             port=port,
             admin_port=admin_port,
@@ -142,7 +142,7 @@ def superlink(
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
             registered=None if insecure else folder.registered,
-            limits=gateway.Limits(address_connections, connections),
+            limits=gateway.ListenerLimits(address_connections, connections),
             warm=directory / "programs" if warm else None,
             reserved=reserved,
         )
