@@ -33,7 +33,7 @@ CANDIDATES += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=3",
 CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
 CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
 CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
-FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "100")
+FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "160")
 FEWER += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "rounds=2")
 FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
 FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
