@@ -125,8 +125,8 @@ def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
 MADE = """
 import sys
 from fedda.page.live_page import page
-from fedda.results.snapshot import Run, Snapshot
-print(page(Snapshot((), (Run(7, "r", sys.argv[1], "kd3a", "running"),)), "", "v1"))
+from fedda.results.snapshot import RunNow, Snapshot
+print(page(Snapshot((), (RunNow(7, "r", sys.argv[1], "kd3a", "running"),)), "", "v1"))
 assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they take much memory"
 """
 
