@@ -1,5 +1,6 @@
 """`fedda new`: a study that runs as it is written."""
 
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -22,7 +23,7 @@ def begun(folder: Path, *words: str, code: int = 0) -> str:
 
 
 def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
-    sites = tmp_path / "sites"
+    sites = tmp_path / 'all "sites"'
     sites.mkdir()
     make_domains(sites)
     folder = tmp_path / "with spaces" / "study"
@@ -31,6 +32,8 @@ def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
     study = folder / "study.toml"
     settings = tomllib.loads(study.read_text())
     assert settings["target"] == "town" and settings["sites"] == str(sites)
+    typed = [shlex.split(line) for line in (folder / "README.md").read_text().split("\n    ")]
+    assert [words[3] for words in typed if words[:2] == ["fedda", "choose"]] == [str(sites)]
     text = study.read_text().replace('"rounds" = 10', '"rounds" = 1\n"train.batch-size" = 16')
     study.write_text(text.replace('"vectors"', '""').replace('["adabn", "kd3a"]', '["fedprox"]'))
     made = subprocess.run(

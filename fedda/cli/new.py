@@ -1,5 +1,7 @@
 """`fedda new`: a small study of one's own, to begin with and to change."""
 
+import json
+import shlex
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -13,8 +15,8 @@ from fedda.results.plainly import echo
 
 STUDY = Template("""\
 # The settings of this study; `fedda settings` lists all, `fedda methods` the methods.
-sites = "$sites"  # a folder per site
-target = "$target"  # the site whose labels nobody uses
+sites = $sites_text  # a folder per site
+target = $target_text  # the site whose labels nobody uses
 methods = ["adabn", "kd3a"]  # compared with fedavg
 seeds = 1  # one training of each method per seed; 3 tell noise from gain
 preset = "$preset"  # settings for a kind of data; `fedda settings --presets` lists them
@@ -55,8 +57,8 @@ $about The other sites have labels; of `$target` no training sees any.
 
     python study.py                                # trains what study.toml says, and compares
     fedda report runs/TRAINING                     # a page about one training, see `ls runs`
-    fedda choose --data $sites --target $target $words
-    fedda run kd3a --simulate $sites --target $target $words
+    fedda choose --data $sites_word --target $target_word $words
+    fedda run kd3a --simulate $sites_word --target $target_word $words
 
 `study.py` goes on where it was when it is stopped and started again, and after a change of
 study.toml it trains only what is missing. `fedda choose` takes a method without any labels of the
@@ -92,7 +94,7 @@ def new(
         str, typer.Option(help="With --data: the site whose labels nobody uses.")
     ] = "",
     preset: Annotated[
-        str, typer.Option(help="With --data: a preset, such as photos or table.")
+        str, typer.Option(help="With --data: a preset, such as photos or vectors.")
     ] = "",
 ) -> None:
     """Begin a study of your own: settings, a short script, and a README that says what to type.
@@ -135,16 +137,20 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
     directory.mkdir(parents=True)
     if data is None:
         build(directory / "sites")
+    sites = "sites" if data is None else str(data.absolute())
     filled = {
-        "sites": "sites" if data is None else str(data.absolute()),
+        "sites_text": _toml(sites),
+        "sites_word": shlex.quote(sites),
         "target": target,
+        "target_text": _toml(target),
+        "target_word": shlex.quote(target),
         "preset": preset,
         "words": words,
         "settings": "\n".join(f'"{key}" = {_toml(value)}' for key, value in chosen.items()),
         "expected": EXPECTED if data is None else "",
         "about": "Four small domains of digits lie in `sites`."
         if data is None
-        else f"The data stay where they are, in {data.absolute()}.",
+        else f"The data stay where they are, in {sites}.",
     }
     (directory / "study.toml").write_text(STUDY.substitute(filled))
     (directory / "study.py").write_text(SCRIPT)
@@ -153,6 +159,5 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
 
 
 def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else f"{value}"
+    """A text, number or truth value as TOML, which writes these as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
