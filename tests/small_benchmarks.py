@@ -127,7 +127,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "adversarial": {"mnist-rotations", "digits", "lazy"},
     "breakdown": {"flower_s"},
     "candidates": {"time", "lies"},
-    "chain": {"mnist", "mnist-same"},
+    "chain": {"mnist", "mnist-same", "mnist-paper"},
     "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
     "memory": {"models_above_idle_N", "models_above_start_N"},

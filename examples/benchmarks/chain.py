@@ -4,16 +4,19 @@
     python examples/benchmarks/chain.py --table mnist --data DATA/digits
 
 FRUDA's setting: one domain has labels, digits as they are; the targets are digits turned by 30 to
-150 degrees. They arrive in an order that is drawn anew for each seed, or with --order near by their
-angle. Each chooses a collaborator, the labelled domain or a target before it, and adapts from it
-by DILS.
+150 degrees, or in the paper's own table to 330. They arrive in an order that is drawn anew for each
+seed, with --order near by their angle (the paper's ordering 1), or with --order opposite from 180
+degrees on and then the rest (its ordering 2). Each chooses a collaborator, the labelled domain or a
+target before it, and adapts from it by DILS.
 
 Tables:
     pens         pen digits that scikit-learn ships; each image is in one domain only
     mnist        digits of mnist, likewise; needs --data
     mnist-same   the same digits in every domain, turned, as in the paper; needs --data
+    mnist-paper  likewise with the paper's 12 angles and 28 x 28 pixels; not without a GPU; needs
+                 --data
 
-Rows:
+Rows, all or those of --row:
     no adaptation  the labelled domain's model at each target
     source         every target adapts from the labelled domain
     all            from all candidates at once, the paper's Multi-Collaborator
@@ -25,6 +28,7 @@ Rows:
 
 Accuracies are those of the last round, on images that no training sees, mean over the targets. The
 last line is one JSON object: table -> row -> [mean, standard deviation over the seeds] in %, and
+with the row ocs
 
     best           share of choices with ocs that fell on the candidate whose model, before the
                    adaptation, has the highest accuracy at the target
@@ -65,8 +69,9 @@ from fedda.results.read import MODEL
 from fedda.settings import RunConfig, overrides
 
 TABLES = ("pens", "mnist", "mnist-same")
+PAPER = "mnist-paper"
 SELECTORS = ("source", "all", "random", "pad", "ocs", "oracle")
-HOME, TURNED = 0, (30, 60, 90, 120, 150)  # degrees
+HOME, OPPOSITE = 0, 180  # degrees
 ADAPTING = 8  # rounds
 CHAIN: Flat = {
     **SETTINGS,
@@ -79,10 +84,15 @@ CHAIN: Flat = {
 }
 
 
+def turned(table: str) -> range:
+    """The angles of the targets, in degrees."""
+    return range(30, 360 if table == PAPER else OPPOSITE, 30)
+
+
 def domains(table: str, source: Path | None, out: Path, images: int) -> Path:
     """Draw the digits and turn them -> the folder with a domain per angle."""
     made, rotated = out / "drawn", out / "rotated"
-    angles, everywhere = (HOME, *TURNED), table == "mnist-same"
+    angles, everywhere = (HOME, *turned(table)), table in ("mnist-same", PAPER)
     count = 1 if everywhere else len(angles)
     if rotated.is_dir():
         return rotated
@@ -98,10 +108,12 @@ def domains(table: str, source: Path | None, out: Path, images: int) -> Path:
     return rotated
 
 
-def order(seed: int, near: bool) -> list[str]:
-    """The targets in the order in which they arrive: by their angle, or drawn."""
-    drawn = TURNED if near else np.random.default_rng([DRAW, seed]).permutation(TURNED)
-    return [str(angle) for angle in drawn]
+def order(seed: int, arrival: str, angles: Sequence[int]) -> list[str]:
+    """The targets as they arrive: in an order that is drawn, by their angle, or from 180 on."""
+    if arrival == "drawn":
+        return [str(angle) for angle in np.random.default_rng([DRAW, seed]).permutation(angles)]
+    first = OPPOSITE if arrival == "opposite" else HOME
+    return [str(angle) for angle in sorted(angles, key=lambda angle: (angle < first, angle))]
 
 
 def nodes(folder: Path, targets: Sequence[str]) -> list[dict[str, Any]]:
@@ -118,9 +130,9 @@ def nodes(folder: Path, targets: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat, near: bool) -> None:
+def train(job: tuple[str, int, Sequence[str]], folder: Path, out: Path, changes: Flat) -> None:
     """Run a chain, or FedAvg on the labelled domain alone, unless it has been run."""
-    row, seed = job
+    row, seed, targets = job
     place = out / f"{row}-{seed}"
     if (place / "results.json").is_file():
         return
@@ -128,12 +140,11 @@ def train(job: tuple[str, int], folder: Path, out: Path, changes: Flat, near: bo
     own: Flat = {"run.dir": str(out), "run.name": place.name, "run.seeds": str(seed)}
     own["run.resume"] = (place / "config.json").is_file()
     if row == "fedavg":
-        targets = order(seed, near)[:1]
+        targets = targets[:1]
         flat = {**CHAIN, **changes, **own, "method": "fedavg"}
         flat["rounds"] = flat["fruda.pretrain"]
         flat = {key: value for key, value in flat.items() if not key.startswith("fruda.")}
     else:
-        targets = order(seed, near)
         flat = {**CHAIN, **changes, **own, "method": "fruda", "fruda.sequence": ",".join(targets)}
         flat["fruda.select"] = "ocs" if row == "oracle" else row
     journal = load("server", "journal").Journal(None)
@@ -222,88 +233,103 @@ def choices(out: Path, folder: Path, seeds: Sequence[int]) -> dict[str, float]:
 
 
 def accuracies(
-    out: Path, folder: Path, seeds: Sequence[int], near: bool
+    out: Path, folder: Path, arriving: Mapping[int, Sequence[str]], rows: Sequence[str]
 ) -> dict[str, dict[int, list[float]]]:
     """Accuracy at each target in its order of arrival: row -> seed -> values in %."""
     table: dict[str, dict[int, list[float]]] = {"no adaptation": {}}
-    for seed in seeds:
+    for seed, targets in arriving.items():
         (home,) = results(out, "fedavg", seed)["trainings"]["fedavg"]
-        model = Path(home["model"])
-        arriving = order(seed, near)
-        table["no adaptation"][seed] = [right(model, folder, t) for t in arriving]
-        for row in SELECTORS:
+        table["no adaptation"][seed] = [right(Path(home["model"]), folder, t) for t in targets]
+        for row in rows:
             trained = chain(out, row, seed)
-            each = [100 * trained[t]["final_accuracy"] for t in arriving]
+            each = [100 * trained[t]["final_accuracy"] for t in targets]
             table.setdefault(row, {})[seed] = each
     return table
 
 
-def report(
-    table: str,
-    found: Mapping[str, Mapping[int, Sequence[float]]],
-    chosen: Mapping[str, float],
-    learnt: Mapping[int, Mapping[str, str]],
-    settings: Flat,
-    near: bool,
-    command: str,
-) -> str:
-    """The table as Markdown."""
-    seeds = list(next(iter(found.values())))
-    heads = ["", "mean", *(f"seed {s}: {', '.join(order(s, near))}" for s in seeds)]
-    rows = []
-    for name, by_seed in found.items():
-        means = [statistics.fmean(by_seed[s]) for s in seeds]
-        spread = statistics.stdev(means) if len(means) > 1 else 0.0
-        each = [" ".join(f"{v:.0f}" for v in by_seed[s]) for s in seeds]
-        rows.append([name, f"{statistics.fmean(means):.1f} ± {spread:.1f}", *each])
-    changed = ", ".join(f"`{k}={v}`" for k, v in settings.items() if not k.startswith("run."))
-    lines = [
-        f"## chain-{table}{'-near' * near}",
-        "",
-        f"    {command}",
-        "",
-        f"- settings: {changed}",
-        "",
-    ]
-    lines += ["Accuracy in % after the last round: mean over the targets, mean ± standard "]
-    lines[-1] += "deviation over the seeds; then at each target, in the order of arrival."
-    lines += ["", *markdown(heads, rows), "", "### The choices by the bound", ""]
+def choices_told(chosen: Mapping[str, float], learnt: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """How the choices by the bound went, as lines of Markdown."""
     told = {
         "best": "fell on the candidate whose model was best at the target before",
         "best_of_chance": "would have by chance",
         "kept": "of the adaptations were undone, as infomax fell",
     }
-    lines += [f"- {100 * chosen[key]:.0f} % {text}" for key, text in told.items()]
-    lines += [f"- rank correlation of bound and error: {chosen['correlation']:.2f}", ""]
-    lines += ["| seed | target <- collaborator, with ocs |", "| --- | --- |"]
-    for seed, pairs in learnt.items():
-        lines.append(f"| {seed} | {', '.join(f'{t} <- {c}' for t, c in pairs.items())} |")
-    return "\n".join(lines) + "\n"
+    return [
+        "",
+        "### The choices by the bound",
+        "",
+        *(f"- {100 * chosen[key]:.0f} % {text}" for key, text in told.items()),
+        f"- rank correlation of bound and error: {chosen['correlation']:.2f}",
+        "",
+        "| seed | target <- collaborator, with ocs |",
+        "| --- | --- |",
+        *(
+            f"| {seed} | {', '.join(f'{t} <- {c}' for t, c in pairs.items())} |"
+            for seed, pairs in learnt.items()
+        ),
+    ]
+
+
+def report(
+    name: str,
+    found: Mapping[str, Mapping[int, Sequence[float]]],
+    arriving: Mapping[int, Sequence[str]],
+    settings: Flat,
+    command: str,
+) -> list[str]:
+    """The table as lines of Markdown."""
+    heads = ["", "mean", *(f"seed {s}: {', '.join(of)}" for s, of in arriving.items())]
+    rows = []
+    for row, by_seed in found.items():
+        means = [statistics.fmean(by_seed[s]) for s in arriving]
+        spread = statistics.stdev(means) if len(means) > 1 else 0.0
+        each = [" ".join(f"{v:.0f}" for v in by_seed[s]) for s in arriving]
+        rows.append([row, f"{statistics.fmean(means):.1f} ± {spread:.1f}", *each])
+    changed = ", ".join(f"`{k}={v}`" for k, v in settings.items() if not k.startswith("run."))
+    return [
+        f"## {name}",
+        "",
+        f"    {command}",
+        "",
+        f"- settings: {changed}",
+        "",
+        "Accuracy in % after the last round: mean over the targets, mean ± standard deviation over "
+        "the seeds; then at each target, in the order of arrival.",
+        "",
+        *markdown(heads, rows),
+    ]
 
 
 def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
     """Run the missing chains of a table and write the table -> its figures."""
-    out, near = args.out / table, args.order == "near"
-    folder, runs = domains(table, args.data, out, args.images), out / f"runs{'-near' * near}"
-    run = partial(train, folder=folder, out=runs, changes=args.settings, near=near)
+    suffix = "" if args.order == "drawn" else f"-{args.order}"
+    out, name = args.out / table, f"chain-{table}{suffix}"
+    folder, runs = domains(table, args.data, out, args.images), out / f"runs{suffix}"
+    arriving = {seed: order(seed, args.order, turned(table)) for seed in args.seeds}
+    selectors = [row for row in SELECTORS if row in (args.row or SELECTORS)]
+    settings: Flat = ({"input.size": 28} if table == PAPER else {}) | args.settings
+    run = partial(train, folder=folder, out=runs, changes=settings)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for rows in (("fedavg",), SELECTORS):  # the oracle asks for FedAvg's model
-            for _ in pool.imap_unordered(run, [(row, s) for s in args.seeds for row in rows]):
+        for rows in (["fedavg"], selectors):  # the oracle asks for FedAvg's model
+            jobs = [(row, seed, targets) for seed, targets in arriving.items() for row in rows]
+            for _ in pool.imap_unordered(run, jobs):
                 pass
-    found = accuracies(runs, folder, args.seeds, near)
-    chosen = choices(runs, folder, args.seeds)
-    learnt = {
-        seed: {t: e["selection"]["collaborator"] for t, e in chain(runs, "ocs", seed).items()}
-        for seed in args.seeds
-    }
+    found = accuracies(runs, folder, arriving, selectors)
     command = f"python examples/benchmarks/chain.py --table {table}"
     command += " --data DATA/digits" * (table != "pens")
-    command += args.typed("seeds", "images", "order", "changes")
-    text = report(table, found, chosen, learnt, {**CHAIN, **args.settings}, near, command)
+    command += args.typed("seeds", "images", "order", "row", "changes")
+    lines, chosen = report(name, found, arriving, {**CHAIN, **settings}, command), {}
+    if "ocs" in selectors:
+        chosen = choices(runs, folder, args.seeds)
+        learnt = {
+            seed: {t: e["selection"]["collaborator"] for t, e in chain(runs, "ocs", seed).items()}
+            for seed in args.seeds
+        }
+        lines += choices_told(chosen, learnt)
     for place in filter(None, (args.out, args.results)):
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"chain-{table}{'-near' * near}.md").write_text(text)
-    print(text)
+        (place / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print(*lines, sep="\n")
     means = {row: [statistics.fmean(v) for v in of.values()] for row, of in found.items()}
     return {
         row: [round(statistics.fmean(m), 2), round(statistics.stdev(m), 2) if m[1:] else 0.0]
@@ -315,12 +341,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    usual = "default: all, without --data those that need none"
-    parser.add_argument("--table", choices=TABLES, action="append", help=usual)
+    usual = f"default: all but {PAPER}, without --data those that need none"
+    parser.add_argument("--table", choices=(*TABLES, PAPER), action="append", help=usual)
     parser.add_argument("--data", type=Path, help="folder of mnist.npz")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
-    parser.add_argument("--order", choices=("drawn", "near"), default="drawn", help="of arrival")
+    orders = ("drawn", "near", "opposite")
+    parser.add_argument("--order", choices=orders, default="drawn", help="of arrival")
+    parser.add_argument("--row", choices=SELECTORS, action="append", help="default: all")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     out = Path("runs/chain")
     parser.add_argument("--out", type=Path, default=out, help=f"for all runs; default: {out}")
@@ -330,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     args.typed = partial(accuracy.typed, parser, args)
     args.settings = overrides("fruda", args.changes)
-    tables = args.table or [t for t in TABLES if args.data or t == "pens"]
+    tables: Sequence[str] = args.table or [t for t in TABLES if args.data or t == "pens"]
     if not args.data and set(tables) != {"pens"}:
         parser.error("the tables of mnist need a folder of data: give --data")
     print(json.dumps({table: measure(args, table) for table in tables}))
