@@ -71,10 +71,12 @@ class Target(Client):
         sources = leaving.received(self.site, request, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(sources.models, images)  # (N, K, C)
+        if (own := self.site.taught(self.task)) is not None:  # a teacher that is no site
+            p = torch.cat([p, own[images][:, None]], dim=1)
         names, N = list(moments), len(images)
         sources.leave_out([name for name in sources.models if name not in moments])
 
-        consensus, focus = [], torch.zeros(len(names), dtype=torch.float64)
+        consensus, focus = [], torch.zeros(p.shape[1], dtype=torch.float64)
         for part in p.split(CHUNK):
             consensus.append(kd3a.knowledge_vote(part, gate, options.vote))
             if options.weighting == "focus":
@@ -86,7 +88,10 @@ class Target(Client):
         numbers["loss"] = self.released("loss", numbers["loss"], N)
         numbers["kept"] = self.released("kept", float(heard.float().mean()), N)
         if options.weighting == "focus":  # per image; only its proportions matter
-            for name, value in zip(names, focus.tolist(), strict=True):
+            if own is not None:
+                share = float(focus[-1] / focus.clamp(min=0).sum().clamp(min=1e-9))
+                logger.info("the focus of the teacher at this site: %.0f %%", 100 * share)
+            for name, value in zip(names, focus[: len(names)].tolist(), strict=True):
                 about[f"focus/{name}"] = self.released("focus", value / N, N, -self.task.sites)
         # As they will leave, so that the server weighs by the same numbers.
         numbers, about = tested.coarse(numbers), tested.coarse(about)

@@ -186,12 +186,17 @@ class Target(Client):
 
     @torch.no_grad()
     def answers(self) -> list[tuple[Tensor, Tensor]]:
-        """Each model's points and predictions of all images, in evaluation mode."""
+        """Each model's points and predictions of all images, in evaluation mode.
+
+        A teacher of the site's own counts in the predictions as much as the model.
+        """
         _, heads = parts_of(self.model)
         every = torch.arange(len(self.data)).split(BATCH)
         with evaluating(self.model):
             z = torch.cat([self.features(indices).float() for indices in every])
         p = heads.each(z).softmax(dim=2)
+        if (taught := self.site.taught(self.task)) is not None:
+            p = (p + taught.to(p)) / 2
         form = self.options.centroids
         return [(shot.points(z_k, form), p_k) for z_k, p_k in zip(heads.apart(z), p, strict=True)]
 

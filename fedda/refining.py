@@ -29,6 +29,7 @@ from fedda.models import Model, refined
 from fedda.train import batches, generator
 
 BATCH = 256
+TEACHER = "/teacher"  # no method can have this name
 STATISTICS = 64  # images of which BatchNorm's statistics are taken at once
 RIDGE = 1e-4  # of a distilled head's distance from the one that it begins as, by the features
 CPU = torch.device("cpu")
@@ -75,6 +76,7 @@ def refined_model(
     shape: tuple[int, ...],
     strength: Strength = "careful",
     shares: Shares = "auto",
+    taught: Tensor | None = None,
 ) -> Refined:
     """Refine the mean prediction of models by a target's inputs.
 
@@ -86,6 +88,8 @@ def refined_model(
         shape: of one input, as the run has it.
         strength: how much the Gaussians may say.
         shares: whether estimated shares of the classes count.
+        taught: (N, C) what a teacher of the target's own says of these inputs. It counts as one
+            more member while the Gaussians are fitted, and the model stands without it.
 
     Raises:
         RefineError: with these images or models nothing would be learnt.
@@ -105,6 +109,8 @@ def refined_model(
         weights.insert(0, even)
     w = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     consensus = torch.einsum("k,knc->nc", w, torch.stack(p))
+    if taught is not None:
+        consensus = (sum(weights) * consensus + taught.double()) / (sum(weights) + 1)
     if not consensus.isfinite().all():
         raise RefineError(
             "The models give no probabilities, as their training diverged; the model stays as it "
@@ -126,12 +132,14 @@ def refined_model(
             f"The target's features cannot be told apart ({error}); the model stays as it is."
         ) from error
     made = refined.join(members, w, config, shape, of, space, found)
+    if taught is not None:
+        q = models.predict(made, x).double()
     labels = torch.stack(p).argmax(dim=2)
     agreed = float((labels == labels[0]).all(dim=0).double().mean())
     return Refined(made, z, p[-1], q, agreed)
 
 
-def agreed(p: Tensor, methods: Sequence[str]) -> list[float]:
+def agreed(p: Tensor, methods: Sequence[str], aside: Tensor | None = None) -> list[float]:
     """On which share of the images each model has the class that their mean has.
 
     Methods that make their predictions sharp at the target have no part in the mean.
@@ -139,9 +147,13 @@ def agreed(p: Tensor, methods: Sequence[str]) -> list[float]:
     Args:
         p: (M, N, C) the models' class probabilities.
         methods: of each model.
+        aside: (N, C) of one more that has a part in the mean, and is not compared.
     """
     voting = [not plugins.method(name).sharpens for name in methods]
-    return choice.agreement(p, choice.ensemble(p, methods, voting)).tolist()
+    everyone, names = p, [*methods]
+    if aside is not None:
+        everyone, names, voting = torch.cat([p, aside[None]]), [*names, TEACHER], [*voting, True]
+    return choice.agreement(p, choice.ensemble(everyone, names, voting)).tolist()
 
 
 def with_own_statistics(model: Model, x: Tensor) -> Model:

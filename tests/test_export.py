@@ -143,7 +143,7 @@ def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
     model = export.Classifier(models.load(source)[0])
     wrong = (
         lambda program, path, about: path.write_text(about),
-        lambda path: lambda x: spoil(model(x)) if path.is_file() else None,
+        lambda path: (lambda x: spoil(model(x)) if path.is_file() else None, ""),
     )
     monkeypatch.setitem(export._KINDS, ".pt2", wrong)
     monkeypatch.setattr(export, "_traced", lambda model, shape: None)

@@ -49,7 +49,7 @@ def take(client: Refining) -> Refined | None:
     try:
         members = _source_only(client), client.adapted()
         about = task.model, task.dims, task.refine, task.shares
-        made = refining.refined_model(*members, x, *about)
+        made = refining.refined_model(*members, x, *about, site.taught(task))
         client.checked(made.after.float())
         if (path := state.refined_path(site, task.training)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
@@ -73,7 +73,8 @@ def beside(client: Refining, p: Tensor) -> Numbers:
     """How far earlier trainings' models, and the one that predicts p (N, C), agree with their mean.
 
     Those are the last members of the models that the trainings' last steps have left here. One
-    that is not here, or is of another network, has no number and no part in the mean.
+    that is not here, or is of another network, has no number and no part in the mean. A teacher of
+    the site's own has a part in it, and no number.
     """
     task, x = client.request.task, client.data.x
     chosen = subset(len(x), generator("agreement"))
@@ -91,7 +92,9 @@ def beside(client: Refining, p: Tensor) -> Numbers:
     known[len(task.others)] = p[chosen]
     trainings = [*task.others, task.training]
     methods = [trainings[i].rpartition(".")[2].rpartition("-")[0] for i in known]
-    shares = refining.agreed(torch.stack([*known.values()]), methods)
+    taught = client.site.taught(task)
+    aside = None if taught is None else taught[chosen].to(p)
+    shares = refining.agreed(torch.stack([*known.values()]), methods, aside)
     named = {f"agreed-{i}": share for i, share in zip(known, shares, strict=True)}
     return {n: client.released(n, v, len(chosen)) for n, v in named.items()}
 

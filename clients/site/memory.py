@@ -29,6 +29,7 @@ from .identity import Identity
 from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
+from .teacher import Teacher
 from .tested import FEW
 
 logger = logging.getLogger("fedda.site")
@@ -52,8 +53,9 @@ class Site:
             follow-links (what it says of its files, `data.Reading`), weights (its own file of a
             frozen network's weights), key and peers (files: its node key, and the federation's
             public ones), features-dir (where its features are kept), hold-out (the share of its
-            images on which a source without tests calibrates, and does not train) and reproducible
-            (true: images are divided into blocks by the site's name, not by chance).
+            images on which a source without tests calibrates, and does not train), teacher (a
+            target's file of a teacher of its own, `clients.site.teacher`) and reproducible (true:
+            images are divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -99,6 +101,8 @@ class Site:
         if node.get("features-dir"):
             folder = Path(str(node["features-dir"]))
         self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
+        taught = Path(str(node["teacher"])) if node.get("teacher") else None
+        self.teacher = Teacher(taught, self.path, self.reading, self.device)
 
     def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.
@@ -315,6 +319,10 @@ class Site:
         """
         images = self.training(task.dims, task.resize, task.window)
         return _named(self.frozen.outputs("train", task, images), task)
+
+    def taught(self, task: Task) -> torch.Tensor | None:
+        """What the site's own teacher says of its training images -> (N, C); None without one."""
+        return self.teacher.answers(task.names, self.blocks.used, self.examples)
 
     def views(self, task: Task) -> torch.Tensor | None:
         """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.

@@ -20,6 +20,7 @@ from fedda.cli import (
     select,
     settings,
     superlink,
+    teacher,
     watch,
     weights,
 )
@@ -51,6 +52,7 @@ app.command()(settings.settings)
 app.add_typer(data.app, name="data")
 app.command()(weights.weights)
 app.command()(predict.predict)
+app.add_typer(teacher.app, name="teacher")
 app.command()(refine.refine)
 app.command()(label.label)
 app.command()(export.export)

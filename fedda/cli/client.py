@@ -155,6 +155,18 @@ def client(
             "network whose weights come from a file. Its hash must be the server's.",
         ),
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A teacher that this target has already: its class probabilities of these images "
+            "(.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or "
+            ".pt2 of `fedda export`). KD3A, SHOT, DECISION and the last step hear it beside what "
+            "the sources taught. It never leaves the site, and the server is not told of it.",
+        ),
+    ] = None,
     reproducible: Annotated[
         bool,
         typer.Option(
@@ -263,6 +275,7 @@ def client(
             "min-examples": min_examples,
             "noise": noise,
             "weights": "" if weights is None else str(weights.absolute()),
+            "teacher": "" if teacher is None else str(teacher.absolute()),
             "key": "" if key is None else str(key.absolute()),
             "peers": "" if peers is None else str(peers.absolute()),
             "server": server.host,
@@ -282,7 +295,7 @@ def client(
         os.environ.update(OFFLINE)
         _logging(log)
         # A missing device is refused here, not in the middle of a run.
-        load("clients", "site.memory").pick_device(device)
+        chosen = load("clients", "site.memory").pick_device(device)
         rules = load("clients", "policy.rules").Policy
         protected = 0
         if policy is not None:
@@ -305,6 +318,9 @@ def client(
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
             summary = _summary(checked)
         echo(summary)
+        if teacher is not None:
+            found = load("clients", "site.teacher").checked(teacher, role, data, reading, chosen)
+            echo(f"teacher {teacher}: {found}")
         try:  # it may join and be tested, and says in every round why it does not train
             checked.check_size(max(min_images, protected))
         except DataError as error:

@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
 
 if TYPE_CHECKING:
     from fedda.data import Reading
+    from fedda.models.answers import Answers
 
 
 @reads_files
@@ -69,19 +70,24 @@ def predict(
     with clear_exit():
         for text in _warnings(model):
             echo(f"warning: {text}", err=True)
-        rows = table(model_file(model), data, batch, device, reading, like)
+        found = table(model_file(model), data, batch, device, reading, like)
         if out is None:
-            csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, rows))
-            return
-        with (
-            writing(out, "give another file by --out"),
-            replacing(out) as part,
-            part.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(cells(next(rows)))
-            count = sum(1 for row in rows if writer.writerow(cells(row)))
-        echo(f"{out}: {count} predictions")
+            csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
+        else:
+            write(found, out)
+
+
+def write(found: Iterator[list[str]], out: Path) -> None:
+    """Write predictions to a file, the heading first, and say how many."""
+    with (
+        writing(out, "give another file by --out"),
+        replacing(out) as part,
+        part.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(cells(next(found)))
+        count = sum(1 for row in found if writer.writerow(cells(row)))
+    echo(f"{out}: {count} predictions")
 
 
 def cells(row: list[str]) -> list[str]:
@@ -104,27 +110,26 @@ def table(
         DataError: the data cannot be read, or do not fit the model.
         ConfigError: this machine does not have the device.
     """
-    from fedda import models
-    from fedda.data import Reading, batches  # torch takes seconds to import; --help should not
+    from fedda.data import Reading
+    from fedda.models.answers import answers
 
-    network, about = models.load(model)
-    network.to(load("clients", "site.memory").pick_device(device))
-    # The first batch is read before the heading is written: an error leaves an empty output.
-    reading = (reading or Reading()).within(about.window)
-    rest = batches(data, about.shape, batch, about.resize, reading, like)
-    first = next(rest)
-    heading = ["file", "class", "probability", *(f"p_{name}" for name in about.classes)]
+    chosen = load("clients", "site.memory").pick_device(device)
+    yield from rows(*answers(model, data, batch, chosen, reading or Reading(), like))
+
+
+def rows(classes: Sequence[str], found: "Iterator[Answers]") -> Iterator[list[str]]:
+    """The rows of what a model says of examples, the heading first."""
+    first = next(found)
+    heading = ["file", "class", "probability", *(f"p_{name}" for name in classes)]
     yield heading + ["key"] * bool(first.keys)  # a table's own names of its rows come last
-    for names, examples, keys in chain([first], rest):
-        p = models.predict(network, examples.x, batch)  # (N, C)
+    for names, p, keys in chain([first], found):
         best, label = p.max(dim=1)
-        own = ([key] for key in keys) if keys else repeat([], len(names))
-        answers = zip(names, label.tolist(), best.tolist(), p.tolist(), own, strict=True)
-        for name, c, top, each, key in answers:
+        own: Iterable[list[str]] = ([key] for key in keys) if keys else repeat([], len(names))
+        said = zip(names, label.tolist(), best.tolist(), p.tolist(), own, strict=True)
+        for name, c, top, each, key in said:
             # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
-            row = [name, about.classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each)]
-            yield row + key
+            yield [name, classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each), *key]
 
 
 def _warnings(model: Path) -> list[str]:

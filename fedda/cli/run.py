@@ -24,6 +24,7 @@ LOCAL = (
     "skip_broken",
     "follow_links",
     "columns",
+    "teacher",
 )
 REMOTE = ("server", "superlink", "ca")
 SeedsOption = Annotated[
@@ -112,6 +113,15 @@ def run(
         str,
         typer.Option(metavar="NAME=PERCENT", help="Share of labels to flip at a simulated source."),
     ] = "",
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A simulated target's own teacher, as of `fedda-client --teacher`.",
+        ),
+    ] = None,
     threads: Annotated[
         int,
         typer.Option(
@@ -202,6 +212,7 @@ def run(
                 skip_broken,
                 follow_links,
                 columns,
+                str(teacher.absolute()) if teacher else "",
             )
         config = RunConfig.parse(flat)
         with nullcontext() if resume else beginning(config, launch):

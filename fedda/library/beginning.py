@@ -35,6 +35,7 @@ class Launch:
     skip_broken: bool = False
     follow_links: bool = False
     columns: str = ""
+    teacher: str = ""
 
 
 def new_settings(

@@ -70,6 +70,14 @@ def execute(
         say(odd)
     found = local.folders(root, launch.target, poison, launch.threads, reading)
     sites = [site | reading.flat() for site in found]
+    if launch.teacher:
+        targets = [site for site in sites if site["role"] == "target"]
+        if len(targets) > 1:
+            raise ConfigError(
+                f"{launch.teacher} is the teacher of one target, and the run has {len(targets)}; "
+                "name one target."
+            )
+        targets[0]["teacher"] = launch.teacher
     names = {site["data"]: site["name"] for site in sites}
 
     def described(path: str, role: Role, reading: Reading) -> Description:
@@ -107,6 +115,7 @@ def simulate(
     skip_broken: bool = False,
     follow_links: bool = False,
     columns: str = "",
+    teacher: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -153,6 +162,8 @@ def simulate(
         skip_broken: Pass over images that cannot be read.
         follow_links: Read also what links and paths in tables name outside of a site's folder.
         columns: What tables call their columns, as `path=filename,label=diagnosis`.
+        teacher: A file of what the target's own teacher says of its images, or a model's file, as
+            `fedda-client --teacher` takes it.
         resume: Go on with the interrupted run in `dir`, with the same arguments.
         quiet: Show no progress.
         settings: All other settings of a run, by the names that `fedda settings` lists, with `_`
@@ -196,6 +207,7 @@ def simulate(
             skip_broken=skip_broken,
             follow_links=follow_links,
             columns=columns,
+            teacher="" if teacher is None else str(Path(teacher).absolute()),
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)

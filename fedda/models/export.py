@@ -4,9 +4,10 @@
     probabilities    (N, C) = softmax(model(x)), what `fedda predict` prints
 
 N may be any number. Both kinds of file hold a description as JSON: the class names in the order of
-the outputs, the shape of one input, the gray values that become 0 and 1 if a run set them
-(`window`), and the model's name and fedda's version. A file is put in its
-place only after it was loaded again and gave the same probabilities as the model.
+the outputs, the shape of one input, how images came to it unless they were stretched (`resize`),
+the gray values that become 0 and 1 if a run set them (`window`), and the model's name and fedda's
+version. A file is put in its place only after it was loaded again and gave the same probabilities
+as the model.
 """
 
 import json
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,7 @@ def export(source: Path, out: Path) -> Exported:
         "shape": list(meta.shape),
         "input": "float32 (N, " + ", ".join(map(str, meta.shape)) + ")",
         "range": [0, 1] if len(meta.shape) == 3 else None,
+        **({"resize": meta.resize} if meta.resize != "stretch" else {}),
         **({"window": meta.window} if meta.window else {}),
         "output": "class probabilities (N, classes)",
         "model": meta.config.name,
@@ -84,7 +87,7 @@ def export(source: Path, out: Path) -> Exported:
         with _convertible(meta, out.suffix):
             program = _traced(model, meta.shape)
             write(program, part, json.dumps(about))
-        difference = compare(model, read(part), meta.shape)
+        difference = compare(model, read(part)[0], meta.shape)
         if not difference <= LARGEST:  # true for NaN as well
             raise ModelError(
                 f"{out.name} gives other probabilities than the model, by up to {difference:.2g}, "
@@ -100,6 +103,42 @@ def export(source: Path, out: Path) -> Exported:
         with suppress(OSError):
             part.unlink()
     return Exported(out, difference)
+
+
+class Described(NamedTuple):
+    """What an exported file says of its inputs and outputs."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    resize: Literal["stretch", "crop"]
+    window: str
+
+
+def opened(path: Path) -> tuple[Outputs, Described]:
+    """A file that `export` wrote, as a function of examples as they are stored -> probabilities.
+
+    Raises:
+        ModelError: it cannot be read, or was written by another program.
+    """
+    try:
+        outputs, text = _KINDS[path.suffix][1](path)
+        about = json.loads(text)
+        shape, classes = tuple(map(int, about["shape"])), tuple(map(str, about["classes"]))
+        resize, window = about.get("resize", "stretch"), str(about.get("window", ""))
+    except ModelError:
+        raise
+    except Exception as error:  # the libraries raise errors of many kinds
+        raise ModelError(
+            f"'{path}' cannot be read as a model of fedda's ({type(error).__name__}); give a file "
+            "that `fedda export` wrote, or another program's answers as a table of probabilities."
+        ) from error
+    described = Described(shape, classes, resize, window)
+
+    @torch.no_grad()
+    def said(x: Tensor) -> Tensor:
+        return outputs(models.as_inputs(x, torch.device("cpu")))
+
+    return said, described
 
 
 @torch.no_grad()
@@ -143,10 +182,7 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: str) -
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ModelError(
-            f"--onnx needs the package {error.name}, which is not installed; install it by "
-            'pip install "fedda[export]".'
-        ) from None
+        raise _missing(error) from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     made = torch.onnx.export(
         program,
@@ -161,19 +197,31 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: str) -
     made.save(path)
 
 
-def _read_onnx(path: Path) -> Outputs:
-    import onnxruntime
-
+def _read_onnx(path: Path) -> tuple[Outputs, str]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise _missing(error) from None
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])
+    about = session.get_modelmeta().custom_metadata_map.get(KEY, "")
+    return (lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])), about
 
 
 def _write_torch(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
     torch.export.save(program, path, extra_files={EXTRA: about})
 
 
-def _read_torch(path: Path) -> Outputs:
-    return torch.export.load(path).module()
+def _missing(error: ImportError) -> ModelError:
+    return ModelError(
+        f"An .onnx file needs the package {error.name}, which is not installed; install it by "
+        'pip install "fedda[export]".'
+    )
+
+
+def _read_torch(path: Path) -> tuple[Outputs, str]:
+    held = {EXTRA: ""}
+    program = torch.export.load(path, extra_files=held).module()
+    return program, held[EXTRA]
 
 
 _KINDS = {".onnx": (_write_onnx, _read_onnx), ".pt2": (_write_torch, _read_torch)}

@@ -1,0 +1,192 @@
+"""A teacher that a target already has: class probabilities of its images, from a file of its own.
+
+    NAME.csv            a table as `fedda predict` writes it: file, p_CLASS...
+    NAME.npz            arrays `p` (N, C), `classes` (C,) and, but for rows of arrays, `names` (N,)
+    NAME.safetensors    a model of fedda's, of any network; or .onnx, .pt2 that `fedda export` wrote
+
+An old model of the clinic, or a network that knows pictures and words. It is one more voice in
+KD3A's vote, a prior of SHOT's and DECISION's first labels, and a member of what the last step
+refines and of what models are compared with. It never leaves the site, and no number is about it
+alone.
+"""
+
+import csv
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedda import data
+from fedda.data.sets import listed
+from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.models.answers import EXPORTED, answers
+from fedda.results.plainly import cell
+
+logger = logging.getLogger("fedda.site")
+
+MODELS = (".safetensors", *EXPORTED)
+ENDINGS = (".csv", ".npz", *MODELS)
+BATCH = 256
+SUM = 0.01  # how far from 1 the probabilities of one image may sum
+
+Rows = tuple[tuple[str, ...], Mapping[str, Tensor]]  # the classes, and by an example's name (C,)
+
+
+class Teacher:
+    """The site's own teacher, if it has one.
+
+    Args:
+        file: where its answers are, or itself; None if the site has none.
+        path: the site's data.
+        reading: what the site says of its files.
+        device: on which a model computes.
+    """
+
+    def __init__(
+        self, file: Path | None, path: Path, reading: data.Reading, device: torch.device
+    ) -> None:
+        self._file, self._path, self._reading, self._device = file, path, reading, device
+        self._known: tuple[tuple[str, ...], Tensor] | None = None
+        self._refused = ""
+
+    def answers(self, classes: Sequence[str], chosen: Tensor, count: int) -> Tensor | None:
+        """What it says of the site's images -> (N, C) float32 on the CPU; None if it has no say.
+
+        A teacher that does not fit the run is named in the site's log, and the run goes on.
+
+        Args:
+            classes: of the run, in its order.
+            chosen: (N,) indices of the images among all that the target has.
+            count: how many the target has.
+        """
+        if self._file is None:
+            return None
+        try:
+            own, p = self.check()
+            if len(p) != count:
+                raise DataError(
+                    f"the teacher was asked about {len(p)} examples, and the site has {count} "
+                    "now: start the client anew"
+                )
+            if sorted(own) != sorted(classes):
+                raise DataError(
+                    f"{self._file} knows the classes {listed(own)}, and the run has "
+                    f"{listed(classes)}: give a teacher of the same classes"
+                )
+        except FeddaError as error:
+            if str(error) != self._refused:  # once, though every round asks
+                logger.error("the teacher is not heard: %s", error)
+                self._refused = str(error)
+            return None
+        return p[chosen][:, [own.index(name) for name in classes]]
+
+    def check(self) -> tuple[tuple[str, ...], Tensor]:
+        """Its classes, and (N, C) what it says of all that the target has, in their order.
+
+        Raises:
+            DataError: the file cannot be used, or says nothing of some examples.
+            ModelError: the model cannot be read.
+        """
+        assert self._file is not None
+        if self._known is None:
+            names = data.names(self._path, self._reading)
+            classes, rows = self._rows(names)
+            keys = [cell(n.encode(errors="backslashreplace").decode()) for n in names]
+            if missing := [key for key in keys if key not in rows]:
+                raise DataError(
+                    f"{self._file} says nothing of {len(missing)} of the {len(keys)} examples "
+                    f"({listed(missing)}): write it for this site's data, as `fedda predict "
+                    "MODEL DATA --out FILE.csv` does"
+                )
+            self._known = classes, _checked(torch.stack([rows[k] for k in keys]), self._file, keys)
+        return self._known
+
+    def _rows(self, names: Sequence[str]) -> Rows:
+        file = self._file
+        assert file is not None
+        ending = file.suffix.lower()
+        if ending in MODELS:
+            classes, found = answers(file, self._path, BATCH, self._device, self._reading)
+            return classes, {
+                cell(name): p for some in found for name, p in zip(some.names, some.p, strict=True)
+            }
+        if ending not in _READERS:
+            raise DataError(
+                f"{file} is no teacher: give class probabilities (.csv, .npz) or a model "
+                f"({', '.join(MODELS)})"
+            )
+        try:
+            return _READERS[ending](file, names)
+        except (OSError, ValueError, KeyError, csv.Error) as error:
+            raise DataError(
+                f"{file} cannot be read as class probabilities ({error}): give a table with the "
+                "columns file and p_CLASS for each class, as `fedda predict` writes it, or an .npz "
+                "file with p, classes and names"
+            ) from error
+
+
+def checked(file: Path, role: str, path: Path, reading: data.Reading, device: torch.device) -> str:
+    """Check a site's teacher before the site joins -> what it knows, in words.
+
+    Raises:
+        ConfigError: the site is no target.
+        DataError: it cannot be used.
+        ModelError: it cannot be read.
+    """
+    if role != "target":
+        raise ConfigError(
+            f"--teacher {file} is for a target, and a source learns from its labels; leave it out."
+        )
+    classes, p = Teacher(file, path, reading, device).check()
+    return f"{len(p)} examples, classes {listed(classes)}"
+
+
+def _read_csv(file: Path, names: Sequence[str]) -> Rows:
+    with file.open(newline="", encoding="utf-8-sig") as stream:
+        table = csv.reader(stream)
+        heads = next(table, [])
+        columns = [i for i, head in enumerate(heads) if head.startswith("p_")]
+        if "file" not in heads or not columns:
+            raise ValueError(f"its columns are {listed(heads) or 'none'}")
+        at = heads.index("file")
+        rows = {row[at]: torch.tensor([float(row[i]) for i in columns]) for row in table if row}
+    return tuple(heads[i].removeprefix("p_") for i in columns), rows
+
+
+def _read_npz(file: Path, names: Sequence[str]) -> Rows:
+    with np.load(file, allow_pickle=False) as held:
+        p = torch.from_numpy(np.asarray(held["p"], dtype=np.float32))
+        classes = tuple(map(str, held["classes"].tolist()))
+        own = [cell(str(name)) for name in held["names"].tolist()] if "names" in held else None
+    if p.dim() != 2 or p.shape[1] != len(classes):
+        raise ValueError(f"p is {tuple(p.shape)} for {len(classes)} classes")
+    if own is None:  # rows of arrays are named by their numbers, and no other examples are
+        numbers = [name.rpartition("/")[2] for name in names]
+        if not all(number.isdecimal() for number in numbers):
+            raise ValueError("it lacks `names`, those of the images")
+        if len(p) != len(names):
+            raise ValueError(f"p has {len(p)} rows for {len(names)} examples")
+        return classes, {name: p[int(n)] for name, n in zip(names, numbers, strict=True)}
+    if len(own) != len(p):
+        raise ValueError(f"p has {len(p)} rows for {len(own)} names")
+    return classes, dict(zip(own, p, strict=True))
+
+
+_READERS: dict[str, Callable[[Path, Sequence[str]], Rows]] = {".csv": _read_csv, ".npz": _read_npz}
+
+
+def _checked(p: Tensor, file: Path, keys: Sequence[str]) -> Tensor:
+    """Probabilities that sum to 1, if these are almost so."""
+    total = p.double().sum(dim=1)
+    good = p.isfinite().all(dim=1) & (p >= 0).all(dim=1) & ((total - 1).abs() <= SUM)
+    if not good.all():
+        first = int((~good).nonzero()[0])
+        raise DataError(
+            f"{file} gives {keys[first]} the probabilities "
+            f"{listed([f'{v:g}' for v in p[first].tolist()])}, which must be 0 or more and sum "
+            "to 1: write probabilities, not scores"
+        )
+    return (p / total[:, None]).float()

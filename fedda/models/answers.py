@@ -1,0 +1,87 @@
+"""What a finished model says of the examples at a path: their names and class probabilities.
+
+The model is a file of `fedda.models.save`, or one that `fedda export` made of it (.onnx, .pt2).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedda.data import Reading, batches
+from fedda.models.networks import predict
+from fedda.models.saved import load
+
+EXPORTED = (".onnx", ".pt2")
+
+
+class About(Protocol):
+    """What a model's file says of its inputs and outputs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def resize(self) -> Literal["stretch", "crop"]: ...
+    @property
+    def window(self) -> str: ...
+
+
+class Answers(NamedTuple):
+    """What is said of some examples.
+
+    Attributes:
+        names: of the examples, as `fedda.data.stream` has them.
+        p: (N, C) class probabilities, on the CPU.
+        keys: what a table itself calls its rows; empty of other data, and if it names none.
+    """
+
+    names: Sequence[str]
+    p: Tensor
+    keys: Sequence[str]
+
+
+def answers(
+    model: Path,
+    data: Path,
+    batch: int,
+    device: torch.device,
+    reading: Reading,
+    like: Path | None = None,
+) -> tuple[tuple[str, ...], Iterator[Answers]]:
+    """The names of a model's classes, and batch by batch what it says of the examples at a path.
+
+    Args:
+        model: its file.
+        data: the examples, as `fedda.data.stream` reads them.
+        batch: examples at a time.
+        device: on which it computes; an exported model computes on the CPU.
+        reading: what is said of the files.
+        like: with `input.window=own`, the site whose scale the examples have.
+
+    Raises:
+        ModelError: the model cannot be read.
+        DataError: the data cannot be read, or do not fit the model.
+    """
+    said, about = _opened(model, device, batch)
+    rest = batches(data, about.shape, batch, about.resize, reading.within(about.window), like)
+    first = next(rest)  # an error comes before anything is written
+    every = chain([first], rest)
+    return about.classes, (Answers(some.names, said(some.examples.x), some.keys) for some in every)
+
+
+def _opened(
+    file: Path, device: torch.device, batch: int
+) -> tuple[Callable[[Tensor], Tensor], About]:
+    """A function of examples, as they are stored, to probabilities, and what it takes."""
+    if file.suffix in EXPORTED:
+        from fedda.models.export import opened
+
+        return opened(file)
+    network, meta = load(file)
+    network.to(device)
+    return (lambda x: predict(network, x, batch)), meta

@@ -1,0 +1,387 @@
+"""A target's own teacher: what it may be, what it does, and that nobody hears of it."""
+
+import csv
+import importlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner
+
+from clients.site.memory import Site
+from clients.site.teacher import Teacher, checked
+from fedda import data, models, refining
+from fedda.cli import app
+from fedda.config import ModelConfig
+from fedda.data import Reading
+from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.maths import refine
+from fedda.maths.refine import Space
+from fedda.models.export import export
+from tests.local_grid import CLASSES, EXAMPLES, Node, ScriptedGrid, make_domains, run
+from tests.test_refine import drawn
+
+NAMES = tuple(map(str, range(CLASSES)))
+CPU = torch.device("cpu")
+
+
+def truth(n: int = EXAMPLES["town"]) -> Tensor:
+    """What a teacher says that knows the target's classes (tests.local_grid: row % classes)."""
+    return 0.97 * torch.eye(CLASSES)[torch.arange(n) % CLASSES] + 0.03 / CLASSES
+
+
+def write(path: Path, p: Tensor, classes: Any = NAMES, names: list[str] | None = None) -> Path:
+    names = names or [f"x_train/{i}" for i in range(len(p))]
+    if path.suffix == ".npz":
+        np.savez(path, p=p.numpy(), classes=np.array(classes), names=np.array(names))
+        return path
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["file", *(f"p_{name}" for name in classes)])
+        table.writerows([name, *row] for name, row in zip(names, p.tolist(), strict=True))
+    return path
+
+
+def sites(root: Path, teacher: Path | None) -> list[Node]:
+    return [
+        node | ({"teacher": str(teacher)} if teacher and node["role"] == "target" else {})
+        for node in make_domains(root)
+    ]
+
+
+def trained(
+    root: Path, teacher: Path | None, method: str, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    root.mkdir(exist_ok=True)
+    chosen = {"method": method, "run.dir": str(root)} | (settings or {})
+    results, _ = run(sites(root, teacher), chosen)
+    assert not results["events"], results["events"]
+    return results["trainings"][method][0]
+
+
+@pytest.mark.parametrize("method", ["kd3a", "shot", "decision"])
+def test_a_method_hears_a_good_teacher(method: str, tmp_path: Path) -> None:
+    """Sources with mostly wrong labels teach nothing; a teacher that knows the classes helps."""
+    settings = {"rounds": 10, "run.refine": "none"}
+    if method != "kd3a":
+        settings[f"{method}.epochs"] = 4
+    file = write(tmp_path / "old.csv", truth())
+    last = []
+    for teacher in (None, file):
+        nodes = [
+            node | ({"poison": 80} if node["role"] == "source" else {})
+            for node in sites(tmp_path, teacher)
+        ]
+        chosen = {"method": method, "run.dir": str(tmp_path), "run.name": str(len(last))}
+        results, _ = run(nodes, chosen | settings)
+        last.append(results["trainings"][method][0]["final_accuracy"])
+    assert last[0] < 0.3
+    assert last[1] > last[0] + 0.3
+
+
+def test_the_last_step_of_any_method_hears_it(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "train.lr": 0.005, "run.refine": "careful"}
+    file = write(tmp_path / "old.csv", truth())
+    without = trained(tmp_path / "without", None, "fedavg", settings)
+    heard = trained(tmp_path / "with", file, "fedavg", settings)
+    assert heard["rounds"][-1]["accuracy"] == without["rounds"][-1]["accuracy"]
+    assert heard["refined"]["accuracy"] > without["refined"]["accuracy"] + 0.1
+
+
+@pytest.mark.parametrize("method", ["kd3a", "shot"])
+def test_nobody_hears_of_it(method: str, tmp_path: Path) -> None:
+    """The same messages with the same arrays and numbers cross, with a teacher and without."""
+
+    def crossed(teacher: Path | None) -> list[Any]:
+        root = tmp_path / str(teacher is None)
+        root.mkdir()
+        grid = ScriptedGrid(nodes := sites(root, teacher))
+        run(nodes, {"method": method, "run.dir": str(root), "run.name": "run"}, grid=grid)
+        return [(c.way, c.site, c.kind, c.arrays, c.numbers, c.hop, c.error) for c in grid.crossed]
+
+    plain, taught = crossed(None), crossed(write(tmp_path / "old.csv", truth()))
+    assert plain and plain == taught
+
+
+def test_one_of_other_classes_is_named_at_the_site_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path / "old.csv", truth(), ("0", "1", "2", "cat"))
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        odd = trained(tmp_path / "odd", file, "kd3a")
+    said = [r.getMessage() for r in caplog.records if "teacher is not heard" in r.getMessage()]
+    assert len(said) == 1 and "cat" in said[0] and "give a teacher of the same classes" in said[0]
+    assert odd["final_accuracy"] == trained(tmp_path / "none", None, "kd3a")["final_accuracy"]
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of images whose training order is shuffled."""
+    draws = np.random.default_rng(0)
+    for i in range(30):
+        path = tmp_path / "clinic" / ("cat", "dog")[i % 2] / f"{'=' * (i == 3)}{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    return tmp_path / "clinic"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = ModelConfig(name="digit-cnn")
+    made = models.build(config, (1, 8, 8), 2, seed=3)
+    path = tmp_path / "old.safetensors"
+    models.save(path, made, config=config, shape=(1, 8, 8), classes=("dog", "cat"))
+    return path
+
+
+def answered(file: Path, folder: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Tensor:
+    said = Teacher(file, folder, Reading(), CPU).answers(classes, torch.arange(30), 30)
+    assert said is not None
+    return said
+
+
+def test_every_kind_of_file_says_the_same_of_the_same_images(
+    pictures: Path, model: Path, tmp_path: Path
+) -> None:
+    network, _ = models.load(model)
+    wanted = models.predict(network, data.load_target(pictures).x)[:, [1, 0]]
+    table = tmp_path / "old.csv"
+    done = CliRunner().invoke(app, ["predict", str(model), str(pictures), "--out", str(table)])
+    assert done.exit_code == 0, done.output
+    names = data.names(pictures)
+    rows = write(tmp_path / "old.npz", wanted, ("cat", "dog"), names)
+    exported = export(model, tmp_path / "old.pt2").path
+    for file in (model, table, rows, exported):
+        torch.testing.assert_close(answered(file, pictures), wanted, atol=1e-5, rtol=0)
+    chosen = Teacher(table, pictures, Reading(), CPU).answers(("dog", "cat"), torch.tensor([4]), 30)
+    assert chosen is not None
+    torch.testing.assert_close(chosen, wanted[[4]][:, [1, 0]], atol=1e-5, rtol=0)
+
+
+def test_an_exported_model_predicts_like_the_model(pictures: Path, model: Path) -> None:
+    """`fedda predict` takes what `fedda export` wrote."""
+    exported = export(model, model.with_suffix(".onnx")).path
+    plain, other = (
+        CliRunner().invoke(app, ["predict", str(file), str(pictures)]) for file in (model, exported)
+    )
+    assert plain.exit_code == other.exit_code == 0, other.output
+    for a, b in zip(plain.stdout.splitlines()[1:], other.stdout.splitlines()[1:], strict=True):
+        assert a.split(",")[:2] == b.split(",")[:2]
+        of_a, of_b = ([float(value) for value in row.split(",")[3:]] for row in (a, b))
+        np.testing.assert_allclose(of_a, of_b, rtol=1e-4)
+
+
+def test_rows_of_arrays_need_no_names(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((20, 6), dtype=np.float32)
+    np.savez(tmp_path / "t.npz", x_train=x, x_test=x[:3], y_test=[0, 1, 0])
+    p = torch.rand(20, 2).softmax(dim=1)
+    np.savez(tmp_path / "old.npz", p=p.numpy(), classes=["a", "b"])
+    said = Teacher(tmp_path / "old.npz", tmp_path / "t.npz", Reading(), CPU).check()
+    torch.testing.assert_close(said[1], p)
+
+
+def spoilt(kind: str, folder: Path, tmp_path: Path) -> Path:
+    names = data.names(folder)
+    p = torch.full((30, 2), 0.5)
+    match kind:
+        case "rows":
+            return write(tmp_path / "t.csv", p[:28], ("cat", "dog"), names[:28])
+        case "scores":
+            p[7] = torch.tensor([-3.0, 8.0])
+            return write(tmp_path / "t.csv", p, ("cat", "dog"), names)
+        case "no number":
+            p[7, 0] = torch.nan
+            return write(tmp_path / "t.npz", p, ("cat", "dog"), names)
+        case "columns":
+            (tmp_path / "t.csv").write_text("image,cat,dog\n1,.5,.5\n")
+        case "text":
+            (tmp_path / "t.csv").write_text("file,p_cat,p_dog\na,much,little\n")
+        case "nameless":
+            np.savez(tmp_path / "t.npz", p=p.numpy(), classes=["cat", "dog"])
+            return tmp_path / "t.npz"
+        case "width":
+            return write(tmp_path / "t.npz", p, ("cat", "dog", "bird"), names)
+        case "pickle":
+            np.savez(tmp_path / "t.npz", p=p.numpy(), classes=np.array(["cat", None]))
+            return tmp_path / "t.npz"
+        case "ending":
+            (tmp_path / "t.bin").write_bytes(b"x")
+            return tmp_path / "t.bin"
+        case "model":
+            (tmp_path / "t.safetensors").write_bytes(b"x")
+            return tmp_path / "t.safetensors"
+        case "onnx":
+            (tmp_path / "t.onnx").write_bytes(b"x")
+            return tmp_path / "t.onnx"
+    return tmp_path / "t.csv"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("rows", "says nothing of 2 of the 30 examples"),
+        ("scores", "write probabilities, not scores"),
+        ("no number", "write probabilities, not scores"),
+        ("columns", "its columns are image, cat, dog"),
+        ("text", "cannot be read as class probabilities"),
+        ("nameless", "it lacks `names`"),
+        ("width", "p is (30, 2) for 3 classes"),
+        ("pickle", "cannot be read as class probabilities"),
+        ("ending", "is no teacher: give class probabilities (.csv, .npz) or a model"),
+        ("model", "t.safetensors"),
+        ("onnx", "cannot be read as a model of fedda's"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    kind: str, text: str, pictures: Path, tmp_path: Path
+) -> None:
+    file = spoilt(kind, pictures, tmp_path)
+    with pytest.raises(FeddaError) as refusal:
+        checked(file, "target", pictures, Reading(), CPU)
+    assert text in str(refusal.value) and file.name in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_source_has_none(pictures: Path, model: Path) -> None:
+    with pytest.raises(ConfigError, match="is for a target"):
+        checked(model, "source", pictures, Reading(), CPU)
+
+
+def test_data_that_changed_are_named(tmp_path: Path) -> None:
+    node = sites(tmp_path, write(tmp_path / "old.csv", truth()))[-1]
+    site = Site(node)
+    site.teacher.check()
+    assert site.teacher.answers(NAMES, torch.arange(3), 48) is not None
+    assert site.teacher.answers(NAMES, torch.arange(3), 49) is None
+
+
+def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    make_domains(tmp_path / "data")
+    file, place = write(tmp_path / "old.csv", truth()), tmp_path / "runs"
+
+    def simulated(name: str, targets: str, *more: str) -> Any:
+        words = ["run", "fedavg", "--simulate", str(tmp_path / "data"), "--target", targets]
+        words += ["--dir", str(place), "--name", name, "--rounds", "3", "-c", "model.name=mlp"]
+        return CliRunner().invoke(app, [*words, "-c", "model.sizes=16", *more])
+
+    assert simulated("plain", "town").exit_code == 0
+    assert simulated("taught", "town", "--teacher", str(file)).exit_code == 0
+    plain, taught = (
+        json.loads((place / name / "results.json").read_text())["trainings"]["fedavg"][0]
+        for name in ("plain", "taught")
+    )
+    assert taught["final_accuracy"] == plain["final_accuracy"]
+    assert taught["refined"]["accuracy"] > plain["refined"]["accuracy"]
+    both = simulated("both", "town,carl", "--teacher", str(file))
+    assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
+
+
+# ---- the last step -----------------------------------------------------------------------------
+
+
+def test_the_consensus_counts_it_as_one_more_member(tmp_path: Path) -> None:
+    """The Gaussians are those of the mean of the model's and the teacher's predictions."""
+    x, p = drawn(200, 6, 3)
+    config = ModelConfig(name="identity")
+    model = models.build(config, (6,), 3, seed=0)
+    x = x.float()
+    made = refining.refined_model(None, model, x, config, (6,), taught=p.float())
+    own = models.predict(model, x).double()
+    z = Space.of(x)(x.double())
+    _, found = refine.refine((own + p.float().double()) / 2, z)
+    for name, value in (("means", found.means), ("offset", found.offset)):
+        torch.testing.assert_close(made.model.head.get_buffer(name), value.float())
+    torch.testing.assert_close(made.after, models.predict(made.model, x).double())
+
+
+def test_it_has_a_part_in_the_mean_that_models_are_compared_with() -> None:
+    """Two models disagree; the third voice decides, and is not compared itself."""
+    p = torch.tensor([[[0.6, 0.4]], [[0.4, 0.6]]])
+    assert refining.agreed(p, ["fedavg", "kd3a"], torch.tensor([[0.1, 0.9]])) == [0.0, 1.0]
+    assert refining.agreed(p, ["fedavg", "kd3a"], torch.tensor([[0.9, 0.1]])) == [1.0, 0.0]
+
+
+def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:
+    node = sites(tmp_path, write(tmp_path / "old.csv", truth(40)))[-1]
+    with pytest.raises(DataError, match="says nothing of 8 of the 48 examples"):
+        Site(node).teacher.check()
+
+
+# ---- a network that knows pictures and words ---------------------------------------------------
+
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """Random weights of a tiny network, which open_clip knows as fedda-tiny."""
+    open_clip: Any = pytest.importorskip("open_clip")
+    (tmp_path / "networks").mkdir()
+    (tmp_path / "networks" / "fedda-tiny.json").write_text(json.dumps(TINY))
+    open_clip.add_model_config(tmp_path / "networks")
+    torch.manual_seed(0)
+    torch.save(open_clip.create_model("fedda-tiny").state_dict(), tmp_path / "tiny.pt")
+    return tmp_path / "tiny.pt"
+
+
+def asked(*words: object) -> Any:
+    return CliRunner().invoke(app, ["teacher", "clip", *map(str, words)])
+
+
+def test_a_network_of_pictures_and_words_makes_the_file(
+    pictures: Path, tiny: Path, tmp_path: Path
+) -> None:
+    """Each row against open_clip's own steps for that image."""
+    open_clip: Any = importlib.import_module("open_clip")
+    draws, out = np.random.default_rng(1), tmp_path / "clip.csv"
+    for name in data.names(pictures):  # 36 pixels, of which the middle 32 count: nothing is resized
+        Image.fromarray(draws.integers(0, 256, (36, 36, 3), dtype=np.uint8)).save(pictures / name)
+    words = [pictures, "--classes", "cat,dog", "--network", "fedda-tiny", "--weights", tiny]
+    words += ["--called", "dog=hound", "--sentence", "a {}", "--sentence", "one {} here"]
+    done = asked(*words, "--out", out, "--batch", 7)
+    assert done.exit_code == 0, done.output
+    model = open_clip.create_model("fedda-tiny", str(tiny)).eval()
+    token, prepare = open_clip.get_tokenizer("fedda-tiny"), open_clip.image_transform(32, False)
+    texts = []
+    for word in ("cat", "hound"):
+        z = [model.encode_text(token([f.format(word)]))[0] for f in ("a {}", "one {} here")]
+        t = torch.stack([each / each.norm() for each in z]).mean(dim=0)
+        texts.append(t / t.norm())
+    names, p = data.names(pictures), answered(out, pictures)
+    for i in (0, 9, 29):
+        v = model.encode_image(prepare(Image.open(pictures / names[i]).crop((2, 2, 34, 34)))[None])[
+            0
+        ]
+        scores = torch.stack([model.logit_scale.exp() * (v / v.norm()) @ t for t in texts])
+        torch.testing.assert_close(p[i], scores.softmax(dim=0).detach(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--classes", "cat"], "give two or more different names"),
+        (["--classes", "cat,dog", "--network", "fedda-none"], "open_clip has no network"),
+        (["--classes", "cat,dog", "--sentence", "a photo"], "has no place for the class"),
+        (["--classes", "cat,dog", "--called", "bird=crow"], "is not CLASS=WORDS"),
+        (["--classes", "cat,dog", "--network", "fedda-tiny", "--weights", "nowhere"], "cannot be"),
+    ],
+)
+def test_what_it_cannot_do_is_said(
+    words: list[str], text: str, pictures: Path, tiny: Path, tmp_path: Path
+) -> None:
+    done = asked(pictures, "--out", tmp_path / "clip.csv", *words)
+    assert done.exit_code == 1 and text in done.output and not (tmp_path / "clip.csv").exists()
