@@ -12,14 +12,15 @@ alone.
 
 import csv
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedda import data
+from fedda.data import probabilities
+from fedda.data.probabilities import Rows
 from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.models.answers import EXPORTED, answers
@@ -31,8 +32,6 @@ MODELS = (".safetensors", *EXPORTED)
 ENDINGS = (".csv", ".npz", *MODELS)
 BATCH = 256
 SUM = 0.01  # how far from 1 the probabilities of one image may sum
-
-Rows = tuple[tuple[str, ...], Mapping[str, Tensor]]  # the classes, and by an example's name (C,)
 
 
 class Teacher:
@@ -113,13 +112,13 @@ class Teacher:
             return classes, {
                 cell(name): p for some in found for name, p in zip(some.names, some.p, strict=True)
             }
-        if ending not in _READERS:
+        if ending not in probabilities.READERS:
             raise DataError(
                 f"{file} is no teacher: give class probabilities (.csv, .npz) or a model "
                 f"({', '.join(MODELS)})"
             )
         try:
-            return _READERS[ending](file, names)
+            return probabilities.READERS[ending](file, names)
         except (OSError, ValueError, KeyError, csv.Error) as error:
             raise DataError(
                 f"{file} cannot be read as class probabilities ({error}): give a table with the "
@@ -142,40 +141,6 @@ def checked(file: Path, role: str, path: Path, reading: data.Reading, device: to
         )
     classes, p = Teacher(file, path, reading, device).check()
     return f"{len(p)} examples, classes {listed(classes)}"
-
-
-def _read_csv(file: Path, names: Sequence[str]) -> Rows:
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        table = csv.reader(stream)
-        heads = next(table, [])
-        columns = [i for i, head in enumerate(heads) if head.startswith("p_")]
-        if "file" not in heads or not columns:
-            raise ValueError(f"its columns are {listed(heads) or 'none'}")
-        at = heads.index("file")
-        rows = {row[at]: torch.tensor([float(row[i]) for i in columns]) for row in table if row}
-    return tuple(heads[i].removeprefix("p_") for i in columns), rows
-
-
-def _read_npz(file: Path, names: Sequence[str]) -> Rows:
-    with np.load(file, allow_pickle=False) as held:
-        p = torch.from_numpy(np.asarray(held["p"], dtype=np.float32))
-        classes = tuple(map(str, held["classes"].tolist()))
-        own = [cell(str(name)) for name in held["names"].tolist()] if "names" in held else None
-    if p.dim() != 2 or p.shape[1] != len(classes):
-        raise ValueError(f"p is {tuple(p.shape)} for {len(classes)} classes")
-    if own is None:  # rows of arrays are named by their numbers, and no other examples are
-        numbers = [name.rpartition("/")[2] for name in names]
-        if not all(number.isdecimal() for number in numbers):
-            raise ValueError("it lacks `names`, those of the images")
-        if len(p) != len(names):
-            raise ValueError(f"p has {len(p)} rows for {len(names)} examples")
-        return classes, {name: p[int(n)] for name, n in zip(names, numbers, strict=True)}
-    if len(own) != len(p):
-        raise ValueError(f"p has {len(p)} rows for {len(own)} names")
-    return classes, dict(zip(own, p, strict=True))
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], Rows]] = {".csv": _read_csv, ".npz": _read_npz}
 
 
 def _checked(p: Tensor, file: Path, keys: Sequence[str]) -> Tensor:

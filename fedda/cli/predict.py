@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,14 +122,14 @@ def rows(classes: Sequence[str], found: "Iterator[Answers]") -> Iterator[list[st
     first = next(found)
     heading = ["file", "class", "probability", *(f"p_{name}" for name in classes)]
     yield heading + ["key"] * bool(first.keys)  # a table's own names of its rows come last
-    for names, p, keys in chain([first], found):
-        best, label = p.max(dim=1)
-        own: Iterable[list[str]] = ([key] for key in keys) if keys else repeat([], len(names))
-        said = zip(names, label.tolist(), best.tolist(), p.tolist(), own, strict=True)
+    for some in chain([first], found):
+        best, label = some.p.max(dim=1)
+        own = ([key] for key in some.keys) if some.keys else repeat([], len(some.names))
+        said = zip(some.names, label.tolist(), best.tolist(), some.p.tolist(), own, strict=True)
         for name, c, top, each, key in said:
             # A file's name may hold bytes that are not text; they become escapes such as \udcff.
             name = name.encode(errors="backslashreplace").decode()
-            yield [name, classes[c], f"{top:.6g}", *(f"{value:.6g}" for value in each), *key]
+            yield [name, classes[int(c)], f"{top:.6g}", *(f"{value:.6g}" for value in each), *key]
 
 
 def _warnings(model: Path) -> list[str]:

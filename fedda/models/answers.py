@@ -18,7 +18,7 @@ from fedda.models.saved import load
 EXPORTED = (".onnx", ".pt2")
 
 
-class About(Protocol):
+class Expected(Protocol):
     """What a model's file says of its inputs and outputs."""
 
     @property
@@ -76,7 +76,7 @@ def answers(
 
 def _opened(
     file: Path, device: torch.device, batch: int
-) -> tuple[Callable[[Tensor], Tensor], About]:
+) -> tuple[Callable[[Tensor], Tensor], Expected]:
     """A function of examples, as they are stored, to probabilities, and what it takes."""
     if file.suffix in EXPORTED:
         from fedda.models.export import opened
