@@ -193,7 +193,7 @@ def _errors(run: RunSeries) -> Html | None:
 
 
 def _gate_figure(run: RunSeries) -> Html | None:
-    """Draw KD3A's gate, computed from the settings, and the share of images that passed it."""
+    """Draw the gate of a method's teachers, from its settings, and the share that passed it."""
     curves = [
         Curve(f"{run.short(m)}: images kept", _style(i), run.numbers(m, "kept"))
         for i, m in enumerate(run.methods)
@@ -203,17 +203,20 @@ def _gate_figure(run: RunSeries) -> Html | None:
     gates = gate(run)
     if gates:
         curves.append(Curve("confidence a teacher needs (gate)", "k2 d2", {"": gates}))
-    remark = "The gate follows from kd3a.gate.low, high and reach." if gates else ""
+    remark = (
+        "The gate follows from the settings gate.low, gate.high and gate.reach." if gates else ""
+    )
     return chart("Gate, and images that pass it", curves, PERCENT, run.rounds, remark=remark)
 
 
 def gate(run: RunSeries) -> dict[int, float]:
-    """Return the gate of every round; empty if the results do not hold its settings."""
-    low, high = run.config.get("kd3a.gate.low"), run.config.get("kd3a.gate.high")
-    planned = run.config.get("rounds", run.rounds)
+    """Return the gate of every round; empty if no method of the results has such settings."""
+    found = [f"{m}.gate" for m in run.methods if f"{m}.gate.low" in run.config]
+    if not found:
+        return {}
+    low, high = (run.config.get(f"{found[0]}.{end}") for end in ("low", "high"))
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return {}
-    if "kd3a" not in run.methods:
-        return {}
-    reach = bool(run.config.get("kd3a.gate.reach", True))
-    return {r: schedule.gate(r, planned, low, high, reach) for r in range(1, run.rounds + 1)}
+    rounds = run.config.get("rounds", run.rounds)
+    reach = run.config.get(f"{found[0]}.reach", True)
+    return {r: schedule.gate(r, rounds, low, high, bool(reach)) for r in range(1, run.rounds + 1)}
