@@ -1,6 +1,6 @@
 """The wire contract: what may enter and leave a process, and its layout in bytes.
 
-    Kind       model, atoms, gradient, masked, sealed or key: no other kind of array is sent
+    Kind       model, atoms, statistics, gradient, masked, sealed or key: nothing else is sent
     Manifest   the layout of a packed array: its kind, and each entry's name, dtype and shape
     Packed     one flat array of bytes with its manifest
     Rule       the arrays and numbers that one direction may carry; all others are refused
@@ -43,6 +43,7 @@ class Kind(StrEnum):
 
     MODEL = "model"
     ATOMS = "atoms"
+    STATISTICS = "statistics"  # means over many examples of a site
     GRADIENT = "gradient"
     MASKED = "masked"  # a model under masks that vanish only in the sum over a group of sites
     SEALED = "sealed"  # a model encrypted to the target's key, which the server only relays

@@ -5,6 +5,7 @@ A method's strategy reads like a round in the paper:
     requests()         makes the messages that begin a round, one per site
     combine(replies)   makes the next model of the replies; `ask` sends further requests
     model_for(node)    returns the model that a source is sent to train
+    sent_along()       returns the arrays that it is sent along with that
     tested()           returns what the target is sent to test
 
 A strategy holds no torch module and touches no disk. `memory` holds what it must remember from
@@ -79,6 +80,10 @@ class FedDA(Strategy):
     def model_for(self, node: Node) -> Packed:
         """Return the model that a source is sent to train: here the same for all."""
         return self.model
+
+    def sent_along(self) -> dict[str, Packed]:
+        """Return the arrays that a source is sent along with the model to train: here none."""
+        return {}
 
     def tested(self) -> dict[str, Packed]:
         """Return what the target is sent to test: here the model."""

@@ -53,6 +53,7 @@ class Strategy(Protocol):
     @property
     def mail(self) -> Mail: ...
     def model_for(self, node: Node) -> Packed: ...
+    def sent_along(self) -> dict[str, Packed]: ...
     def request(
         self,
         node: Node,
@@ -105,14 +106,17 @@ class OpenChannel:
         return least_for(guard.mean, guard.liars)
 
     def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
-        """Make the requests of a round's first hop: a model to each site.
+        """Make the requests that ask sources for models: a model to each site.
 
         Args:
             nodes: the sources.
             beside: other sites that are asked in the same hop as the sources train.
         """
-        of = self._of
-        return [of.request(node, {"model": of.model_for(node)}) for node in [*nodes, *beside]]
+        of, hop, along = self._of, sending_hop(self._of.phase), self._of.sent_along()
+        return [
+            of.request(node, {"model": of.model_for(node), **along}, hop=hop)
+            for node in [*nodes, *beside]
+        ]
 
     def each(self, replies: Iterable[Message], needs: set[str]) -> Iterator[Reply]:
         """Yield the sources' replies as they arrive; `needs` names numbers that each must have."""
@@ -238,7 +242,8 @@ class MaskedChannel(OpenChannel):
     ) -> Iterator[Reply]:
         """Ask the group for masked models, and the sites beside it for what they do."""
         of, hop = self._of, sending_hop(self._of.phase)
-        sent = {"model": of.model} | {f"key/{node.name}": keys[node] for node in group}
+        sent = {"model": of.model, **of.sent_along()}
+        sent |= {f"key/{node.name}": keys[node] for node in group}
         numbers = {"attempt": self._try[1], "most": most}
         requests = [of.request(node, sent, numbers, hop) for node in group]
         requests += [of.request(node, {"model": of.model}, hop=hop) for node in self._beside]

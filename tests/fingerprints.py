@@ -45,6 +45,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbn": ("fedbn", IMAGES | {"rounds": 3}),
     "autodial": ("autodial", {"rounds": 3}),
     "autodial images": ("autodial", IMAGES | {"rounds": 3, "wire.dtype": "float16"}),
+    "centring": ("centring", {"centring.plain-share": 0.5, "rounds": 3}),
+    "centring all": (
+        "centring",
+        {
+            "centring.plain-share": 0.25,
+            "centring.surest": 1.0,
+            "wire.dtype": "float16",
+            "rounds": 3,
+        },
+    ),
     "kd3a": ("kd3a", {"kd3a.gate.low": 0.4, "kd3a.gate.high": 0.5}),
     "kd3a images": ("kd3a", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
     "kd3a official": (

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedda import cli
 from fedda.wire import Packed
 
-KINDS = {"model", "atoms", "gradient"}
+KINDS = {"model", "atoms", "statistics", "gradient"}
 SITE = r"[^./][^/]{0,63}"  # what `*` stands for: the name of a site, which is printable, too
 
 Layout = list[tuple[str, str, tuple[int, ...]]]

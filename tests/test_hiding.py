@@ -14,7 +14,7 @@ def hiding(sources: int = 3, **settings: Any) -> RunConfig:
     return RunConfig.parse({k.replace("__", "."): v for k, v in settings.items()}).hiding(sources)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn", "fedbn", "autodial"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn", "fedbn", "autodial", "centring"])
 def test_means_become_secure_sums(method: str) -> None:
     assert hiding(method=method).secure_of(method) == "sum"
     assert RunConfig.parse({"method": method}).secure_of(method) == "none"  # without keys

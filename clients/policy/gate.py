@@ -24,6 +24,7 @@ from .rules import Names, Policy, named
 from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
+WORDS |= {Kind.STATISTICS: "statistics"}
 WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
 
 NOTHING = Part()

@@ -70,6 +70,7 @@ class Leaving(Section):
 
     models: bool = True
     atoms: bool = True
+    statistics: bool = True
     gradients: bool = True
     tests: bool = True
 

@@ -35,6 +35,10 @@ bottleneck = 512             # units of the layer between network and head
 [leaving]                    # what may leave this site
 models = true
 atoms = true
+# Means of a target's inputs per predicted class, over min-images or more. A server that asks twice,
+# with models that differ about one example, can subtract them: true where you trust it, or with
+# protect.noise.
+statistics = false
 gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
 
@@ -42,7 +46,7 @@ tests = true                 # the numbers of tests, such as the accuracy
 min-images = 64              # least images of a round and of each of its steps
 min-examples = 256           # least examples that a gradient is summed over
 clip = 10.0                  # largest norm of a gradient
-noise = 0.0                  # least noise on a gradient, in multiples of that norm
+noise = 0.0                  # least noise on a gradient, in multiples of that norm, and on means
 test-noise = 0.0             # noise on the numbers of tests, in units of their range
 
 [budget]                     # over all runs of all servers, kept in STATE_DIR/budget.db

@@ -56,14 +56,19 @@ from fedda.choose.search import Search
 from fedda.comparison import Plan, Score, Variant
 from fedda.comparison.statistics import MEAN, by_target, difference
 from fedda.comparison.tables import difference_text, markdown, spread_text
+from fedda.config import Flat
 from fedda.results.read import counted
 
+QUICK: Flat = {"rounds": 2, "train.rounds-per-epoch": 0.1}  # ten epochs of a source in each
 BASELINE = Variant("fedavg", label="FedAvg")
 VARIANTS = [
     BASELINE,
     Variant("fedprox", label="FedProx"),
     Variant("adabn", label="AdaBN"),
     Variant("autodial", label="AutoDIAL"),
+    Variant("centring", label="Centring"),
+    Variant("fedavg", settings=QUICK, label="FedAvg, 2 rounds"),
+    Variant("centring", settings=QUICK, label="Centring, 2 rounds"),
     Variant("kd3a", label="KD3A"),
     Variant("feddadil", label="FedDaDiL-R"),
     Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),

@@ -1,6 +1,6 @@
 """What crosses the wire in each method, as a table read from the contracts that the code checks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedda import plugins
@@ -31,7 +31,7 @@ def of_method(method: str) -> list[Crossing]:
     phases, crossings = about.phases, []
     for phase in phases:
         for hop, parts in phase.hops.items():
-            when = hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
+            when = _when(hop, phase, phases)
             crossings += [_crossing(name, when, part) for name, part in parts.items()]
     others: list[tuple[str, Phase]] = []
     if hiding.can_mask(about):
@@ -40,8 +40,10 @@ def of_method(method: str) -> list[Crossing]:
         others += [(f"{method}.relay=sealed", phase) for phase in hiding.sealed(about).phases]
     for setting, phase in others:
         for hop, parts in phase.hops.items():
-            rows = [_crossing(n, f"{hop}, if `{setting}`", part) for n, part in parts.items()]
-            crossings += [row for row in rows if row._replace(when=hop) not in crossings]
+            when = _when(hop, phase, phases)
+            rows = [_crossing(name, when, part) for name, part in parts.items()]
+            new = [row for row in rows if row not in crossings]
+            crossings += [row._replace(when=f"{when}, if `{setting}`") for row in new]
     tests: list[tuple[str, Part]] = []  # each different test, with its first phase
     for phase in phases:
         if all(phase.test != test for _, test in tests):
@@ -53,6 +55,11 @@ def of_method(method: str) -> list[Crossing]:
         parts = {part for phase in phases for part in phase.parts} - {"target"}
         crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
     return crossings
+
+
+def _when(hop: str, phase: Phase, phases: Sequence[Phase]) -> str:
+    """The hop, after its phase if that has another name and is not the only one."""
+    return hop if hop == phase.name or len(phases) == 1 else f"{phase.name}: {hop}"
 
 
 def _crossing(name: str, when: str, part: Part) -> Crossing:

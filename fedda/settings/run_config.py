@@ -59,8 +59,9 @@ class RunConfig(Section):
     secure: Asked = Field(
         default="auto",
         description="sum: the server learns the sum of the sources' models, and no single one "
-        "(fedavg, fedprox, adabn, fedbn, autodial); needs three sources and --peers; none: it sees "
-        "all; auto: sum where the method allows it and all sites have --peers, else none",
+        "(fedavg, fedprox, adabn, fedbn, autodial, centring); needs three sources and --peers; "
+        "none: it sees all; auto: sum where the method allows it and all sites have --peers, else "
+        "none",
     )
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()

@@ -1,0 +1,76 @@
+"""Centring's clients: a target that measures its classes, and sources that move theirs there."""
+
+import torch
+from torch import Tensor
+
+from fedda import wire
+from fedda.algorithms import centring
+from fedda.data import Unlabelled
+from fedda.errors import ConfigError
+from fedda.wire import Kind, Packed
+
+from . import fedavg
+from .base import Client
+from .site.request import Numbers, Request
+
+
+class Source(fedavg.Source):
+    """FedAvg's source, on inputs of which each class has the target's mean."""
+
+    _shift: Tensor | None = None  # (C, d)
+
+    def begin(self, request: Request) -> None:
+        """Prepare for a request; with means, find out how far each class is from the target's."""
+        super().begin(request)
+        if "means" not in request.arrays:
+            return
+        told = request.arrays["means"].unpack()
+        mu, known = (torch.from_numpy(told[name].copy()).to(self.device) for name in told)
+        every = torch.arange(len(self.data))
+        with torch.no_grad():
+            x = self.inputs(every).flatten(1)
+        self._shift = centring.shift(x, self.labels(every), mu, known)
+
+    def inputs(self, indices: Tensor) -> Tensor:
+        """The site's inputs, each moved with its class."""
+        x = super().inputs(indices)
+        return x if self._shift is None else x + self._shift[self.labels(indices)].view_as(x)
+
+
+class Target(Client):
+    """Tells the mean of each class that it predicts, and no more."""
+
+    data: Unlabelled
+
+    @torch.no_grad()
+    def measure(self) -> Numbers:
+        """mu_T of the classes that the model predicts, as far as they have enough examples.
+
+        Raises:
+            ConfigError: no class has.
+        """
+        p, share, least = self.predict(self.data.x), self.options.surest, self.site.least_batch
+        kept = centring.surest(self.checked(p), share).nonzero()[:, 0]
+        x, y = self.inputs(kept).flatten(1).cpu(), p[kept].argmax(dim=1)
+        mu, known = centring.class_means(x, y, self.task.classes, least)
+        if not known.any():
+            raise ConfigError(
+                f"Of this site's {len(p)} examples the model surely gives no class to {least} or "
+                "more, so no class mean may leave; add examples, raise centring.surest, or lower "
+                "--min-images."
+            )
+        if noise := self.site.noise:
+            mu = centring.noisy(mu, known, x, y, noise, self._draws_of_noise())
+        self.means = {"mu": mu.numpy(), "known": known.numpy()}
+        return {}
+
+    def outgoing(self) -> dict[str, Packed]:
+        """Return the means."""
+        return {"means": wire.pack(self.means, Kind.STATISTICS, self.task.wire.dtype)}
+
+    def _draws_of_noise(self) -> torch.Generator:
+        """What draws the noise, at a real site by chance: the same twice would hide nothing."""
+        draws = self.generator("noise")
+        if not self.site.reproducible:
+            draws.seed()
+        return draws

@@ -1,0 +1,27 @@
+"""Centring's server: FedAvg, in which sources are told the class means of the target."""
+
+from flwr.app import Message
+
+from fedda.wire import Packed
+
+from .fedavg import FedAvg
+
+
+class Centring(FedAvg):
+    """As FedAvg; once, between two rounds, 1 model to the target and its C means back."""
+
+    def requests(self) -> list[Message]:
+        """Make FedAvg's requests; in the first round of the second phase after the means."""
+        if self.phase.name == "centred" and "means" not in self.memory.arrays:
+            nodes = self.present()
+            reply = self.ask_target("measure", {"model": self.model})
+            self.memory.arrays["means"] = reply.arrays["means"]
+            return self.channel.requests(nodes)
+        return super().requests()
+
+    def sent_along(self) -> dict[str, Packed]:
+        """The target's means, which all sources need in every round of the second phase."""
+        return dict(self.memory.arrays) if self.phase.name == "centred" else {}
+
+
+STRATEGY = Centring
