@@ -50,14 +50,13 @@ class Target(Client):
             ConfigError: no class has.
         """
         p, share, least = self.predict(self.data.x), self.options.surest, self.site.least_batch
-        kept = centring.surest(self.checked(p), share).nonzero()[:, 0]
+        kept = centring.surest(self.checked(p), share, least).nonzero()[:, 0]
         x, y = self.inputs(kept).flatten(1).cpu(), p[kept].argmax(dim=1)
         mu, known = centring.class_means(x, y, self.task.classes, least)
         if not known.any():
             raise ConfigError(
-                f"Of this site's {len(p)} examples the model surely gives no class to {least} or "
-                "more, so no class mean may leave; add examples, raise centring.surest, or lower "
-                "--min-images."
+                f"The model gives no class to {least} or more of this site's {len(p)} examples, so "
+                "no class mean may leave; add examples, or lower --min-images."
             )
         if noise := self.site.noise:
             mu = centring.noisy(mu, known, x, y, noise, self._draws_of_noise())

@@ -2,6 +2,7 @@
 
 from flwr.app import Message
 
+from fedda.algorithms import centring
 from fedda.wire import Packed
 
 from .fedavg import FedAvg
@@ -11,12 +12,15 @@ class Centring(FedAvg):
     """As FedAvg; once, between two rounds, 1 model to the target and its C means back."""
 
     def requests(self) -> list[Message]:
-        """Make FedAvg's requests; in the first round of the second phase after the means."""
+        """Make FedAvg's requests; in the first round of the second phase after the means.
+
+        Raises:
+            ConfigError: the network takes images, of which no mean may leave.
+        """
+        centring.layouts(self.options, self.setup.model)  # known before the first round
         if self.phase.name == "centred" and "means" not in self.memory.arrays:
-            nodes = self.present()
             reply = self.ask_target("measure", {"model": self.model})
             self.memory.arrays["means"] = reply.arrays["means"]
-            return self.channel.requests(nodes)
         return super().requests()
 
     def sent_along(self) -> dict[str, Packed]:

@@ -147,6 +147,21 @@ def test_a_round_gives_the_plain_result_and_shows_no_model(keyed: list[Node], me
     ]
 
 
+def test_sources_are_sent_the_same_along_with_the_model(keyed: list[Node]) -> None:
+    """Centring's sources need the target's means, which come in the clear, under masks as well."""
+    at_once: dict[str, Any] = {"centring__plain_share": 0.0}
+    wanted, plain = Bench(keyed, "centring", **at_once).round()
+    resident.cache_clear()
+    made = bench(keyed, "centring", **at_once)
+    found, numbers = made.round()
+    assert_close(found, wanted, 1e-6)
+    assert numbers["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    sent = [
+        c.arrays for c in made.grid.crossed if (c.way, c.role, c.hop) == ("to", "source", "train")
+    ]
+    assert [arrays.get("means") for arrays in sent] == 3 * ["statistics"]
+
+
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_weights_are_the_plain_ones(keyed: list[Node], weighting: str) -> None:
     plain = Bench(keyed, "fedavg", fedavg__weighting=weighting)

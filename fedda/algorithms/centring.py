@@ -41,7 +41,7 @@ class Config(fedavg.Config):
         gt=0,
         le=1,
         description="share of each predicted class whose mean the target tells: the examples of "
-        "which the model is surest; 1: all",
+        "which the model is surest, as many as a site asks for at least; 1: all",
     )
 
     def plain_rounds(self, rounds: int) -> int:
@@ -49,14 +49,14 @@ class Config(fedavg.Config):
         return math.ceil(self.plain_share * rounds)
 
 
-def surest(p: Tensor, share: float) -> Tensor:
-    """The share of each predicted class with the largest p_iy, rounded up -> (N,) bool."""
+def surest(p: Tensor, share: float, least: int = 1) -> Tensor:
+    """The share of each predicted class with the largest p_iy, or `least` of it -> (N,) bool."""
     confidence, y = p.max(dim=1)
     order = confidence.sort(descending=True, stable=True).indices
     kept = torch.zeros_like(y, dtype=torch.bool)
     for c in y.unique():
         members = order[y[order] == c]
-        kept[members[: math.ceil(share * len(members))]] = True
+        kept[members[: max(math.ceil(share * len(members)), least)]] = True
     return kept
 
 

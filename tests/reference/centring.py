@@ -16,13 +16,13 @@ def of_class(x: Rows, y: Sequence[int], c: int) -> list[Sequence[float]]:
     return [row for row, label in zip(x, y, strict=True) if label == c]
 
 
-def surest(p: Rows, share: float) -> list[int]:
+def surest(p: Rows, share: float, least: int = 1) -> list[int]:
     """The places of the surest examples of each predicted class."""
     y = [row.index(max(row)) for row in map(list, p)]
     kept = []
     for c in set(y):
         members = sorted((i for i, label in enumerate(y) if label == c), key=lambda i: -p[i][c])
-        kept += members[: math.ceil(share * len(members))]
+        kept += members[: max(math.ceil(share * len(members)), least)]
     return sorted(kept)
 
 
