@@ -63,6 +63,7 @@ VALIDATORS += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.lr=0
 SMALL: dict[str, tuple[str, ...]] = {
     "accuracy": ACCURACY,
     "adversarial": ROTATIONS,
+    "alignments": ("--data", "HERE/data", "--set", "googlenet", "--results", "HERE/made"),
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "cache": ("--images", "60", "--size", "32"),
     "candidates": CANDIDATES,

@@ -59,7 +59,6 @@ from fedda.comparison.tables import difference_text, markdown, spread_text
 from fedda.config import Flat
 from fedda.results.read import counted
 
-QUICK: Flat = {"rounds": 2, "train.rounds-per-epoch": 0.1}  # ten epochs of a source in each
 BASELINE = Variant("fedavg", label="FedAvg")
 VARIANTS = [
     BASELINE,
@@ -67,8 +66,6 @@ VARIANTS = [
     Variant("adabn", label="AdaBN"),
     Variant("autodial", label="AutoDIAL"),
     Variant("centring", label="Centring"),
-    Variant("fedavg", settings=QUICK, label="FedAvg, 2 rounds"),
-    Variant("centring", settings=QUICK, label="Centring, 2 rounds"),
     Variant("kd3a", label="KD3A"),
     Variant("feddadil", label="FedDaDiL-R"),
     Variant("feddadil", settings={"feddadil.predict": "ensemble"}, label="FedDaDiL-E"),
@@ -80,6 +77,11 @@ VARIANTS = [
     Variant("shot", label="SHOT"),
     Variant("decision", label="DECISION"),
     Variant("fact", label="FACT"),
+]
+SHORT: Flat = {"rounds": 2, "train.rounds-per-epoch": 0.1}  # ten epochs of a source in each
+QUICK = [
+    Variant("fedavg", settings=SHORT, label="FedAvg, 2 rounds"),
+    Variant("centring", settings=SHORT, label="Centring, 2 rounds"),
 ]
 SETS = ("surf", "googlenet", "amazon", "photos", "rotated-mnist", "digits")
 STEM = "grand"
@@ -211,7 +213,7 @@ class Task:
 def tasks(args: argparse.Namespace) -> list[Task]:
     """All targets of the wanted sets."""
     chosen = {BASELINE.method, *(args.method or (v.method for v in VARIANTS))}
-    variants = [v for v in VARIANTS if v.method in chosen]
+    variants = [v for v in VARIANTS if v.method in chosen] + QUICK * args.quick
     found = []
     for name in args.set or SETS:
         whole = choose.plan(args, name)
@@ -396,6 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     choose.add_options(parser, SETS, Path("runs/grand"))
     names = [*dict.fromkeys(v.method for v in VARIANTS)]
     parser.add_argument("--method", choices=names, action="append", help="default: all")
+    text = "FedAvg and centring also in two rounds of ten epochs each"
+    parser.add_argument("--quick", action="store_true", help=text)
     parser.add_argument("--report", action="store_true", help="train nothing")
     args = parser.parse_args(arguments)
 
@@ -407,7 +411,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("No target has a seed that all methods have finished.")
     found = figures(done)
     command = "python examples/benchmarks/grand.py --data DATA"
-    command += accuracy.typed(parser, args, "set", "method", "target", "rounds", "images", "seeds")
+    command += accuracy.typed(
+        parser, args, "set", "method", "quick", "target", "rounds", "images", "seeds"
+    )
     text = report(done, found, command, f"{STEM}.png")
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)

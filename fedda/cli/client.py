@@ -142,7 +142,8 @@ def client(
         typer.Option(
             min=0,
             help="Least Gaussian noise to add to each gradient before it is sent, in multiples of "
-            "the norm that it is clipped to; the server can only ask for more (exchange.noise).",
+            "the norm that it is clipped to, and to each class mean; the server can only ask for "
+            "more (exchange.noise).",
         ),
     ] = 0.0,
     weights: Annotated[
