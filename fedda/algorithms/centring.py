@@ -78,7 +78,7 @@ def class_means(x: Tensor, y: Tensor, C: int, least: int = 1) -> tuple[Tensor, T
 def shift(x: Tensor, y: Tensor, mu: Tensor, known: Tensor) -> Tensor:
     """What moves each class of a source onto the target's, (mu_T - mu_S)_c -> (C, d).
 
-    It is zero for classes that the target does not tell, or that the source does not have.
+    It is zero for classes that the target does not tell.
 
     Args:
         x: (N, d) the source's inputs.
@@ -86,8 +86,8 @@ def shift(x: Tensor, y: Tensor, mu: Tensor, known: Tensor) -> Tensor:
         mu: (C, d) the target's means.
         known: (C,) which of them the target tells.
     """
-    own, has = class_means(x, y, len(mu))
-    return torch.where((known & has)[:, None], mu - own, 0)
+    own, _ = class_means(x, y, len(mu))
+    return torch.where(known[:, None], mu - own, 0)
 
 
 def noisy(
