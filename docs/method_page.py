@@ -21,7 +21,7 @@ from fedda import plugins
 from fedda.cli import settings, wire_table
 from fedda.settings import RunConfig, presets
 
-GRAND = ("grand", "grand-methods")  # tables of results with a row for each method
+GRAND = ("grand", "grand-methods", "grand-centring")  # tables of results with a row for each method
 HELPS = "## When it helps, and when not"
 ABOUT = (
     "Points of accuracy at the target over FedAvg's unrefined model: the mean over the targets "
