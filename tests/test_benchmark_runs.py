@@ -42,6 +42,15 @@ def of(*programs: str) -> pytest.MarkDecorator:
     return pytest.mark.nightly(*sorted({file for name in programs for file in files(name)}))
 
 
+@of("alignments")
+def test_closed_forms_in_small(here: Path) -> None:
+    """Classes far apart in vectors that differ by a constant: own means leave hardly an error."""
+    found = printed("alignments", here)["googlenet"]
+    assert found["own-means"] > 99 and all(0 <= percent <= 100 for percent in found.values())
+    text = (here / "made" / "alignments.md").read_text()
+    assert all(f"| {name} " in text for name in found)
+
+
 @of("chain")
 def test_the_chain_in_small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = printed("chain", here)["pens"]
