@@ -62,4 +62,4 @@ class Target(clients.Target):
         if self.options.beta:
             v = self.v[:, indices.to(self.v.device)]
             label = nearest_together(v, self.mu, heads.w.detach())
-        return shot.target_loss(heads.together(logits), label, self.options.beta)[None]
+        return shot.target_loss(heads.together(logits), label, self.options.beta, self.q)[None]

@@ -25,7 +25,7 @@ from . import fedavg
 from .base import Client, lost
 from .site import state
 from .site.request import Numbers, Request
-from .site.side_by_side import NAMES, Ensemble, fill, groups, parts_of
+from .site.side_by_side import NAMES, SHARES, Ensemble, fill, groups, parts_of
 from .site.tested import LOSS_MOST
 
 logger = logging.getLogger("fedda.site")
@@ -82,6 +82,7 @@ class Target(Client):
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: put the models that came, or those kept here, side by side."""
+        self.q: Tensor | None = None  # before what this site keeps is recalled
         super().begin(request)
         self.refused: list[str] = []
         self.alike: float | None = None
@@ -91,6 +92,8 @@ class Target(Client):
             plain, self.model = self.model, self.side_by_side(len(arrays))
             fill(self.model, plain, list(arrays.values()))
             self.initialise()
+            if self.options.shares == "estimated" and not request.is_test:
+                self.q = shot.class_shares(models.predict(self.model, self.data.x))
 
     def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:
         """Leave out models whose numbers would be about few images, or that give no numbers.
@@ -131,6 +134,8 @@ class Target(Client):
         if saved is None:
             raise lost(last)
         self.names = saved.about[NAMES]
+        shares = saved.about.get(SHARES)
+        self.q = None if shares is None else torch.tensor(shares)
         self.model = self.side_by_side(len(self.names))
         self.model.load_state_dict(saved.get("module"))
 
@@ -152,7 +157,7 @@ class Target(Client):
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
         optimizer = self.paced(make_optimizer(trained, train, rate))
-        self.stays("models", Ensemble(self.model, self.names, optimizer), strict=True)
+        self.stays("models", Ensemble(self.model, self.names, self.q, optimizer), strict=True)
         _, heads = parts_of(self.model)
         total, steps = 0.0, 0
         for share in self.shares():
@@ -205,8 +210,8 @@ class Target(Client):
         beta = self.options.beta
         none = [None] * len(logits)
         label = self.labels[:, indices.to(self.labels.device)] if beta else none
-        losses = [shot.target_loss(own, y, beta) for own, y in zip(logits, label, strict=True)]
-        return torch.stack(losses)
+        parts = zip(logits, label, strict=True)
+        return torch.stack([shot.target_loss(own, y, beta, self.q) for own, y in parts])
 
     def save(self) -> None:
         """Save the models as one file for `fedda predict`, if this site has a state directory."""

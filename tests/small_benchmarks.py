@@ -50,6 +50,9 @@ GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--meth
 GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
 REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "HERE/made")
+SHARES = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
+SHARES += ("--method", "shot", "--seeds", "0", "--jobs", "1", "--out", "HERE/shares")
+SHARES += ("--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.sizes=16")
@@ -97,6 +100,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "robust": ROBUST,
     "rounds": ROUNDS,
     "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),
+    "shares": SHARES,
     "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
     "soak": (
         *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),

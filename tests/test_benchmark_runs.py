@@ -403,6 +403,18 @@ def test_the_last_step_in_small(here: Path) -> None:
     assert "all images" in (here / "made" / "refine.md").read_text()
 
 
+@of("shares", "label_shift")
+def test_uneven_targets_in_small(here: Path) -> None:
+    found = printed("shares", here)["googlenet"]
+    assert found["trainings"] == 1
+    assert set(found["gain"]) == {"SHOT", "SHOT, estimated", "FedAvg, refined"}
+    assert found["correction"].keys() - found["distance"].keys() == {"true"}
+    with np.load(here / "shares" / "googlenet-webcam-0" / "data" / "webcam.npz") as file:
+        counts = np.bincount(file["y_train"], minlength=10)
+    assert (counts == 8).sum() == 5 and (counts < 8).sum() == 5  # of 8 of each class
+    assert "total variation" in (here / "made" / "shares.md").read_text()
+
+
 @of("fuzz_inputs")
 def test_the_fuzzed_inputs_in_small(here: Path) -> None:
     found = printed("fuzz_inputs", here)

@@ -53,7 +53,7 @@ def test_labels_are_those_of_plain_loops() -> None:
 
 
 def loop_of_the_target(
-    sources: dict[str, dict[str, Tensor]], node: Node, a: Tensor, ratio: bool
+    sources: dict[str, dict[str, Tensor]], node: Node, a: Tensor, ratio: bool, estimated: bool
 ) -> tuple[list[models.Model], Tensor]:
     """Adapt all models and their weights in one loop, rounds 2 and 3 -> models, weights."""
     site = resident(tuple(sorted(node.items())))
@@ -63,6 +63,13 @@ def loop_of_the_target(
         model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
         model.load_state_dict(weights)
         every.append(model)
+    q = torch.full((CLASSES,), 1 / CLASSES)
+    if estimated:  # by the weighted logits, as DECISION predicts
+        w = a.sigmoid() / a.sigmoid().sum() if ratio else a.softmax(dim=0)
+        with torch.no_grad():
+            p = torch.stack([m.eval()(x) for m in every])
+        q = torch.einsum("k,knc->nc", w, p).softmax(dim=1).sum(dim=0) + 0.3
+        q = q / q.sum()
     a = a.clone().requires_grad_()
     learnt = [p for m in every for p in m.encoder.parameters()]
     optimizer = optim.SGD([*learnt, a], lr=0.05, momentum=0.9)
@@ -86,7 +93,7 @@ def loop_of_the_target(
             assert isinstance(logits, Tensor)
             p = logits.softmax(dim=1)
             mean = p.mean(dim=0)
-            loss = -(p * p.log()).sum(dim=1).mean() + (mean * mean.log()).sum()
+            loss = -(p * p.log()).sum(dim=1).mean() + (mean * (mean / (CLASSES * q)).log()).sum()
             loss = loss + 0.4 * F.cross_entropy(logits, label)
             optimizer.zero_grad()
             loss.backward()
@@ -95,20 +102,24 @@ def loop_of_the_target(
     return [m.eval() for m in every], w.detach()
 
 
-@pytest.mark.parametrize("weights", ["softmax", "ratio"])
+@pytest.mark.parametrize(
+    ("weights", "shares"), [("softmax", "even"), ("ratio", "even"), ("softmax", "estimated")]
+)
 def test_the_target_computes_the_same_as_one_loop(
-    domains: list[Node], tmp_path: Path, weights: str
+    domains: list[Node], tmp_path: Path, weights: str, shares: str
 ) -> None:
     nodes = with_state(domains, tmp_path)
     grid = ScriptedGrid(nodes)
     settings = DECISION | {"decision.beta": 0.4, "decision.weights": weights}
     settings |= {"train.schedule": "constant", "run.dir": str(tmp_path / "runs")}
+    settings["decision.shares"] = shares
     (training,) = run(nodes, settings, grid=grid)[0]["trainings"]["decision"]
     target = next(node for node in nodes if node["name"] == "town")
     a = torch.ones(3)
     if weights == "ratio":
         a = 2 * torch.rand(3, generator=generator(0, "town", 2, "weights")) - 1
-    wanted, w = loop_of_the_target(sent_models(grid), target, a, weights == "ratio")
+    about = weights == "ratio", shares == "estimated"
+    wanted, w = loop_of_the_target(sent_models(grid), target, a, *about)
     file = tmp_path / "state" / training["adapted"]["file"]
     found = load_file(file)
     for k, model in enumerate(wanted):

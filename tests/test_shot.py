@@ -56,8 +56,21 @@ def test_information_by_hand() -> None:
     assert shot.entropy(torch.tensor([1.0, 0.0])) == 0  # and not NaN
 
 
+def test_shares_by_hand() -> None:
+    """A mean of (.5, .5) where (.8, .2) is sought is half of ln .625 + ln 2.5 from it."""
+    sure = torch.tensor([[40.0, 0.0], [0.0, 40.0]])
+    off = -(math.log(0.8) + math.log(0.2)) / 2 - math.log(2)
+    close(shot.information_loss(sure, torch.tensor([0.8, 0.2])), off - math.log(2))
+    close(shot.information_loss(sure, torch.tensor([0.5, 0.5])), -math.log(2))
+    p = torch.tensor([[0.9, 0.1], [0.7, 0.3]])
+    close(shot.class_shares(p), torch.tensor([1.9, 0.7]) / 2.6)  # .3 of an image more, each
+    assert shot.class_shares(torch.tensor([[1.0, 0.0]] * 99)).min() > 0
+
+
 def test_losses_are_those_of_plain_loops() -> None:
     close(shot.information_loss(LOGITS), twin.information(LOGITS.tolist()))
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    close(shot.information_loss(LOGITS, q), twin.information(LOGITS.tolist(), q.tolist()))
     for beta in (0.0, 0.3):
         wanted = twin.objective(LOGITS.tolist(), Y.tolist(), beta)
         close(shot.target_loss(LOGITS, Y, beta), wanted)
@@ -184,15 +197,23 @@ def test_a_failed_training_leaves_the_head_as_it_was() -> None:
 
 
 def loop_of_the_target(
-    sources: dict[str, dict[str, Tensor]], node: Node, rounds: list[int], beta: float, of: int
+    sources: dict[str, dict[str, Tensor]],
+    node: Node,
+    rounds: list[int],
+    beta: float,
+    of: int,
+    estimated: bool,
 ) -> dict[str, models.Model]:
     """Adapt each source's model by itself in a loop of its own, with new labels every 2 steps."""
     site = resident(tuple(sorted(node.items())))
     x = load_target(node["data"], size=SIDE).x.float() / 255
-    adapted = {}
-    for name, weights in sources.items():
-        model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
-        model.load_state_dict(weights)
+    adapted = {name: loaded(weights) for name, weights in sources.items()}
+    q = torch.full((CLASSES,), 1 / CLASSES)
+    if estimated:
+        said = [models.predict(model, x).sum(dim=0) for model in adapted.values()]
+        q = (torch.stack(said).mean(dim=0) + 0.3) / (len(x) + 0.3 * CLASSES)
+    for model in adapted.values():
+        model.train()
         optimizer = optim.SGD(model.encoder.parameters(), lr=0.05, momentum=0.9)
         for t in rounds:
             for group in optimizer.param_groups:
@@ -210,13 +231,20 @@ def loop_of_the_target(
                 logits = model(x[part])
                 p = logits.softmax(dim=1)
                 each, mean = -(p * p.log()).sum(dim=1).mean(), p.mean(dim=0)
-                loss = each + (mean * mean.log()).sum()
+                loss = each + (mean * (mean / (CLASSES * q)).log()).sum()
                 loss = loss + beta * F.cross_entropy(logits, torch.tensor(found)[part])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        adapted[name] = model.eval()
+        model.eval()
     return adapted
+
+
+def loaded(weights: dict[str, Tensor]) -> models.Model:
+    """The network of these runs with a source's weights."""
+    model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
+    model.load_state_dict(weights)
+    return model
 
 
 def sent_models(grid: ScriptedGrid) -> dict[str, dict[str, Tensor]]:
@@ -235,14 +263,18 @@ def with_state(nodes: list[Node], folder: Path) -> list[Node]:
     return [node | {"state-dir": str(folder / "state"), "threads": 1} for node in nodes]
 
 
-def test_each_model_adapts_as_if_it_were_alone(domains: list[Node], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shares", ["even", "estimated"])
+def test_each_model_adapts_as_if_it_were_alone(
+    domains: list[Node], tmp_path: Path, shares: str
+) -> None:
     nodes = with_state(domains, tmp_path)
     grid = ScriptedGrid(nodes)
     settings = SHOT | {"shot.relabel": 2, "shot.beta": 0.4, "train.schedule": "ganin"}
     settings |= {"run.dir": str(tmp_path / "runs"), "run.name": "alone", "train.momentum": 0.9}
+    settings["shot.shares"] = shares
     (training,) = run(nodes, settings, grid=grid)[0]["trainings"]["shot"]
     target = next(node for node in nodes if node["name"] == "town")
-    wanted = loop_of_the_target(sent_models(grid), target, [2, 3, 4], 0.4, 4)
+    wanted = loop_of_the_target(sent_models(grid), target, [2, 3, 4], 0.4, 4, shares == "estimated")
     file = tmp_path / "state" / training["adapted"]["file"]
     found = load_file(file)
     for k, name in enumerate(SOURCES):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 
 from fedda import models
 from fedda.errors import ConfigError
@@ -15,7 +15,8 @@ from fedda.wire import Packed
 from . import state
 from .memory import Network
 
-NAMES = "names"  # key under which a state has the models' names, in their order
+# Keys under which a state has the models' names, in their order, and the target's class shares.
+NAMES, SHARES = "names", "shares"
 
 
 class Ensemble(Network):
@@ -24,19 +25,25 @@ class Ensemble(Network):
     Args:
         module: the models (`fedda.maths.ensemble`).
         names: the name of the source of each; an empty name for the run's own model.
+        shares: (C,) of the target's classes, as estimated when the models came; None: even.
         optimizer: trains them.
     """
 
     def __init__(
-        self, module: Model, names: Sequence[str], optimizer: optim.Optimizer | None = None
+        self,
+        module: Model,
+        names: Sequence[str],
+        shares: Tensor | None,
+        optimizer: optim.Optimizer | None = None,
     ) -> None:
         super().__init__(module, optimizer)
-        self.names = list(names)
+        self.names, self.shares = list(names), shares
 
     def put_down(self) -> state.Kept:
-        """Return weights, buffers, the optimizer's state and the names."""
+        """Return weights, buffers, the optimizer's state, the names and the shares."""
         saved = super().put_down()
         saved.about[NAMES] = self.names
+        saved.about[SHARES] = None if self.shares is None else self.shares.tolist()
         return saved
 
 

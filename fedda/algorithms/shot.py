@@ -9,6 +9,7 @@ target predicts with the mean of their probabilities, as in the paper.
     z           (N, d)   its features; v, the points that are compared, see `points`
     mu          (C, d)   a centroid per class
     label       (N,)     pseudo-labels
+    q           (C,)     shares of the classes at the target, even in the paper
 
 The first round is the only one in which sources take part. Each trains for `epochs` epochs and
 sends its model once. There is no request to a source afterwards, not even to calibrate: the models
@@ -32,6 +33,7 @@ from fedda.methods import Hop, Method, Phase
 from fedda.wire import ABOVE, MODEL, TEST, Kind, Part, Rule
 
 Centroids = Literal["official", "paper"]
+PRIOR = 0.3  # images that each class has more in estimated shares, so that none is nil
 
 
 class Config(Section):
@@ -72,6 +74,11 @@ class Config(Section):
     target_pace: float = Field(
         default=1.0, gt=0, le=10, description="the target's learning rate, in units of train.lr"
     )
+    shares: Literal["even", "estimated"] = Field(
+        default="even",
+        description="how frequent the target's classes are to be in the end: even (paper), or as "
+        "they are by the mean prediction of the models as they came",
+    )
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -79,14 +86,23 @@ def entropy(p: Tensor) -> Tensor:
     return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1)
 
 
-def information_loss(logits: Tensor) -> Tensor:
-    """L_ent + L_div: the mean entropy minus the entropy of the mean -> scalar.
+def information_loss(logits: Tensor, q: Tensor | None = None) -> Tensor:
+    """L_ent + L_div: the mean entropy, plus KL(mean || q) - ln C -> scalar.
 
-    It is low if the model is sure of each image, but does not call all of them the same.
+    It is low if the model is sure of each image, and calls as many of them each class as q says.
+    Without q the shares are even, and L_div is minus the entropy of the mean.
     """
     log_p = logits.log_softmax(dim=1)
     p = log_p.exp()
-    return -(p * log_p).sum(dim=1).mean() - entropy(p.mean(dim=0))
+    mean = p.mean(dim=0)
+    loss = -(p * log_p).sum(dim=1).mean() - entropy(mean)
+    return loss if q is None else loss - mean @ (len(q) * q).log().to(mean)
+
+
+def class_shares(p: Tensor) -> Tensor:
+    """The mean of the predictions p (N, C), each class with PRIOR images more -> q (C,)."""
+    q = p.mean(dim=0) + PRIOR / len(p)
+    return q / q.sum()
 
 
 def points(z: Tensor, form: Centroids) -> Tensor:
@@ -141,9 +157,11 @@ def alike(label: Tensor) -> float:
     return float((count * (count - 1)).sum(dim=1).double().mean() / (K * (K - 1)))
 
 
-def target_loss(logits: Tensor, label: Tensor | None, beta: float) -> Tensor:
+def target_loss(
+    logits: Tensor, label: Tensor | None, beta: float, q: Tensor | None = None
+) -> Tensor:
     """The objective of one model: L_ent + L_div + beta CE(logits, label) -> scalar."""
-    loss = information_loss(logits)
+    loss = information_loss(logits, q)
     return loss if label is None else loss + beta * F.cross_entropy(logits, label)
 
 
@@ -171,7 +189,7 @@ TRAINING: dict[str, Scalar] = {
     "model.bottleneck": 256,
 }
 PAPER: dict[str, Scalar] = {"smoothing": 0.1, "head": "weight-norm", "relabel": 0}
-PAPER |= {"centroids": "paper"}
+PAPER |= {"centroids": "paper", "shares": "even"}
 # Section 4.2 and the authors' code: for digits 30 epochs and a dropout of .5, for Office 100 epochs
 # of the sources. The target has 30 epochs for digits and 15 else: the run's rounds but the first.
 # The code's momentum is Nesterov's, of which the paper says nothing; its rate falls with every

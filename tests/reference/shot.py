@@ -16,11 +16,13 @@ def entropy(p: Row) -> float:
     return -sum(v * math.log(v) for v in p if v > 0)
 
 
-def information(logits: Sequence[Row]) -> float:
-    """SHOT, section 3.2: L_ent minus the entropy of the mean prediction."""
+def information(logits: Sequence[Row], q: Row = ()) -> float:
+    """SHOT, section 3.2: L_ent plus KL(mean prediction, q) - ln C; q is even if it is not given."""
     p = [softmax(row) for row in logits]
-    mean = [sum(row[c] for row in p) / len(p) for c in range(len(p[0]))]
-    return sum(map(entropy, p)) / len(p) - entropy(mean)
+    C = len(p[0])
+    mean = [sum(row[c] for row in p) / len(p) for c in range(C)]
+    divergence = sum(m * math.log(m / s) for m, s in zip(mean, q or [1 / C] * C, strict=True))
+    return sum(map(entropy, p)) / len(p) + divergence - math.log(C)
 
 
 def objective(logits: Sequence[Row], labels: Sequence[int], beta: float) -> float:
