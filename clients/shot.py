@@ -92,7 +92,7 @@ class Target(Client):
             plain, self.model = self.model, self.side_by_side(len(arrays))
             fill(self.model, plain, list(arrays.values()))
             self.initialise()
-            if self.options.shares == "estimated" and not request.is_test:
+            if not request.is_test and self.options.estimates(self.alike):
                 self.q = shot.class_shares(models.predict(self.model, self.data.x))
 
     def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:

@@ -407,7 +407,7 @@ def test_the_last_step_in_small(here: Path) -> None:
 def test_uneven_targets_in_small(here: Path) -> None:
     found = printed("shares", here)["googlenet"]
     assert found["trainings"] == 1
-    assert set(found["gain"]) == {"SHOT", "SHOT, estimated", "FedAvg, refined"}
+    assert set(found["gain"]) == {"SHOT, even", "SHOT, estimated", "FedAvg, refined"}
     assert found["correction"].keys() - found["distance"].keys() == {"true"}
     with np.load(here / "shares" / "googlenet-webcam-0" / "data" / "webcam.npz") as file:
         counts = np.bincount(file["y_train"], minlength=10)

@@ -4,8 +4,9 @@
 
 DATA holds the data sets as for grand.py. Each domain of a set is the target once, and for each seed
 half of its classes, drawn by the seed, keep a fifth of their images; in `hospitals` classes are
-uneven as they came. Every method has the set's preset and its own defaults. Trainings are kept in
---out, so the same command goes on where it was stopped. Beside them FedAvg's model gives estimates
+uneven as they came. Every method has the set's preset and its own defaults, SHOT and DECISION once
+with even shares and once with estimated ones. Trainings are kept in --out, so the same command goes
+on where it was stopped. Beside them FedAvg's model gives estimates
 of the target's shares without labels (label_shift.py), which are compared with the true ones.
 
 The last line is one JSON object, by set:
@@ -56,9 +57,9 @@ VARIANTS = [
     FEDAVG,
     Variant("adabn", label="AdaBN"),
     Variant("kd3a", label="KD3A"),
-    Variant("shot", label="SHOT"),
+    Variant("shot", settings={"shot.shares": "even"}, label="SHOT, even"),
     Variant("shot", settings={"shot.shares": "estimated"}, label="SHOT, estimated"),
-    Variant("decision", label="DECISION"),
+    Variant("decision", settings={"decision.shares": "even"}, label="DECISION, even"),
     Variant("decision", settings={"decision.shares": "estimated"}, label="DECISION, estimated"),
     Variant("feddadil", label="FedDaDiL-R"),
 ]
