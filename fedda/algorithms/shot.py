@@ -34,9 +34,9 @@ from fedda.wire import ABOVE, MODEL, TEST, Kind, Part, Rule
 
 Centroids = Literal["official", "paper"]
 PRIOR = 0.3  # images that each class has more in estimated shares, so that none is nil
-# Where two models give an image the same class so often or more, estimated shares count. They are
-# about as wrong as the models. On digits, where these agreed on a third, even shares were 8 to 13
-# points better, as they bring back a class that models overlook (examples/benchmarks/shares.py).
+# Where two models give an image the same class so often or more, estimated shares count: they are
+# about as wrong as the models. On digits, where these agree on .1 to .4, they cost SHOT 2 points
+# and DECISION 6: even shares bring back what models overlook (examples/benchmarks/shares.py).
 AGREED = 0.8
 
 
