@@ -67,10 +67,12 @@ def test_shares_by_hand() -> None:
     assert shot.class_shares(torch.tensor([[1.0, 0.0]] * 99)).min() > 0
 
 
-def test_shares_are_estimated_where_models_agree() -> None:
-    for shares, found in (("even", [0, 0, 0]), ("estimated", [1, 1, 1]), ("auto", [0, 0, 1])):
-        options = shot.Config(shares=shares)
-        assert [options.estimates(alike) for alike in (None, 0.79, 0.8)] == found
+@pytest.mark.parametrize(
+    ("shares", "found"), [("even", [0, 0, 0]), ("estimated", [1, 1, 1]), ("auto", [0, 0, 1])]
+)
+def test_shares_are_estimated_where_models_agree(shares: Any, found: list[bool]) -> None:
+    options = shot.Config(shares=shares)
+    assert [options.estimates(alike) for alike in (None, 0.79, 0.8)] == found
 
 
 def test_losses_are_those_of_plain_loops() -> None:
