@@ -7,7 +7,7 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -31,6 +31,28 @@ LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
 AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
+
+
+Resize = Literal["stretch", "crop"]  # how images come to a size (`fedda.data.form.Form`)
+Missing = Literal["refuse", "mean", "median", "indicator"]  # what becomes of gaps in vectors
+REFUSE: Missing = "refuse"
+INDICATOR: Missing = "indicator"
+
+
+class Inputs(NamedTuple):
+    """What a model takes, and how a site's images and vectors come to it: a run's `input`.
+
+    Attributes:
+        shape: of one input, (channels, H, W) or (d,); with `indicator`, d counts both columns.
+        resize: how images come to that size.
+        window: the gray values that become black and white, or `own`.
+        missing: what becomes of gaps in vectors.
+    """
+
+    shape: tuple[int, ...]
+    resize: Resize = "stretch"
+    window: str = ""
+    missing: Missing = REFUSE
 
 
 class Section(BaseModel):
@@ -61,7 +83,7 @@ class InputConfig(Section):
         le=4096,
         description="height and width in pixels, 0: as in the data, or as pretrained weights want",
     )
-    resize: Literal["stretch", "crop"] = Field(
+    resize: Resize = Field(
         default="stretch",
         description="stretch: width and height become input.size; crop: the shorter side becomes "
         "input.size * 256/224, then the square in the middle is kept, as torchvision evaluates on "
@@ -73,6 +95,13 @@ class InputConfig(Section):
         "become black and white, the same at all sites, such as -160,240; empty: all values that "
         "the file's bits can hold, or a DICOM file's own window; own: of vectors, each site's own "
         "mean and deviation become 0 and 1",
+    )
+
+    missing: Missing = Field(
+        default=REFUSE,
+        description="gaps (NaN) in vectors: refuse; mean or median: filled with that of the "
+        "column at the site itself; indicator: with its mean, and each column gets another that is "
+        "1 at its gaps, at all sites, so vectors are twice as long",
     )
 
     @field_validator("window")

@@ -63,8 +63,9 @@ def _of_data(sites: list[str], task: Task) -> str:
     return (
         f"{', '.join(sites)} cannot use {'its' if one else 'their'} data in this run, and only "
         f"{'its' if one else 'their'} own log says why: labelled tests must be of the run's "
-        f"classes ({', '.join(task.names)}), and images whose gray values are signed or of 32 bits "
-        "need input.window. Mend it there, and begin the run again."
+        f"classes ({', '.join(task.names)}), images whose gray values are signed or of 32 bits "
+        "need input.window, and vectors with gaps need input.missing. Mend it there, and begin the "
+        "run again."
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from clients.site import blocks
 from clients.site.memory import Site
 from fedda import data
+from fedda.config import Inputs
 from fedda.errors import ConfigError, DataError
 from fedda.train import generator
 
@@ -141,16 +142,16 @@ def node(path: Path, **more: object) -> dict[str, object]:
 def test_a_site_trains_on_images_in_whole_blocks_in_every_shape(tmp_path: Path) -> None:
     path, state = write(tmp_path / "a.npz", 100), tmp_path / "state"
     site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
-    assert len(site.training((1, 8, 8))) == 100
+    assert len(site.training(Inputs((1, 8, 8)))) == 100
     first = site.blocks
     write(path, 107)
     site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
-    assert len(site.training((3, 16, 16))) == 100  # another shape: the same images
+    assert len(site.training(Inputs((3, 16, 16)))) == 100  # another shape: the same images
     assert named(site.blocks, images(*range(107))) == named(first, images(*range(107)))
     write(path, 100, start=1)
     site = Site(node(path, **{"state-dir": str(state), "min-images": 16}))
-    assert 83 <= len(site.training((1, 8, 8))) <= 84
-    whole, used = data.load_source(path), site.training((1, 8, 8))
+    assert 83 <= len(site.training(Inputs((1, 8, 8)))) <= 84
+    whole, used = data.load_source(path), site.training(Inputs((1, 8, 8)))
     assert isinstance(used, data.Labelled)
     assert torch.equal(used.x, whole.x[site.blocks.used])
     assert torch.equal(used.y, whole.y[site.blocks.used])
@@ -174,8 +175,8 @@ def test_a_site_without_enough_images_for_a_block_says_so(tmp_path: Path) -> Non
     few = node(write(tmp_path / "a.npz", 63))
     for limits in ({"min-images": 64}, {"state-dir": str(tmp_path)}):
         with pytest.raises(ConfigError, match=r"has 63 images.*trains on 64 or more"):
-            Site(few | limits).training((1, 8, 8))
-    assert len(Site(few).training((1, 8, 8))) == 63  # in an experiment they are one block
+            Site(few | limits).training(Inputs((1, 8, 8)))
+    assert len(Site(few).training(Inputs((1, 8, 8)))) == 63  # in an experiment they are one block
 
 
 def test_images_of_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from clients.site.memory import Site
 from fedda import data, models
+from fedda.config import Inputs
 from fedda.data import cache, pixels, stored
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored
@@ -218,10 +219,10 @@ def test_a_site_trains_and_tests_on_the_same_images(site: Path, tmp_path: Path, 
     plain = Site(node)
     disk = Site(node | {"cache": "disk", "state-dir": str(tmp_path / "state")})
     for resize in ("stretch", "crop"):
-        mine, its = (s.training((3, 6, 6), resize) for s in (disk, plain))
+        mine, its = (s.training(Inputs((3, 6, 6), resize)) for s in (disk, plain))
         assert isinstance(mine.x, Stored) and not isinstance(its.x, Stored)
         assert torch.equal(mine.x, its.x)
-        mine, its = (s.evaluation((3, 6, 6), ("a", "b"), resize) for s in (disk, plain))
+        mine, its = (s.evaluation(Inputs((3, 6, 6), resize), ("a", "b")) for s in (disk, plain))
         assert mine is not None and its is not None and isinstance(mine.x, Stored)
         assert torch.equal(mine.x, its.x) and torch.equal(mine.y, its.y)
     assert len(entries(tmp_path / "state" / "x" / "cache")) == 4
@@ -230,10 +231,10 @@ def test_a_site_trains_and_tests_on_the_same_images(site: Path, tmp_path: Path, 
 def test_a_site_leaves_images_outside_whole_blocks_on_disk(site: Path, tmp_path: Path) -> None:
     node = {"role": "source", "data": str(site), "name": "x", "min-images": 5}
     node |= {"cache": "disk", "state-dir": str(tmp_path / "state")}
-    Site(node).training((3, 6, 6))
+    Site(node).training(Inputs((3, 6, 6)))
     (site / "train" / "a" / "0.png").unlink()  # its block waits
     left = Site(node)
-    found = left.training((3, 6, 6))
+    found = left.training(Inputs((3, 6, 6)))
     assert isinstance(found.x, Stored) and len(found) == len(left.blocks.used) < 23
     whole = data.load_source(site, size=6)
     assert torch.equal(found.x, whole.x[left.blocks.used])

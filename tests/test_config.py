@@ -173,7 +173,7 @@ def test_a_task_has_no_settings_of_the_server() -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
     assert {key.split(".")[0] for key in flat} == {
         *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"),
-        *("secure", "frozen", "resize", "window", "refine", "shares", "beside"),
+        *("secure", "frozen", "resize", "window", "missing", "refine", "shares", "beside"),
         *("model", "train", "privacy", "wire", "options"),
     }
 

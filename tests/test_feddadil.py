@@ -14,6 +14,7 @@ from clients.site.memory import Site, resident
 from fedda import data, models, page, records, wire
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
+from fedda.config import Inputs
 from fedda.errors import Code, ConfigError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
@@ -439,7 +440,7 @@ def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -
     task = RunConfig.parse(FAST | {"method": "feddadil"}).task(
         "feddadil", 0, (1, 8, 8), tuple("abcd"), 4
     )
-    examples = site.training((1, 8, 8))
+    examples = site.training(Inputs((1, 8, 8)))
     assert isinstance(examples, data.Labelled)
     made = Dictionary(site, task, site.workspace(task).model, examples)
     labels = torch.eye(4)[examples.y]

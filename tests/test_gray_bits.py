@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
+from fedda.config import Inputs
 from fedda.data.cache import Cache
 from fedda.data.depth import Gray, in_words
 from fedda.data.samples import DEEP
@@ -153,7 +154,7 @@ def test_a_site_trains_on_what_it_says(tmp_path: Path) -> None:
     site = scans(tmp_path / "site", *[SCAN] * 8)
     node = {"role": "source", "name": "x", "data": str(site), "reproducible": True}
     node |= {"min-images": 4, "gray-bits": "12"}
-    found = Site(node).training((1, 0, 0))
+    found = Site(node).training(Inputs((1, 0, 0)))
     assert found.x[0, 0].tolist() == naive(SCAN, 12)
     with pytest.raises(ConfigError, match="--gray-bits"):
         Site(node | {"gray-bits": "99"})

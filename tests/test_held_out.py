@@ -10,6 +10,7 @@ import torch
 import fedda
 from clients.site.blocks import Blocks
 from clients.site.memory import Site
+from fedda.config import Inputs
 from fedda.data import Labelled
 from fedda.library.outcome import Run
 
@@ -39,7 +40,7 @@ def site(data: Path, **more: Any) -> Site:
 
 
 def trained_on(made: Site) -> Labelled:
-    found = made.training(SHAPE)
+    found = made.training(Inputs(SHAPE))
     assert isinstance(found, Labelled)
     return found
 
@@ -95,7 +96,7 @@ def test_who_has_tests_or_few_images_trains_on_all(tmp_path: Path) -> None:
     assert len(trained_on(site(place(tmp_path, 210, tests=30)))) == 210
     assert len(trained_on(site(place(tmp_path, 90)))) == 90
     target = Site({"role": "target", "name": "s", "data": str(place(tmp_path, 210))})
-    assert len(target.training(SHAPE)) == 210
+    assert len(target.training(Inputs(SHAPE))) == 210
 
 
 def test_models_are_judged_on_images_that_they_have_not_seen(tmp_path: Path) -> None:

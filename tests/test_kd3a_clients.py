@@ -14,6 +14,7 @@ from clients.kd3a import Target
 from clients.site import state
 from clients.site.memory import Site
 from fedda import models, records
+from fedda.config import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
 from fedda.settings import RunConfig, Task
@@ -151,14 +152,14 @@ def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) 
     node = make_domains(tmp_path)[0]
     site = Site(node)
     before = site.offer()["examples"]
-    images = site.training((1, 8, 8))
+    images = site.training(Inputs((1, 8, 8)))
     assert len(images) == before
     site.offer()
-    assert site.training((1, 8, 8)) is images  # read only once, for all runs
+    assert site.training(Inputs((1, 8, 8))) is images  # read only once, for all runs
     with np.load(node["data"]) as file:
         fewer = {name: array[:-5] for name, array in file.items()}
     np.savez(node["data"], **fewer)
-    assert site.offer()["examples"] == len(site.training((1, 8, 8))) == before - 5
+    assert site.offer()["examples"] == len(site.training(Inputs((1, 8, 8)))) == before - 5
 
 
 def test_a_site_keeps_a_limited_number_of_optimizer_files(

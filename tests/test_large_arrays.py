@@ -11,6 +11,7 @@ import torch
 
 from clients.site.memory import Site
 from fedda import data
+from fedda.config import Inputs
 from fedda.data import npy
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored
@@ -138,7 +139,7 @@ def test_a_site_keeps_large_arrays_on_disk(tmp_path: Path) -> None:
     node |= {"reproducible": True}
     plain = Site(node)
     disk = Site(node | {"cache": "disk", "state-dir": str(tmp_path / "state")})
-    mine, its = disk.training((1, 6, 6)), plain.training((1, 6, 6))
+    mine, its = disk.training(Inputs((1, 6, 6))), plain.training(Inputs((1, 6, 6)))
     assert isinstance(mine.x, Stored) and not isinstance(its.x, Stored)
     assert torch.equal(mine.x, its.x)
 

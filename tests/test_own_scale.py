@@ -12,7 +12,7 @@ import fedda
 from fedda import data
 from fedda.cli import app
 from fedda.data import Reading
-from fedda.data.own_scale import OwnScale
+from fedda.data.own_columns import OwnColumns
 from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig
 
@@ -46,7 +46,7 @@ def test_by_hand() -> None:
     """A column of -1 and 1 has the deviation s = sqrt(40/39), one that is constant none."""
     x = torch.tensor([[-1.0, 5.0], [1.0, 5.0]]).repeat(20, 1)
     s = (40 / 39) ** 0.5
-    scaled = OwnScale(x, "x")(x)
+    scaled = OwnColumns(x, "x", OWN)(x)
     assert scaled[:2, 0].tolist() == pytest.approx([-1 / (s + 0.05 * s), 1 / (s + 0.05 * s)])
     assert scaled[:, 1].abs().max() == 0
 
@@ -57,7 +57,7 @@ def test_tests_are_scaled_as_the_training_vectors_are(place: Path) -> None:
     assert torch.equal(own.x, data.load_target(place, reading=OWN).x)
     tests, before = data.load_evaluation(place, reading=OWN), data.load_evaluation(place)
     assert tests is not None and before is not None
-    torch.testing.assert_close(tests.x, OwnScale(plain.x, place)(before.x))
+    torch.testing.assert_close(tests.x, OwnColumns(plain.x, place, OWN)(before.x))
 
 
 def test_sites_with_other_units_train_a_model_together() -> None:

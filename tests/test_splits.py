@@ -14,6 +14,7 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.cli import app as whole
 from fedda.cli.data import app
+from fedda.config import Inputs
 from fedda.data import table
 from fedda.errors import ConfigError, DataError
 
@@ -144,7 +145,7 @@ def test_a_site_and_predictions_keep_to_the_split(tmp_path: Path) -> None:
     node = {"role": "source", "name": "x", "data": str(path), "reproducible": True}
     site = Site(node | {"split": "validation", "min-images": 6})
     assert site.offer()["examples"] == 6
-    assert sorted(values(site.training((1, 6, 6)).x)) == [*PARTS["validation"]]
+    assert sorted(values(site.training(Inputs((1, 6, 6))).x)) == [*PARTS["validation"]]
     for form, wanted in (("folder", 6), ("npz", 6)):
         data_at = FORMS[form](tmp_path / form)
         batches = data.stream(data_at, (1, 6, 8), 4, reading=data.Reading(split="validation"))

@@ -36,7 +36,7 @@ Images = TypeVar("Images", bound=data.Labelled | data.Unlabelled)
 
 def _of(task: Task) -> tuple[Any, ...]:
     """What the outputs for an image depend on."""
-    return task.model, task.frozen, task.dims, task.resize, task.window
+    return task.model, task.frozen, task.inputs
 
 
 class Frozen:

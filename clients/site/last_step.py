@@ -113,6 +113,5 @@ def _kept(client: Refining, training: str) -> Model | None:
     if path is None or not path.is_file():
         return None
     loaded, meta = models.load(path)
-    ours = (task.model, task.dims, task.names, task.resize, task.window)
-    alike = (meta.config, meta.shape, meta.classes, meta.resize, meta.window) == ours
+    alike = (meta.config, meta.classes, meta.inputs) == (task.model, task.names, task.inputs)
     return refined.members_of(loaded)[-1].to(client.site.device) if alike else None

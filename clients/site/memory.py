@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from fedda import __version__, data, models, plugins, wire
-from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE
+from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, Inputs
 from fedda.data import naming
 from fedda.data.sets import listed
 from fedda.errors import BatchError, ConfigError
@@ -183,7 +183,7 @@ class Site:
         if self._described is None:
             self.offer()
         assert self._described is not None
-        self._described.check_fit(task.names, task.window)
+        self._described.check_fit(task.names, task.window, task.missing)
         counts = self._described.counts
         if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
             names = listed([naming.quoted(name) for name in lacks])  # a server chose them
@@ -197,30 +197,29 @@ class Site:
         assert self._described is not None
         return self._described.train
 
-    def training(
-        self, shape: tuple[int, ...], resize: data.Resize = "stretch", window: str = ""
-    ) -> "data.Labelled | data.Unlabelled":
-        """The training images that are in whole blocks, in the run's shape; a target has no labels.
+    def training(self, inputs: Inputs) -> "data.Labelled | data.Unlabelled":
+        """The training images that are in whole blocks, as a model takes them.
+
+        A target's have no labels.
 
         Raises:
             ConfigError: the site has too few images for a block.
+            DataError: they are no such inputs, or have gaps that the run does not fill.
         """
-        key = (shape, resize, window)
-        if key not in self._sets:
+        if inputs not in self._sets:
             self._sets = {}  # one shape at a time stays in memory
-            images, used = self._load(*key), self.blocks.used
+            images, used = self._load(inputs), self.blocks.used
             if isinstance(images, data.Labelled):
-                self._apart = {key: images.take(self._out) if len(self._out) else None}
+                self._apart = {inputs: images.take(self._out) if len(self._out) else None}
             if len(used) < len(images):
                 images = images.take(used)
-            self._sets = {key: images}
-        return self._sets[key]
+            self._sets = {inputs: images}
+        return self._sets[inputs]
 
     def held_out(self, task: Task) -> "data.Labelled | None":
         """A source's images that no training sees, as the run's model takes them; None without."""
-        key = (task.dims, task.resize, task.window)
-        self.training(*key)
-        apart = self._apart.get(key)
+        self.training(task.inputs)
+        apart = self._apart.get(task.inputs)
         return None if apart is None else _named(self.frozen.outputs("held out", task, apart), task)
 
     @property
@@ -261,12 +260,10 @@ class Site:
         assert self._described is not None
         return self._described.test < (1 if self.reproducible else self.min_images)
 
-    def _load(
-        self, shape: tuple[int, ...], resize: data.Resize, window: str
-    ) -> "data.Labelled | data.Unlabelled":
+    def _load(self, inputs: Inputs) -> "data.Labelled | data.Unlabelled":
         load = data.load_target if self.role == "target" else data.load_source
         with reading.shown("training images") as shown:
-            images = load(self.path, **self._form(shape, resize, window), progress=shown)
+            images = load(self.path, **self._form(inputs), progress=shown)
         if not isinstance(images, data.Labelled):
             return images
         if self.poison:
@@ -275,28 +272,19 @@ class Site:
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
         return images
 
-    def _form(self, shape: tuple[int, ...], resize: data.Resize, window: str) -> dict[str, Any]:
-        """How images are converted; vectors do not change."""
-        channels, size = (shape[0], shape[1]) if len(shape) == 3 else (0, 0)
-        form = {"channels": channels, "size": size, "resize": resize, "cache": self.cache}
-        said = {"reading": self.reading.within(window), "notice": self._say}
-        return form | said
+    def _form(self, inputs: Inputs) -> dict[str, Any]:
+        """How images and vectors are converted."""
+        return self.reading.form(inputs) | {"cache": self.cache, "notice": self._say}
 
-    def evaluation(
-        self,
-        shape: tuple[int, ...],
-        classes: tuple[str, ...],
-        resize: data.Resize = "stretch",
-        window: str = "",
-    ) -> "data.Labelled | None":
+    def evaluation(self, inputs: Inputs, classes: tuple[str, ...]) -> "data.Labelled | None":
         """The labelled test files, apart from the training images; only a test opens them.
 
         Labels are numbered as the run numbers its classes, by name.
         """
-        key = (shape, classes, resize, window)
+        key = (inputs, classes)
         if key not in self._tests:
             with reading.shown("test images") as shown:
-                form = self._form(shape, resize, window)
+                form = self._form(inputs)
                 tests = data.load_evaluation(self.path, classes=classes, **form, progress=shown)
             self._tests = {key: tests}
         return self._tests[key]
@@ -317,7 +305,7 @@ class Site:
             DataError: the site has a class that the run has not.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        images = self.training(task.dims, task.resize, task.window)
+        images = self.training(task.inputs)
         return _named(self.frozen.outputs("train", task, images), task)
 
     def taught(self, task: Task) -> torch.Tensor | None:
@@ -331,11 +319,11 @@ class Site:
             ConfigError: there is no such augmentation.
             ModelError: the weights of the frozen part are not on this machine.
         """
-        return self.frozen.views(task, self.training(task.dims, task.resize, task.window))
+        return self.frozen.views(task, self.training(task.inputs))
 
     def tested_on(self, task: Task) -> "data.Labelled | None":
         """The same for the labelled test images; None if there are none, or too few to be told."""
-        tests = self.evaluation(task.dims, task.names, task.resize, task.window)
+        tests = self.evaluation(task.inputs, task.names)
         if tests is None or len(tests) < self.few:
             return None
         return self.frozen.outputs("test", task, tests)

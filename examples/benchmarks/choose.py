@@ -55,17 +55,12 @@ from fedda.results.read import counted
 from fedda.settings import presets
 
 SETS = ("surf", "googlenet", "amazon", "office", "digits", "rotated")
-MORE = (
-    "photos",
-    "rotated-mnist",
-    "reviews",
-    "hospitals",
-)  # sets that are used where they are named
+MORE = ("photos", "rotated-mnist", "amazon400", "heart")  # sets that are used where they are named
 VECTORS = {
     "surf": "office_caltech10_surf800",
     "googlenet": "office_caltech10_googlenet1024",
-    "reviews": "amazon_review_400",
-    "hospitals": "heart_disease",
+    "amazon400": "amazon_review_400",
+    "heart": "heart_disease",
 }
 ROUNDS = 20  # with vectors; a third of the preset's, so that a set takes minutes per seed
 IMAGES, DRAWN = 300, 2  # images of a domain of rotated; settings drawn per method

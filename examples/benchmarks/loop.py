@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedda import models
+from fedda.config import Inputs
 from fedda.halves import load
 from fedda.settings import RunConfig
 from fedda.train import joined, learning_rate, make_optimizer, seed_for, windows
@@ -45,8 +46,8 @@ class Loop(ABC):
         self.sites = {site.name: site for site in sites}
         self.target = next(site.name for site in sites if site.role == "target")
         self.sources = [site.name for site in sites if site.role == "source"]
-        self.data = {name: site.training(shape) for name, site in self.sites.items()}
-        self.tests = self.sites[self.target].evaluation(shape, classes)
+        self.data = {name: site.training(Inputs(shape)) for name, site in self.sites.items()}
+        self.tests = self.sites[self.target].evaluation(Inputs(shape), classes)
         self.model = models.build(config.model, shape, len(classes), seed)
         most = max(offer["examples"] for offer in offers.values())
         steps = -(-most / config.train.batch_size // config.train.rounds_per_epoch)

@@ -109,10 +109,7 @@ def measure(plan: Plan, target: str, seed: int) -> tuple[dict[str, Gains], Gains
     loaded = {}
     for name, cell in (("FedAvg", fedavg), ("KD3A", kd3a)):
         loaded[name], meta = models.load(plan.folder(cell) / "model.safetensors")
-    image = len(meta.shape) == 3
-    form: dict[str, Any] = {"channels": meta.shape[0], "size": meta.shape[1]} if image else {}
-    place = data.domains(plan.data)[target]
-    form |= {"resize": meta.resize, "reading": data.Reading().within(meta.window)}
+    place, form = data.domains(plan.data)[target], data.Reading().form(meta.inputs)
     images = data.load_source(place, **form)
     tests = data.load_evaluation(place, classes=meta.classes, **form)
     assert isinstance(images, Labelled)

@@ -187,9 +187,7 @@ def opened(
         ModelError: the data do not fit the model.
     """
     model, about = models.load(file)
-    channels, size = about.shape[:2] if len(about.shape) == 3 else (0, 0)
-    form: dict[str, Any] = {"channels": channels, "size": size, "resize": about.resize}
-    form["reading"] = reading.within(about.window)
+    form = reading.form(about.inputs)
     own = read(folder, **form)
     if own.shape != about.shape:
         raise ModelError(

@@ -43,18 +43,9 @@ class Images:
 
     def inputs(self, network: models.Model, about: models.Meta) -> Tensor:
         """What a model takes; a frozen part, which is alike in all models, computes only once."""
-        form = json.dumps(
-            [about.shape, about.resize, about.window, about.config.model_dump(mode="json")]
-        )
+        form = json.dumps([about.inputs, about.config.model_dump(mode="json")])
         if form not in self._known:
-            channels, size = about.shape[:2] if len(about.shape) > 1 else (0, 0)
-            x = load_target(
-                self._data,
-                channels=channels,
-                size=size,
-                resize=about.resize,
-                reading=self._reading.within(about.window),
-            ).x
+            x = load_target(self._data, **self._reading.form(about.inputs)).x
             some = subset(len(x), generator("agreement")) if self._chosen is None else self._chosen
             x = x[torch.as_tensor(some)]
             if network.backbone is not None:

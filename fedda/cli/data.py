@@ -308,6 +308,8 @@ def check(
       others, see --columns), or the folder of images that it lies in; or a data set of Hugging
       Face, in parquet files or saved by save_to_disk, with the columns image and label,
 
+      a table of numbers, .csv or .parquet, with the column label and a column per number,
+
       a domain of DomainNet or PACS with its lists, such as clipart/ beside clipart_train.txt.
 
     Images are png, jpg, bmp, webp, tif or dcm. They are turned upright as EXIF says, 16 bits of

@@ -61,7 +61,8 @@ ColumnsOption = Annotated[
     typer.Option(
         metavar="NAME=COLUMN,..",
         help="What a table calls its columns path (or image), label, split and id, where it does "
-        "not call them so: path=filename,label=diagnosis.",
+        "not call them so: path=filename,label=diagnosis. Of a table of numbers, values=age+weight "
+        "takes these alone, in this order at all sites.",
         show_default=False,
     ),
 ]

@@ -130,8 +130,6 @@ def _right(path: Path, target: Path, labels: "Labels", reading: "Reading") -> li
 
     network, meta = models.load(path)
     y, drawn = labels.classes(meta.classes), labels.drawn
-    channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
-    within = reading.within(meta.window)
-    x = load_target(target, channels=channels, size=size, resize=meta.resize, reading=within).x
+    x = load_target(target, **reading.form(meta.inputs)).x
     answers = models.predict(network, x[list(drawn.images[: len(y)])]).argmax(dim=1).tolist()
     return [a == b for a, b in zip(answers, y, strict=True)]

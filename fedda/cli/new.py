@@ -94,7 +94,7 @@ def new(
         str, typer.Option(help="With --data: the site whose labels nobody uses.")
     ] = "",
     preset: Annotated[
-        str, typer.Option(help="With --data: a preset, such as photos or vectors.")
+        str, typer.Option(help="With --data: a preset, such as photos, vectors or table.")
     ] = "",
 ) -> None:
     """Begin a study of your own: settings, a short script, and a README that says what to type.

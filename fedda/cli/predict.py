@@ -46,7 +46,8 @@ def predict(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With input.window=own: scale vectors as this site's, not by their own mean.",
+            help="With input.window=own or input.missing: scale vectors, and fill their gaps, by "
+            "this site's means and not by their own.",
         ),
     ] = None,
     *,
@@ -61,7 +62,8 @@ def predict(
     apostrophe. Images are converted to the size and colours that the model was trained with; give
     --gray-bits as at the sites that trained it. With --skip-broken, images that cannot be read get
     no row. With --split, only this part of DIR is read. Vectors of a model that was trained with
-    input.window=own are scaled by their own mean and deviation; give --like for a few of them.
+    input.window=own or input.missing are scaled, and their gaps filled, by means of their own, as
+    no site's are in the model's file; give --like for a few of them.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -72,16 +72,13 @@ def refine(
         from fedda.data import load_evaluation, load_target
 
         model, meta = models.load(source)
-        reading = reading.within(meta.window)
-        channels, size = meta.shape[:2] if len(meta.shape) == 3 else (0, 0)
-        form: dict[str, Any] = {"channels": channels, "size": size, "resize": meta.resize}
-        form["reading"] = reading
+        form = reading.form(meta.inputs)
         x = refining.inputs(model, load_target(data, **form).x)
         about = meta.config, meta.shape, strength, shares
         made = refining.refined_model(_source_only(source, meta), model, x, *about)
         kept = refining.distilled(made, x) if linear else made.model
-        about = {"config": meta.config, "shape": meta.shape, "resize": meta.resize}
-        models.save(place, kept, classes=meta.classes, window=meta.window, **about)
+        about = {"config": meta.config, **meta.inputs._asdict()}
+        models.save(place, kept, classes=meta.classes, **about)
         count = len(models.refined.members_of(made.model))
         echo(
             f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} images; "

@@ -1,4 +1,4 @@
-"""A site whose data are one .npz or HDF5 file: which arrays are its training and its test set."""
+"""A site whose data are arrays: in an .npz or HDF5 file, or a table of numbers; which are what."""
 
 import logging
 import math
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from fedda.data.cache import key_of
+from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.hdf5 import opened
+from fedda.data.gaps import Gaps, warnings_of
+from fedda.data.hdf5 import ENDINGS, Hdf5
 from fedda.data.npz import Npz
+from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
 from fedda.data.sets import (
     Description,
@@ -29,7 +32,7 @@ logger = logging.getLogger("fedda.data")
 
 
 class ArrayFile:
-    """One site's .npz or HDF5 file.
+    """One site's .npz or HDF5 file, or its table of numbers.
 
     Args:
         path: the file.
@@ -38,21 +41,29 @@ class ArrayFile:
 
     def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path
+        self._reading = reading
         self._split = reading.split
 
+    def opened(self) -> Npz:
+        """The arrays."""
+        ending = self.path.suffix.lower()
+        if ending in FILES:
+            return NumberTable(self.path, self._reading)
+        return Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
+
     def source(self, form: Form, progress: Progress | None) -> Labelled:
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             x = _train(npz, self._split)
             y, classes = _source_labels(npz, x)
             _source_test_labels(npz, x, classes)
             return Labelled(_read(npz, x, form, progress), y, classes)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             return Unlabelled(_read(npz, _train(npz, self._split), form, progress))
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             y = _test_labels(npz, _train(npz, self._split))
             if y is None:
                 return None
@@ -61,7 +72,7 @@ class ArrayFile:
 
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the training examples; a source's cover their class, too."""
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             x = _train(npz, self._split)
             y, classes = _source_labels(npz, x) if role == "source" else (None, ())
             found: list[bytes] = []
@@ -73,17 +84,22 @@ class ArrayFile:
 
     def tests(self) -> list[bytes]:
         """Digests of the labelled test examples, without their labels."""
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             if _test_labels(npz, _train(npz, self._split)) is None:
                 return []
             return [one for some in npz.examples("x_test") for one in Unlabelled(some).digests()]
 
     def names(self) -> list[str]:
         """The number of each training example, as predictions have it."""
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             x = _train(npz, self._split)
             before = f"{x}/" if npz.has("x_test") and not self._split else ""
             return [f"{before}{i}" for i in range(npz.shape(x)[0])]
+
+    def columns(self, d: int) -> tuple[str, ...]:
+        """The names of the columns of vectors of d numbers."""
+        with self.opened() as npz:
+            return npz.columns(d)
 
     def check(self, progress: Progress | None, notice: Callable[[str], object]) -> None:
         """Read every value of the training and the test set once, and keep none.
@@ -95,7 +111,7 @@ class ArrayFile:
         Raises:
             DataError: the file is damaged, or a value is not finite.
         """
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             x = _train(npz, self._split)
             for name in (x,) if _test_labels(npz, x) is None else (x, "x_test"):
                 n, done, seen = npz.shape(name)[0], 0, Values()
@@ -108,23 +124,25 @@ class ArrayFile:
                     seen.report(notice)
 
     def describe(self, role: Role) -> Description:
-        warnings = []
-        with opened(self.path) as npz:
+        with self.opened() as npz:
             x = _train(npz, self._split)
             n, *shape = npz.shape(x)
+            train, names = npz.gaps(x), npz.columns(shape[-1])
             counts: dict[str, int] = {}
             if role == "source":
                 y, classes = _source_labels(npz, x)
                 y_test = _source_test_labels(npz, x, classes)
                 numbers = torch.bincount(y, minlength=len(classes)).tolist()
                 counts = dict(zip(classes, numbers, strict=True))
-                warnings += odd_classes(counts)
             else:
                 y_test = _test_labels(npz, x)
                 classes = () if y_test is None else _present(npz.classes("y_test", y_test), y_test)
+            warnings = odd_classes(counts) if counts else []
+            test = Gaps.none(len(train.seen)) if y_test is None else npz.gaps("x_test")
+            warnings += warnings_of(train, test, names)
             if npz.has("x_test") and x != "x_test":
                 warnings += _test_warnings(npz, (n, *shape))
-            used = {"classes", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
+            used = {"classes", "columns", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
             if unused := [key for key in npz.keys if key not in used]:
                 warnings.append(f"{self.path}: these arrays are passed over: {listed(unused)}")
         return Description(
@@ -137,6 +155,8 @@ class ArrayFile:
             classes=classes,
             counts=counts,
             warnings=tuple(warnings),
+            gaps=train.rows + test.rows,
+            empty=tuple(names[i] for i in train.empty),
         )
 
 
@@ -229,11 +249,12 @@ def _present(names: tuple[str, ...], y: torch.Tensor) -> tuple[str, ...]:
 def _source_test_labels(npz: Npz, x: str, classes: tuple[str, ...]) -> torch.Tensor | None:
     """As `_test_labels`; every label must be one of the training classes."""
     y = _test_labels(npz, x)
-    if y is not None and int(y.max()) >= len(classes):
+    its = () if y is None else _present(npz.classes("y_test", y), y)
+    if odd := [name for name in its if name not in classes]:
         raise DataError(
-            f"y_test in {npz.path} has the class {int(y.max())}, which the training set does not "
-            f"have (its classes are 0 to {len(classes) - 1}): remove these test examples, or add "
-            f"training examples of it"
+            f"y_test in {npz.path} has the class {odd[-1]}, which the training set does not have "
+            f"(its classes are {listed(classes)}): remove these test examples, or add training "
+            f"examples of it"
         )
     return y
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
+from fedda.config import INDICATOR
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
-from fedda.data.hdf5 import opened
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
-from fedda.data.own_scale import OwnScale
+from fedda.data.own_columns import own_columns
 from fedda.data.pixels import EXTENSIONS, Encoded, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.sets import Unlabelled, listed
@@ -64,8 +64,8 @@ def stream(
         batch: examples at a time.
         resize: how images come to the model's size, `stretch` or `crop`.
         reading: what is said of the files. With a split, only its examples are read.
-        like: with `input.window=own`, the site whose mean and deviation scale the examples; by
-            default the examples' own.
+        like: with `input.window=own` or `input.missing`, the site whose means scale the examples
+            and fill their gaps; by default the examples' own.
 
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
@@ -83,17 +83,28 @@ def batches(
     like: str | Path | None = None,
 ) -> Iterator[Batch]:
     """As `stream`, with what a table itself calls its rows."""
-    if reading.own:
-        plain = replace(reading, window="")
-        whose = [some.examples.x for some in batches(like or path, shape, batch, resize, plain)]
-        scale = OwnScale(torch.cat(whose), like or path)
-        for some in batches(path, shape, batch, resize, plain):
-            yield some._replace(examples=scale.of(some.examples))
-        return
+    if len(shape) == 1 and reading.missing == INDICATOR:
+        shape = (shape[0] // 2,)  # the other half are the indicators
+    own = None
+    if reading.own or (reading.fills and len(shape) == 1):
+        found = _batches(like or path, shape, batch, resize, reading)
+        own = own_columns(torch.cat([each.examples.x for each in found]), like or path, reading)
+    for some in _batches(path, shape, batch, resize, reading):
+        if own is None:
+            own_columns(some.examples.x, path, reading)  # refuses gaps
+            yield some
+        else:
+            yield some._replace(examples=own.of(some.examples))
+
+
+def _batches(
+    path: str | Path, shape: tuple[int, ...], batch: int, resize: Resize, reading: Reading
+) -> Iterator[Batch]:
+    """As `batches`, but vectors as they lie in the files."""
     site = open_site(path, reading)
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
-        yield from _rows(site.path, only, shape, batch, resize)
+        yield from _rows(site, only, shape, batch, resize)
     elif isinstance(site, Table):
         form = Form(resize=resize, gray=reading.gray)
         numbers, keys, images, _ = map(list, zip(*site.every(), strict=True))
@@ -108,9 +119,10 @@ def batches(
 
 
 def _rows(
-    path: Path, only: tuple[str, ...], shape: tuple[int, ...], batch: int, resize: Resize
+    site: ArrayFile, only: tuple[str, ...], shape: tuple[int, ...], batch: int, resize: Resize
 ) -> Iterator[Batch]:
-    with opened(path) as npz:
+    path = site.path
+    with site.opened() as npz:
         arrays = [x for x in only if npz.has(x)]
         if not arrays:
             raise DataError(
@@ -121,9 +133,11 @@ def _rows(
             _check(f"{x} in {path} has", npz.shape(x)[1:], shape)
         for x in arrays:
             prefix, start = f"{x}/" if len(arrays) > 1 else "", 0
+            keys = npz.row_keys(x)
             for rows in (rows for some in npz.examples(x, batch) for rows in some.split(batch)):
                 names = [f"{prefix}{start + i}" for i in range(len(rows))]
-                yield Batch(names, fitted(Unlabelled(rows), shape, resize))
+                its = keys[start : start + len(rows)]
+                yield Batch(names, fitted(Unlabelled(rows), shape, resize), its)
                 start += len(rows)
 
 

@@ -29,6 +29,8 @@ from fedda.errors import DataError
 
 MANIFEST = "manifest.csv"
 SPLITS = ("train", "test")
+IMAGES = ("path", "image")  # columns that name or hold images
+KEYS = ("id", "key")  # columns that name rows
 
 FILES = (".csv", ".parquet")  # tables of one file
 

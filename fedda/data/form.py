@@ -2,23 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
-from fedda.config import OWN, window_of
+from fedda.config import OWN, REFUSE, Inputs, Missing, Resize, window_of
 from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedda.data.cache import Cache
 
-Resize = Literal["stretch", "crop"]
-
 # torchvision evaluates on ImageNet at 224 pixels from the middle of images of 256.
 _CROPPED_FROM = 256 / 224
 
 
 AUTO = "auto"
-COLUMNS = ("path", "image", "label", "split", "id")  # of a table, that --columns may name
+COLUMNS = ("path", "image", "label", "split", "id", "values")  # that --columns may name
+VALUES = "values"  # columns of numbers, with + between
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,9 @@ class Reading:
         skip_broken: whether images that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
         window: the run's `input.window`: low,high, own or empty. It replaces `gray_bits`.
-        columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`.
+        columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`,
+            and which of its numbers to take, as `values=age+weight`.
+        missing: the run's `input.missing`: what becomes of gaps in vectors.
     """
 
     split: str = ""
@@ -42,6 +43,7 @@ class Reading:
     follow_links: bool = False
     window: str = ""
     columns: str = ""
+    missing: Missing = REFUSE
 
     @classmethod
     def of(
@@ -89,8 +91,8 @@ class Reading:
             str(site.get("columns", "")),
         )
 
-    def within(self, window: str) -> "Reading":
-        """The same with a run's or model's window; an empty one leaves it as it is.
+    def within(self, window: str, missing: Missing = REFUSE) -> "Reading":
+        """The same in a run or for a model; an empty window leaves that as it is.
 
         Raises:
             ConfigError: it is no window.
@@ -99,12 +101,23 @@ class Reading:
             window_of(window)
         except ValueError as error:
             raise ConfigError(f"The window is {window!r}; {error}.") from None
-        return replace(self, window=window) if window else self
+        return replace(self, window=window or self.window, missing=missing)
+
+    def form(self, inputs: Inputs) -> dict[str, Any]:
+        """How `fedda.data.load` brings a site's data to what a model takes: its arguments."""
+        channels, size = inputs.shape[:2] if len(inputs.shape) == 3 else (0, 0)
+        reading = self.within(inputs.window, inputs.missing)
+        return {"channels": channels, "size": size, "resize": inputs.resize, "reading": reading}
 
     @property
     def own(self) -> bool:
         """Whether vectors are scaled by the site's own mean and deviation."""
         return self.window == OWN
+
+    @property
+    def fills(self) -> bool:
+        """Whether gaps in vectors are filled."""
+        return self.missing != REFUSE
 
     @property
     def gray(self) -> Gray:
@@ -118,13 +131,26 @@ class Reading:
         Raises:
             ConfigError: `columns` does not say it.
         """
+        found = dict(self._named)
+        found.pop(VALUES, None)
+        return found
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The columns of numbers to take, in their order; none: all."""
+        return tuple(self._named.get(VALUES, "").split("+")) if VALUES in self._named else ()
+
+    @property
+    def _named(self) -> Mapping[str, str]:
         pairs = [each.partition("=") for each in filter(None, self.columns.split(","))]
         found = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
         wrong = not all(found.values()) or not {*found} <= {*COLUMNS}
+        taken = found.get(VALUES, "").split("+")
+        wrong = wrong or len({*taken}) < len(taken) or (VALUES in found and not all(taken))
         if wrong or not len(pairs) == len(found) == len({*found.values()}):
             raise ConfigError(
                 f"--columns is {self.columns!r}; give NAME=COLUMN,... with the names "
-                f"{', '.join(COLUMNS)}, such as path=filename,label=diagnosis."
+                f"{', '.join(COLUMNS)}, such as path=scan,label=diagnosis or values=age+weight."
             )
         return found
 

@@ -115,8 +115,3 @@ def _texts(found: Any) -> np.ndarray:
         if total > _MOST_TEXT:
             raise ValueError(f"its texts are longer than {_MOST_TEXT} characters")
     return np.array(texts, dtype=str)
-
-
-def opened(path: Path) -> Npz:
-    """The arrays of an .npz or HDF5 file."""
-    return Hdf5(path) if path.suffix.lower() in ENDINGS else Npz(path)

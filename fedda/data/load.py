@@ -1,28 +1,44 @@
 """From the path a site gives to its training set, its test set and a description of both."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from fedda import __version__
-from fedda.data import hdf5
+from fedda.data import hdf5, number_table
 from fedda.data.array_file import ArrayFile
 from fedda.data.cache import Cache
-from fedda.data.columns import FILES, headings, parts_of
+from fedda.data.columns import FILES, IMAGES, headings, parts_of
 from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
+from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
-from fedda.data.own_scale import OwnScale
+from fedda.data.own_columns import own_columns
 from fedda.data.reader import Checked, added
-from fedda.data.sets import DIGEST, Description, Labelled, Progress, Role, Unlabelled, align, listed
+from fedda.data.sets import (
+    DIGEST,
+    Description,
+    Examples,
+    Labelled,
+    Progress,
+    Role,
+    Unlabelled,
+    align,
+    listed,
+)
 from fedda.data.table import Table
 from fedda.errors import ConfigError, DataError, RunError
 
 Notice = Callable[[str], object] | None
+Site = ArrayFile | Checked | ImageFolder | Table
+E = TypeVar("E", bound=Examples)
+
+logger = logging.getLogger("fedda.data")
 
 MOST_NAMED = 20  # broken images in one message
 
@@ -56,8 +72,8 @@ def load_source(
         notice: called with a sentence about images that look odd; by default it is logged.
     """
     form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
-    found = open_site(path, reading).source(form, progress)
-    return OwnScale(found.x, path).of(found) if reading.own else found
+    site = open_site(path, reading)
+    return _own(site, site.source(form, progress), reading, notice)
 
 
 def load_target(
@@ -77,8 +93,8 @@ def load_target(
     order. The arguments are those of `load_source`.
     """
     form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
-    found = open_site(path, reading).target(form, progress)
-    return OwnScale(found.x, path).of(found) if reading.own else found
+    site = open_site(path, reading)
+    return _own(site, site.target(form, progress), reading, notice)
 
 
 def load_evaluation(
@@ -111,9 +127,31 @@ def load_evaluation(
     form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
     site = open_site(path, reading)
     test = site.evaluation(form, progress)
-    if reading.own and test is not None:
-        test = OwnScale(site.target(form, None).x, path).of(test)
-    return align(test, classes) if test is not None and classes else test
+    if test is None:
+        return None
+    train = site.target(form, None) if reading.own or reading.fills else test
+    test = _own(site, test, reading, notice, train)
+    return align(test, classes) if classes else test
+
+
+def _own(
+    site: Site, found: E, reading: Reading, notice: Notice, train: Examples | None = None
+) -> E:
+    """The examples as a run wants them of vectors: filled and scaled by the site's training part.
+
+    Args:
+        site: whose they are.
+        found: the examples.
+        reading: how the run fills gaps, and whether it scales.
+        notice: called with a sentence about columns without a value.
+        train: the training part; None: these are it.
+    """
+    own = own_columns((found if train is None else train).x, site.path, reading, found.x)
+    if own is None:
+        return found
+    if own.gaps.empty and isinstance(site, ArrayFile):
+        (notice or logger.warning)(empty_columns(own.gaps, site.columns(len(own.gaps.seen))))
+    return own.of(found)
 
 
 def _quiet(text: str) -> None:
@@ -233,7 +271,7 @@ def names(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
     return open_site(path, reading).names()
 
 
-def _shared(site: ArrayFile | Checked | ImageFolder | Table) -> str:
+def _shared(site: Site) -> str:
     """A warning about test examples that are training examples, too; empty if there are none."""
     tests = site.tests()
     train = set(site.identities("target")) if tests else set()
@@ -246,9 +284,7 @@ def _shared(site: ArrayFile | Checked | ImageFolder | Table) -> str:
     )
 
 
-def open_site(
-    path: str | Path, reading: Reading = AS_IT_IS
-) -> ArrayFile | Checked | ImageFolder | Table:
+def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
     if not path.exists():
@@ -272,11 +308,13 @@ def open_site(
         return reader
     if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
         return ArrayFile(path, reading)
+    if (numbers := number_table.file_of(path, reading)) is not None:
+        return ArrayFile(numbers, reading)
     if parts_of(path, reading, inside):
         return Table(path, reading)
     if path.is_file():
         raise DataError(
-            f"{path} is neither a folder nor an .npz file, nor a table of images (.csv, .parquet) "
+            f"{path} is neither a folder nor an .npz file, nor a table (.csv, .parquet) "
             f"or an HDF5 file: give the folder of the images, or save arrays with "
             f"numpy.savez_compressed"
         )
@@ -334,10 +372,11 @@ def _visible(root: Path) -> list[Path]:
 
 
 def _can_be_site(file: Path, reading: Reading) -> bool:
-    """Whether a file is one of arrays, a table of images, or for a reader of another package."""
+    """Whether a file is one of arrays, a table, or for a reader of another package."""
     ending = file.suffix.lower()
     if ending in (".npz", *hdf5.ENDINGS):
         return True
     if ending in FILES:
-        return bool({"path", "image"} & {*headings(file, reading)})
+        images = {*IMAGES} & {*headings(file, reading)}
+        return bool(images) or number_table.can_be_site(file, reading)
     return added(file) is not None

@@ -18,9 +18,8 @@ from typing import Any
 
 from fedda.errors import DataError
 
-_NONE = frozenset({"nan", "null", "none", "na", "n/a", "<na>", "#n/a", "nat", "?", "-"}).union(
-    ("inf", "-inf", "unlabeled", "unlabelled")
-)
+NOTHING = frozenset({"nan", "null", "none", "na", "n/a", "<na>", "#n/a", "nat", "?", "-"})
+_NONE = NOTHING | {"inf", "-inf", "unlabeled", "unlabelled"}
 _NEGATIVE = re.compile(r"-\d+(\.0*)?")
 _FRACTION = re.compile(r"-?\d*\.\d*[1-9]\d*")
 _WHOLE = re.compile(r"\d+(\.0*)?")

@@ -5,6 +5,9 @@
     sparse   scipy's CSR as x_train_data, x_train_indices, x_train_indptr, x_train_shape
     labels   integer (N,), from 0
     classes  optional, C strings: the name of each label
+    columns  optional, d strings: the name of each number of a vector
+
+A gap in vectors is NaN; infinite values are refused.
 
 Arrays are read one by one and only when asked for: a target's labels stay in the file. Examples are
 read some at a time, so that they may be more than memory holds; in Fortran order, however, they are
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import naming, npy, room, sparse
+from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.sets import listed
 from fedda.errors import DataError
 
@@ -100,6 +104,26 @@ class Npz:
         for images in self._rows(x, batch):  # (n, H, W) or (n, H, W, channels)
             images = images.reshape(*images.shape[:3], shape[1]).transpose(0, 3, 1, 2)
             yield torch.from_numpy(np.ascontiguousarray(images))
+
+    def columns(self, d: int) -> tuple[str, ...]:
+        """The names of the columns of vectors of d numbers; "0" to d - 1 where none are given."""
+        if "columns" in self.keys:
+            shape, dtype = self._header("columns")
+            if dtype.kind == "U" and shape == (d,):
+                return tuple(map(str, self._array("columns")))
+        return tuple(map(str, range(d)))
+
+    def row_keys(self, x: str) -> list[str]:
+        """What the file itself calls the examples `x`; none if it names none."""
+        return []
+
+    def gaps(self, x: str) -> Gaps:
+        """Where vectors have no value; of images nowhere."""
+        shape = self.shape(x)
+        name = x if x in self.keys else f"{x}_data"
+        if len(shape) != 2 or self._header(name)[1].kind != "f":
+            return Gaps.none(0)
+        return sum(map(gaps_of, self.examples(x)), Gaps.none(shape[1]))
 
     def check_room(self, x: str, size: int) -> None:
         """Refuse to keep `size` bytes of an array in memory, if that is more than there is.
@@ -239,10 +263,10 @@ class Npz:
             yield torch.from_numpy(dense)
 
     def _finite(self, x: str, found: Iterator[Tensor]) -> Iterator[Tensor]:
-        """The vectors, if all are finite; else those that are not are counted and refused."""
+        """The vectors, if none is infinite; else those that are are counted and refused."""
         done, bad, first = 0, 0, 0
         for vectors in found:
-            odd = (~vectors.isfinite().all(dim=1)).nonzero()[:, 0]
+            odd = vectors.isinf().any(dim=1).nonzero()[:, 0]
             first = first if bad or not len(odd) else done + int(odd[0])
             done, bad = done + len(vectors), bad + len(odd)
             if not bad:
@@ -250,7 +274,7 @@ class Npz:
         if bad:
             raise DataError(
                 f"{x} in {self.path} has values that are not finite in {bad} rows, the first "
-                f"is row {first}: fill or remove them"
+                f"is row {first}: fill or remove them (a gap is NaN)"
             )
 
     def _csr_shape(self, x: str) -> tuple[int, int]:

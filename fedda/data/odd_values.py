@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedda.data.depth import Brightness, Light
 from fedda.data.sets import listed
-from fedda.maths.moments import Moments, merge, moments
 
 FAR = 100  # a column whose values are so many times the others' is of another scale
 
@@ -17,7 +16,7 @@ class Values:
 
     def __init__(self) -> None:
         self._light = Brightness()
-        self._columns: Moments | None = None
+        self._squares, self._seen = torch.zeros(0), torch.zeros(0)  # (d,) sums of each column
 
     def add(self, examples: Tensor) -> None:
         """Look at some: uint8 (n, channels, H, W) or floats (n, d)."""
@@ -25,19 +24,25 @@ class Values:
             light = Light(int(examples.min()), int(examples.max()), 255)
             self._light.add(light, len(examples))
         elif examples.dim() == 2:
-            its = moments(examples.double())
-            self._columns = its if self._columns is None else merge(self._columns, its)
+            squares = examples.double().square()
+            seen = len(squares) - squares.isnan().sum(dim=0)
+            first = not len(self._seen)
+            self._squares = squares.nansum(dim=0) + (0 if first else self._squares)
+            self._seen = seen + (0 if first else self._seen)
 
     def report(self, notice: Callable[[str], object]) -> None:
         """Give a sentence to `notice` if the values are odd."""
         self._light.report(notice)
-        if self._columns is not None and (odd := _odd_columns(self._columns)):
+        if odd := _odd_columns((self._squares / self._seen.clamp(min=1)).sqrt()):
             notice(odd)
 
 
-def _odd_columns(columns: Moments) -> str:
-    """A warning if columns are far larger than the others, or all far from 1; else empty."""
-    size = (columns.mean**2 + columns.spread / columns.n).sqrt()  # (d,) root of the mean square
+def _odd_columns(size: Tensor) -> str:
+    """A warning if columns are far larger than the others, or all far from 1; else empty.
+
+    Args:
+        size: root of the mean square of each column, (d,).
+    """
     used = size[size > 0]
     middle = float(used.median()) if len(used) else 0.0
     far = (size > FAR * middle).nonzero().flatten().tolist() if middle else []

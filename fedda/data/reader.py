@@ -144,7 +144,7 @@ class Checked:
                 f"gave examples of type {x.dtype} and shape {tuple(x.shape)}, but needed are uint8 "
                 "(N, channels, H, W) with 1 or 3 channels, or float32 (N, d), and one or more"
             )
-        if not image and not bool(x.isfinite().all()):
+        if not image and bool(x.isinf().any()):
             raise self._error("gave values that are not finite")
 
     def _check_labels(self, found: Labelled) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from fedda.config import REFUSE, Missing
 from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import plain
 from fedda.data.stored import take_rows
@@ -25,6 +26,7 @@ from fedda.wire import Role
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
 DIGEST = 16  # bytes
+FILLING = "-c input.missing=mean, median or indicator"  # how runs take vectors with gaps
 UNEVEN = 10  # the largest class may be so many times the smallest before `check` warns
 _SOME = 64  # examples read at a time
 
@@ -107,6 +109,8 @@ class Description:
         warnings: sentences about files that were passed over or look odd.
         gray: what happens to gray of more than 8 bits; empty if there is none.
         needs_window: whether some images cannot be read without `input.window`.
+        gaps: how many vectors, of training and test, have missing values.
+        empty: the columns of which no training vector has a value.
     """
 
     path: Path
@@ -120,6 +124,8 @@ class Description:
     warnings: tuple[str, ...]
     gray: str = ""
     needs_window: bool = False
+    gaps: int = 0
+    empty: tuple[str, ...] = ()
 
     @property
     def form(self) -> str:
@@ -130,12 +136,15 @@ class Description:
         size = f"{width} x {height} pixels" if width else "of several sizes (a run sets input.size)"
         return f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
 
-    def check_fit(self, classes: Sequence[str], window: str) -> None:
-        """Check that a run of these classes and this `input.window` can use the data.
+    def check_fit(self, classes: Sequence[str], window: str, missing: Missing = REFUSE) -> None:
+        """Check that a run of these classes, `input.window` and `input.missing` can use the data.
 
         Raises:
-            DataError: a target's tests are of other classes, or images need a window.
+            DataError: a target's tests are of other classes, images need a window, or vectors have
+                gaps.
         """
+        if self.gaps and missing == REFUSE:
+            raise refused_gaps(self.path, self.gaps)
         if self.needs_window and not window:
             raise DataError(f"{self.path} {NEEDS_WINDOW}")
         odd = [name for name in self.classes if name not in classes]
@@ -167,6 +176,14 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         """The description as plain JSON types."""
         return asdict(self) | {"path": str(self.path)}
+
+
+def refused_gaps(where: object, rows: int) -> DataError:
+    """The error of a run that does not fill gaps, for so many vectors that have some."""
+    return DataError(
+        f"{where} has missing values (NaN) in {rows} {'row' if rows == 1 else 'rows'}, and "
+        f"input.missing is {REFUSE}: fill or remove them, or train with {FILLING}"
+    )
 
 
 def align(labelled: Labelled, classes: Sequence[str]) -> Labelled:

@@ -26,7 +26,17 @@ from typing import Any, NamedTuple
 import torch
 
 from fedda.data import naming
-from fedda.data.columns import MANIFEST, SPLITS, Columns, headings, others, parts_of, read
+from fedda.data.columns import (
+    IMAGES,
+    KEYS,
+    MANIFEST,
+    SPLITS,
+    Columns,
+    headings,
+    others,
+    parts_of,
+    read,
+)
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
@@ -46,9 +56,7 @@ from fedda.files import place
 
 Image = Path | Encoded
 
-KEYS = ("id", "key")  # columns that name rows
-_IMAGES = ("path", "image")
-IMAGES = Path("images")  # in the folder of a site that was cut from a table
+PICTURES = Path("images")  # in the folder of a site that was cut from a table
 
 
 class Row(NamedTuple):
@@ -184,7 +192,7 @@ class Table:
         found: list[Row] = []
         there: set[str] = set()
         for file, its in self.files:
-            wanted = *_IMAGES, *KEYS, "split", *(("label",) if labelled else ())
+            wanted = *IMAGES, *KEYS, "split", *(("label",) if labelled else ())
             columns = _read(file, wanted, self._reading)
             splits = columns.get("split") or [its or "train"] * _length(columns)
             there.update(map(str, splits))
@@ -211,7 +219,7 @@ class Table:
         return found
 
     def _check(self, file: Path, columns: Columns, splits: Sequence[str]) -> None:
-        if not any(name in columns for name in _IMAGES):
+        if not any(name in columns for name in IMAGES):
             there = listed(headings(file), 12)
             raise DataError(
                 f"{file} has no column path, which names the image files"
@@ -283,9 +291,9 @@ def _labelled(
 def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[str, int]:
     """Cut a table into sites by a column -> the number of rows of each site, by its name.
 
-    Each becomes a folder of OUT: with a `manifest.csv` and its images, which are links to the same
-    files (or copies, on another disk), or, if the images are in the table, with a `train-0.parquet`
-    and a `test-0.parquet`.
+    Each becomes a folder of OUT: with a `manifest.csv` and its images, if the table names some,
+    which are links to the same files (or copies, on another disk), or, if the images are in the
+    table, with a `train-0.parquet` and a `test-0.parquet`.
 
     Args:
         path: the table.
@@ -303,7 +311,7 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
     files = parts_of(path, reading, inside)
     if not files:
         raise DataError(
-            f"{path} is no table of images: give a CSV or parquet file, or a data set that Hugging "
+            f"{path} is no table: give a CSV or parquet file, or a data set that Hugging "
             f"Face's save_to_disk wrote"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -328,11 +336,13 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
         columns.setdefault("split", [its or "train"] * _length(columns))
         if part:
             columns = _renamed(columns, part)
-        columns[by] = ["" if value is None or value != value else value for value in columns[by]]
-        for site in sorted(set(map(str, columns[by]))):
+        whose = ["" if value is None or value != value else str(value) for value in columns[by]]
+        if not {*IMAGES} & {*columns}:
+            del columns[by]  # of a table of numbers it would be one of them
+        for site in sorted({*whose}):
             if not site.strip() or site.startswith(".") or "/" in site or len(site) > 64:
                 raise DataError(f"{file} has {site!r} in {by}, which cannot name a site: rename it")
-            rows = [i for i, value in enumerate(columns[by]) if str(value) == site]
+            rows = [i for i, value in enumerate(whose) if value == site]
             places = NamedFiles(file, path)
             _write(file, columns, rows, out / site, counts.get(site, 0), inside, places)
             counts[site] = counts.get(site, 0) + len(rows)
@@ -347,7 +357,7 @@ def _placed(
     inside.check(image)
     if (its := inside.within(image)) is None:
         return image.absolute()
-    new = folder / IMAGES / its
+    new = folder / PICTURES / its
     try:
         new.parent.mkdir(parents=True, exist_ok=True)
         if not new.exists():
@@ -357,7 +367,7 @@ def _placed(
             f"{file} names {columns['path'][row]!r} in row {row + 1}, which cannot be linked or "
             f"copied to {folder} ({error}): mend the row or the file"
         ) from error
-    return IMAGES / its
+    return PICTURES / its
 
 
 def _renamed(columns: Columns, part: str) -> Columns:
@@ -387,11 +397,12 @@ def _write(
         return
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [name for name in columns if name != "path"]
     if not before:
-        writer.writerow(["path", *names])
+        writer.writerow(columns)
     for i in rows:
-        image = _placed(file, columns, i, folder, inside, places)
-        writer.writerow([image, *(columns[name][i] for name in names)])
+        its = {name: values[i] for name, values in columns.items()}
+        if "path" in its:
+            its["path"] = _placed(file, columns, i, folder, inside, places)
+        writer.writerow(its.values())
     with (folder / MANIFEST).open("a", encoding="utf-8", newline="") as stream:
         stream.write(text.getvalue())

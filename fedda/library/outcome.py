@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from fedda.data import Resize
     from fedda.models import Meta
     from fedda.models import Model as Classifier
 
@@ -201,8 +200,7 @@ class Model:
         self.network = network
         self.classes = tuple(about.classes)
         self.shape = tuple(about.shape)
-        self._resize: Resize = about.resize
-        self._window = about.window
+        self._inputs = about.inputs
 
     def predict(self, images: Any, batch: int = 256) -> list[str]:
         """The likeliest class of each example.
@@ -231,22 +229,22 @@ class Model:
         """The examples in the model's shape, some at a time."""
         import torch
 
-        from fedda.config import OWN
         from fedda.data import Reading, stream
         from fedda.data.batchwise import fitted
-        from fedda.data.own_scale import OwnScale
+        from fedda.data.own_columns import own_columns
         from fedda.data.sets import Unlabelled
 
         from .own_data import images as as_images
 
+        shape, resize, window, missing = self._inputs
+        reading = Reading(window=window, missing=missing)
         if isinstance(images, str | Path):
-            reading = Reading(window=self._window)
-            found = stream(Path(images), self.shape, batch, self._resize, reading)
+            found = stream(Path(images), shape, batch, resize, reading)
             yield from (examples.x for _, examples in found)
             return
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
-        if self._window == OWN:
-            array = OwnScale(array, "images")(array)
+        if (own := own_columns(array, "images", reading)) is not None:
+            array = own(array)
         if array.ndim == 3:
             array = array[:, None]
         elif array.ndim == 4:
@@ -257,7 +255,7 @@ class Model:
                 f"{self.shape}; give data like its training data."
             )
         for x in array.split(batch):
-            yield fitted(Unlabelled(x), self.shape, self._resize).x
+            yield fitted(Unlabelled(x), shape, resize).x
 
     def __repr__(self) -> str:
         return f"Model({len(self.classes)} classes, inputs of shape {self.shape})"

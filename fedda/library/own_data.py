@@ -7,6 +7,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -113,7 +114,13 @@ def images(x: Any, whose: str) -> np.ndarray:
 
 
 def as_array(x: Any) -> Any:
-    """Arrays as numpy's or torch's; images of Pillow as gray or RGB, whatever their mode is."""
+    """Arrays as numpy's or torch's; images of Pillow as gray or RGB, whatever their mode is.
+
+    What a table of pandas calls missing is NaN.
+    """
+    if hasattr(x, "to_numpy") and hasattr(x, "columns"):
+        with suppress(TypeError, ValueError):  # texts, which are refused as they are
+            return x.to_numpy(dtype=np.float64, na_value=np.nan)
     if isinstance(x, Image.Image):
         known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
         return np.asarray(x if known else on_white(x).convert("RGB"))

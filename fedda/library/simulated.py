@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
-from fedda.config import Flat
+from fedda.config import REFUSE, Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.data.pixels import RESIZED
+from fedda.data.sets import FILLING, listed
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
@@ -78,19 +79,24 @@ def execute(
                 "name one target."
             )
         targets[0]["teacher"] = launch.teacher
-    names = {site["data"]: site["name"] for site in sites}
+    names, empty = {site["data"]: site["name"] for site in sites}, list[set[str]]()
 
     def described(path: str, role: Role, reading: Reading) -> Description:
         """Describe a site's data, and say what is odd about them."""
         about = describe(path, role, reading)
+        resizes = config.input.size or config.model.weights != "none"  # to the weights' own
+        fills = config.input.missing != REFUSE
+        settled = (RESIZED,) * bool(resizes) + (FILLING,) * fills
         for text in about.warnings:
-            resizes = config.input.size or config.model.weights != "none"  # to the weights' own
-            if not (resizes and text.endswith(RESIZED)):
+            if not text.endswith(settled):
                 say(f"{names[path]}: {text}")
+        empty.append({*about.empty})
         return about
 
     # Else the run would wait for a site that cannot answer.
     local.rehearse(config, sites, described)
+    if nowhere := sorted(set[str].intersection(*empty)):
+        say(f"no site has a value in {listed(nowhere)}: leave such columns out at all sites")
     journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
     with journal.ending():
         return local.simulate(config, sites, journal, launch.engine)

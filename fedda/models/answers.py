@@ -6,29 +6,17 @@ The model is a file of `fedda.models.save`, or one that `fedda export` made of i
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedda.config import Inputs
 from fedda.data import Reading, batches
 from fedda.models.networks import predict
 from fedda.models.saved import load
 
 EXPORTED = (".onnx", ".pt2")
-
-
-class Expected(Protocol):
-    """What a model's file says of its inputs and outputs."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def resize(self) -> Literal["stretch", "crop"]: ...
-    @property
-    def window(self) -> str: ...
 
 
 class Answers(NamedTuple):
@@ -67,21 +55,22 @@ def answers(
         ModelError: the model cannot be read.
         DataError: the data cannot be read, or do not fit the model.
     """
-    said, about = _opened(model, device, batch)
-    rest = batches(data, about.shape, batch, about.resize, reading.within(about.window), like)
+    said, classes, inputs = _opened(model, device, batch)
+    reading = reading.within(inputs.window, inputs.missing)
+    rest = batches(data, inputs.shape, batch, inputs.resize, reading, like)
     first = next(rest)  # an error comes before anything is written
     every = chain([first], rest)
-    return about.classes, (Answers(some.names, said(some.examples.x), some.keys) for some in every)
+    return classes, (Answers(some.names, said(some.examples.x), some.keys) for some in every)
 
 
 def _opened(
     file: Path, device: torch.device, batch: int
-) -> tuple[Callable[[Tensor], Tensor], Expected]:
-    """A function of examples, as they are stored, to probabilities, and what it takes."""
+) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...], Inputs]:
+    """From examples, as they are stored, to probabilities; the classes; what it takes."""
     if file.suffix in EXPORTED:
         from fedda.models.export import opened
 
         return opened(file)
     network, meta = load(file)
     network.to(device)
-    return (lambda x: predict(network, x, batch)), meta
+    return (lambda x: predict(network, x, batch)), meta.classes, meta.inputs

@@ -5,9 +5,9 @@
 
 N may be any number. Both kinds of file hold a description as JSON: the class names in the order of
 the outputs, the shape of one input, how images came to it unless they were stretched (`resize`),
-the gray values that become 0 and 1 if a run set them (`window`), and the model's name and fedda's
-version. A file is put in its place only after it was loaded again and gave the same probabilities
-as the model.
+the gray values that become 0 and 1 if a run set them (`window`), how gaps in vectors were filled
+(`missing`), and the model's name and fedda's version. A file is put in its place only after it was
+loaded again and gave the model's probabilities.
 """
 
 import json
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import fedda
 from fedda import models
+from fedda.config import REFUSE, Inputs
 from fedda.errors import ModelError
 
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
@@ -77,6 +77,7 @@ def export(source: Path, out: Path) -> Exported:
         "range": [0, 1] if len(meta.shape) == 3 else None,
         **({"resize": meta.resize} if meta.resize != "stretch" else {}),
         **({"window": meta.window} if meta.window else {}),
+        **({"missing": meta.missing} if meta.missing != REFUSE else {}),
         "output": "class probabilities (N, classes)",
         "model": meta.config.name,
         "version": fedda.__version__,
@@ -105,17 +106,8 @@ def export(source: Path, out: Path) -> Exported:
     return Exported(out, difference)
 
 
-class Described(NamedTuple):
-    """What an exported file says of its inputs and outputs."""
-
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    resize: Literal["stretch", "crop"]
-    window: str
-
-
-def opened(path: Path) -> tuple[Outputs, Described]:
-    """A file that `export` wrote, as a function of examples as they are stored -> probabilities.
+def opened(path: Path) -> tuple[Outputs, tuple[str, ...], Inputs]:
+    """A file that `export` wrote: from examples as they are stored to probabilities, its classes.
 
     Raises:
         ModelError: it cannot be read, or was written by another program.
@@ -123,8 +115,13 @@ def opened(path: Path) -> tuple[Outputs, Described]:
     try:
         outputs, text = _KINDS[path.suffix][1](path)
         about = json.loads(text)
-        shape, classes = tuple(map(int, about["shape"])), tuple(map(str, about["classes"]))
-        resize, window = about.get("resize", "stretch"), str(about.get("window", ""))
+        inputs = Inputs(
+            tuple(map(int, about["shape"])),
+            about.get("resize", "stretch"),
+            about.get("window", ""),
+            about.get("missing", REFUSE),
+        )
+        classes = tuple(map(str, about["classes"]))
     except ModelError:
         raise
     except Exception as error:  # the libraries raise errors of many kinds
@@ -132,13 +129,12 @@ def opened(path: Path) -> tuple[Outputs, Described]:
             f"'{path}' cannot be read as a model of fedda's ({type(error).__name__}); give a file "
             "that `fedda export` wrote, or another program's answers as a table of probabilities."
         ) from error
-    described = Described(shape, classes, resize, window)
 
     @torch.no_grad()
     def said(x: Tensor) -> Tensor:
         return outputs(models.as_inputs(x, torch.device("cpu")))
 
-    return said, described
+    return said, classes, inputs
 
 
 @torch.no_grad()

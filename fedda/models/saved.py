@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import safetensors.torch
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 import fedda
-from fedda.config import NETWORKS, ModelConfig, window_of
+from fedda.config import NETWORKS, REFUSE, Inputs, Missing, ModelConfig, Resize, window_of
 from fedda.errors import ModelError
 from fedda.files import replacing
 
@@ -38,8 +38,14 @@ class Meta:
     classes: tuple[str, ...]  # the name of each output
     version: str  # of the fedda that wrote the file
     extension: Extension | None = None  # the layers that a method added
-    resize: Literal["stretch", "crop"] = "stretch"  # how images came to that shape
+    resize: Resize = "stretch"  # how images came to that shape
     window: str = ""  # the gray values that became black and white, `input.window`
+    missing: Missing = REFUSE  # what became of gaps in vectors, `input.missing`
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the model takes, and how images and vectors come to it."""
+        return Inputs(self.shape, self.resize, self.window, self.missing)
 
 
 def save(
@@ -49,8 +55,9 @@ def save(
     config: ModelConfig,
     shape: Sequence[int],
     classes: Sequence[str],
-    resize: Literal["stretch", "crop"] = "stretch",
+    resize: Resize = "stretch",
     window: str = "",
+    missing: Missing = REFUSE,
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
@@ -69,6 +76,8 @@ def save(
         about["resize"] = resize
     if window:
         about["window"] = window
+    if missing != REFUSE:
+        about["missing"] = missing
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
@@ -186,10 +195,13 @@ def _window(text: str) -> str:
 def _meta(about: str) -> Meta:
     facts = json.loads(about)
     resize, window = facts.get("resize", "stretch"), facts.get("window", "")
-    if resize not in ("stretch", "crop") or not all(
-        isinstance(each, str) for each in (window, facts["version"])
+    missing = facts.get("missing", REFUSE)
+    if (
+        resize not in get_args(Resize)
+        or missing not in get_args(Missing)
+        or not all(isinstance(each, str) for each in (window, facts["version"]))
     ):
-        raise ValueError("resize, window or version is none")
+        raise ValueError("resize, window, missing or version is none")
     extension = facts.get("extension")
     if extension is not None and not isinstance(extension["method"], str):
         raise ValueError("extension names no method")
@@ -201,6 +213,7 @@ def _meta(about: str) -> Meta:
         extension=None if extension is None else Extension(**extension),
         resize=resize,
         window=_window(window),
+        missing=missing,
     )
 
 

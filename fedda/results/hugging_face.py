@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from fedda.config import REFUSE
 from fedda.errors import ModelError
 from fedda.models import load
 
@@ -40,6 +41,7 @@ def write(source: Path, folder: Path) -> None:
         "input_shape": list(about.shape),
         "resize": about.resize,
         **({"window": about.window} if about.window else {}),
+        **({"missing": about.missing} if about.missing != REFUSE else {}),
         "id2label": {str(i): name for i, name in enumerate(about.classes)},
         "label2id": {name: i for i, name in enumerate(about.classes)},
         "fedda_version": about.version,

@@ -1,6 +1,6 @@
 """Which settings of a training would not hide single examples, although it adds noise for that."""
 
-from fedda.config import OWN, ModelConfig, PrivacyConfig, TrainConfig
+from fedda.config import OWN, REFUSE, Missing, ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import ConfigError
 from fedda.methods import Method
 
@@ -21,7 +21,12 @@ def is_private(method: Method) -> bool:
 
 
 def check(
-    method: Method, privacy: PrivacyConfig, model: ModelConfig, train: TrainConfig, window: str
+    method: Method,
+    privacy: PrivacyConfig,
+    model: ModelConfig,
+    train: TrainConfig,
+    window: str,
+    missing: Missing,
 ) -> None:
     """Refuse settings of a training with which single examples would not be private.
 
@@ -46,6 +51,11 @@ def check(
         raise ConfigError(
             f"{asked}, but input.window is own, so that each example changes the scale of all; "
             "leave it empty."
+        )
+    if missing != REFUSE:
+        raise ConfigError(
+            f"{asked}, but input.missing is {missing}, so that each example changes what fills the "
+            f"gaps of all; set it to {REFUSE}."
         )
     others = {"sampler": "shuffle", "accumulate": 1, "precision": "float32"}
     for key, needed in others.items():

@@ -16,6 +16,7 @@ from fedda.config import (
     LEAST_HIDDEN,
     NETWORKS,
     OWN,
+    REFUSE,
     TIMM,
     Asked,
     ExchangeConfig,
@@ -144,7 +145,7 @@ class RunConfig(Section):
                 f"a way of its own; set it to weighted, or choose one of {robust}."
             )
         for name in self.trainings:
-            about = self.privacy, self.model, self.train, self.input.window
+            about = self.privacy, self.model, self.train, self.input.window, self.input.missing
             noise.check(plugins.method(name), *about)
             plugins.method(name).check_encoder(self.options[name], self.model)
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
@@ -307,6 +308,11 @@ class RunConfig(Section):
                 f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
                 f"{shape[0]} numbers, not images; set it to none."
             )
+        if len(shape) == 3 and self.input.missing != REFUSE:
+            raise ConfigError(
+                f"input.missing is {self.input.missing}, which is for vectors, but the sites' "
+                f"examples are images; leave it {REFUSE}."
+            )
         if len(shape) == 3 and self.input.window == OWN:
             raise ConfigError(
                 "input.window is own, which is for vectors, but the sites' examples are images; "
@@ -323,6 +329,7 @@ class RunConfig(Section):
             shape=",".join(map(str, shape)),
             resize=self.input.resize,
             window=self.input.window,
+            missing=self.input.missing,
             class_names="\n".join(classes),
             sites=sites,
             secure=self.secure_of(method),

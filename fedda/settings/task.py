@@ -4,16 +4,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator
 
 from fedda import plugins
 from fedda.config import (
+    REFUSE,
     Beside,
+    Inputs,
+    Missing,
     ModelConfig,
     PrivacyConfig,
     Refine,
+    Resize,
     Section,
     Secure,
     Shares,
@@ -42,10 +46,9 @@ class Task(Section):
     shape: str = Field(
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
-    resize: Literal["stretch", "crop"] = Field(
-        default="stretch", description="how images come to that shape"
-    )
+    resize: Resize = Field(default="stretch", description="how images come to that shape")
     window: str = Field(default="", description="gray values that become black and white")
+    missing: Missing = Field(default=REFUSE, description="what becomes of gaps in vectors")
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
     secure: Secure = "none"
@@ -151,8 +154,12 @@ class Task(Section):
     @property
     def about_model(self) -> dict[str, Any]:
         """What a model's file says of how images come to it, and of the network."""
-        form = {"shape": self.dims, "resize": self.resize, "window": self.window}
-        return {"config": self.model, **form}
+        return {"config": self.model, **self.inputs._asdict()}
+
+    @property
+    def inputs(self) -> Inputs:
+        """The shape of one input, and how images and vectors come to it."""
+        return Inputs(self.dims, self.resize, self.window, self.missing)
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:
@@ -167,7 +174,7 @@ class Task(Section):
         tree["options"] = validate(options, tree.get("options", {}))
         task = validate(cls, tree)
         about = plugins.method(task.method)
-        noise.check(about, task.privacy, task.model, task.train, task.window)
+        noise.check(about, task.privacy, task.model, task.train, task.window, task.missing)
         task.about.check_encoder(task.options, task.model)
         task.about.check_steps(task.options, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, cast
 
 from fedda import __version__
-from fedda.config import InputConfig, is_site_name
+from fedda.config import INDICATOR, InputConfig, is_site_name
 from fedda.data.naming import united
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
@@ -346,7 +346,8 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
     if not images and len(shapes) > 1:
         _refuse(nodes, "the sites' data have different shapes; vectors must be equally long")
     if not images:
-        return next(iter(shapes))
+        columns = 2 if unified.missing == INDICATOR else 1
+        return tuple(columns * d for d in next(iter(shapes)))
     channels = {unified.channels} if unified.channels else {s[0] for s in shapes}
     sizes = {(unified.size,) * 2} if unified.size else {s[1:] for s in shapes}
     if len(channels) != 1:

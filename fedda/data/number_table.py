@@ -1,0 +1,170 @@
+"""Tables of numbers: a CSV or parquet file with a row per example, such as a patient.
+
+    label   the class: a text, or a whole number (`fedda.data.naming`)
+    split   optional: train or test; without it all rows are training examples
+    id      optional, or key: what predictions call the row beside its number
+    others  numbers, in the order of their names: the same names at all sites
+
+A table is one of numbers if it has none of the columns that name images. An empty cell, NaN, NA, ?
+and the like are gaps. `--columns values=age+sex+chol` names the columns to take, in their order;
+one that the table lacks is all gaps. The arrays are those that an .npz file would hold
+(`fedda.data.npz`); a target's training labels are not read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedda.data import naming, npy
+from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, read, samples_of
+from fedda.data.form import Reading
+from fedda.data.inside import Inside
+from fedda.data.npz import Npz
+from fedda.data.sets import listed
+from fedda.errors import DataError
+
+_GAPS = {"", ".", *naming.NOTHING}
+
+
+def file_of(path: Path, reading: Reading) -> Path | None:
+    """The file of a table of numbers at a path; None if there is none."""
+    parts = parts_of(path, reading, Inside(path, reading.follow_links))
+    if len(parts) != 1 or parts[0][0].suffix.lower() not in FILES:
+        return None
+    there = headings(parts[0][0], reading)
+    return parts[0][0] if there and not _of_images(there, reading) else None
+
+
+def can_be_site(file: Path, reading: Reading) -> bool:
+    """Whether a CSV or parquet file beside others is a site's table of numbers."""
+    there, named = headings(file, reading), {*reading.values}
+    if _of_images(there, reading) or not ("label" in there or named & {*there}):
+        return False
+    first = samples_of(file).items()  # of a parquet file nothing
+    own = {reading.named.get(name, name) for name in ("label", "split", *KEYS)}
+    wanted = named or {name for name, _ in first} - own
+    return all(_number(value) is not None for name, value in first if name in wanted)
+
+
+def _of_images(there: Sequence[str], reading: Reading) -> bool:
+    """Whether a table with these columns is one of images, or is said to be."""
+    return bool({*IMAGES} & {*there, *reading.named})
+
+
+class NumberTable(Npz):
+    """An open table of numbers; every problem with it is a DataError that names it.
+
+    Args:
+        path: its file.
+        reading: as the site says: names of columns, and the split to train on.
+    """
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path = path
+        self._reading_of = reading
+        self._close = lambda: None
+        there = headings(path, reading)
+        self._names = reading.values or tuple(
+            sorted(name for name in there if name not in ("label", "split", *KEYS))
+        )
+        if not {*self._names} & {*there}:
+            raise DataError(
+                f"{path} has none of the columns {listed(self._names, 12) or 'of numbers'} (it has "
+                f"{listed(there, 12)}): columns of numbers are needed, or path, which names image "
+                "files; give a table with some, or name them with --columns values=age+weight"
+            )
+        rows = self._column("split") if "split" in there else None
+        self._rows_of = {"": None} if rows is None else self._parts(rows)
+        after = {part: f"_{part}" if part else "" for part in self._rows_of}
+        self.keys = tuple(f"x{end}" for end in after.values())
+        self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
+        self._known: dict[str, np.ndarray] = {}
+
+    def columns(self, d: int) -> tuple[str, ...]:
+        return self._names
+
+    def labels(self, y: str, n: int) -> Tensor:
+        names = self._labels(y)
+        number = {name: i for i, name in enumerate(sorted({*names}))}
+        return torch.tensor([number[name] for name in names], dtype=torch.int64)
+
+    def classes(self, y: str, labels: Tensor) -> tuple[str, ...]:
+        return tuple(sorted({*self._labels(y)}))
+
+    def row_keys(self, x: str) -> list[str]:
+        there = headings(self.path, self._reading_of)
+        name = next((name for name in KEYS if name in there), "")
+        return [str(v or "") for v in self._chosen(x, self._column(name))] if name else []
+
+    def _labels(self, y: str) -> list[str]:
+        return naming.names(self._chosen(y, self._column("label")), self.path)
+
+    def _parts(self, splits: list[Any]) -> dict[str, list[int] | None]:
+        """The rows of each split."""
+        train = self._reading_of.split or "train"
+        odd = [i for i, each in enumerate(splits) if each not in (*SPLITS, train)]
+        if odd and not self._reading_of.split:
+            raise DataError(
+                f"{self.path} has the split {splits[odd[0]]!r} in row {odd[0] + 1}: train or test "
+                "is needed in each row, or name the split to train on with --split"
+            )
+        parts = {part: [i for i, each in enumerate(splits) if each == part] for part in {*splits}}
+        return {str(part): parts[part] for part in sorted(parts)}
+
+    def _chosen(self, key: str, values: list[Any]) -> list[Any]:
+        """The values of a split's rows."""
+        rows = self._rows_of[key[2:]]
+        return values if rows is None else [values[i] for i in rows]
+
+    def _column(self, name: str) -> list[Any]:
+        return read(self.path, (name,), self._reading_of)[name]
+
+    def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype]:
+        array = self._array(key)
+        return array.shape, array.dtype
+
+    def _array(self, key: str) -> np.ndarray:
+        """The numbers of a split -> float32 (n, d)."""
+        if key not in self._known:
+            found = read(self.path, self._names, self._reading_of)
+            n = len(next(iter(found.values())))
+            self.check_room(key, 4 * n * len(self._names))
+            gap = np.full(n, np.nan, np.float32)
+            every = [self._numbers(name, found[name]) if name in found else gap
+                     for name in self._names]  # fmt: skip
+            whole = np.stack(every, axis=1)
+            parts = {f"x_{p}" if p else "x": rows for p, rows in self._rows_of.items()}
+            self._known = {k: whole if rows is None else whole[rows] for k, rows in parts.items()}
+        return self._known[key]
+
+    def _rows(self, key: str, batch: int) -> Iterator[np.ndarray]:
+        array = self._array(key)
+        many = npy.at_a_time(array.shape, array.dtype.itemsize, batch)
+        yield from (array[i : i + many] for i in range(0, len(array), many))
+
+    def _numbers(self, name: str, values: list[Any]) -> np.ndarray:
+        """A column's values -> float32 (n,), NaN at its gaps."""
+        numbers = [_number(value) for value in values]
+        if None in numbers:
+            row = numbers.index(None)
+            raise DataError(
+                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name}: "
+                "numbers are needed where no column path names image files; write numbers, with a "
+                "decimal point, or name the columns to take with --columns values=age+weight"
+            )
+        return np.array(numbers, dtype=np.float32)
+
+
+def _number(value: Any) -> float | None:
+    """A cell's number, NaN where it is a gap; None if it is neither."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _GAPS):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

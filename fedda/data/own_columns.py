@@ -1,0 +1,114 @@
+"""What a site does to its vectors by itself: `input.missing` fills gaps, `input.window=own` scales.
+
+    x           (N, d)  vectors; a gap is NaN
+    middle      (d,)    what fills a column's gaps: its mean or median at the site, 0 if it has none
+    mean        (d,)    of the column's own values, and their deviation; gaps do not count
+    missing     (N, d)  1 at a gap, 0 elsewhere; `indicator` appends it, at every site alike
+
+All are taken of the site's training vectors alone, used for its tests, too, and never leave the
+site: they are in no message and in no model's file. So a model that was trained so needs inputs
+that are filled and scaled by values of their own, and `fedda predict` takes those of its examples.
+
+Each column is divided by its deviation and a tenth of the mean deviation, so that one which hardly
+varies stays small. A column of which the site has no value at all is 0 after the scaling.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedda.data.form import Reading
+from fedda.data.gaps import CHUNK, Gaps, gaps_of
+from fedda.data.sets import Examples, refused_gaps
+from fedda.errors import DataError
+
+E = TypeVar("E", bound=Examples)
+
+LEAST = 40  # vectors, of which a mean and a deviation say something
+
+
+class OwnColumns:
+    """What becomes of a site's vectors (N, d) by values of its own.
+
+    Args:
+        x: its training vectors.
+        where: what they are, for errors.
+        reading: how the run fills gaps, and whether it scales.
+
+    Raises:
+        DataError: they are images; or too few for means of their own.
+    """
+
+    def __init__(self, x: Tensor, where: object, reading: Reading) -> None:
+        if x.dim() != 2:
+            raise DataError(
+                f"{where} has images, and input.window=own is for vectors; leave it out, or give "
+                "the values that become black and white, low,high"
+            )
+        self.gaps = gaps_of(x)
+        asks = "input.window=own" if reading.own else f"input.missing={reading.missing}"
+        if len(x) < LEAST and (reading.own or self.gaps.rows):
+            raise DataError(
+                f"{where} has {len(x)} vectors, too few for means and deviations of their own, "
+                f"as {asks} asks for; {LEAST} are needed: add some, or say whose to take"
+            )
+        self._indicator = reading.missing == "indicator"
+        self.mean, deviation = _moments(x, self.gaps.seen)
+        self.middle = self.mean if reading.missing != "median" else _median(x, self.gaps)
+        self.divisor = deviation + 0.1 * deviation.mean() + 1e-9
+        if not reading.own:
+            self.mean, self.divisor = torch.zeros(()), torch.ones(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The same vectors without gaps, scaled -> float32 (N, d), or with indicators (N, 2 d)."""
+        missing = x.isnan()
+        filled = torch.where(missing, self.middle, x.float())
+        found = (filled - self.mean) / self.divisor
+        return torch.cat([found, missing.float()], dim=1) if self._indicator else found
+
+    def of(self, examples: E) -> E:
+        """The same examples, filled and scaled."""
+        return replace(examples, x=self(examples.x))
+
+
+def own_columns(
+    x: Tensor, where: object, reading: Reading, found: Tensor | None = None
+) -> OwnColumns | None:
+    """What becomes of vectors by values of a site's training ones; None: they stay as they are.
+
+    Args:
+        x: the site's training vectors, or images, which stay.
+        where: what they are, for errors.
+        reading: how the run fills gaps, and whether it scales.
+        found: the vectors that it is about; None: the training ones.
+
+    Raises:
+        DataError: there are gaps, and the run does not fill them; or as `OwnColumns`.
+    """
+    about = x if found is None else found
+    if about.dim() == 2 and not reading.fills and (rows := gaps_of(about).rows):
+        raise refused_gaps(where, rows)
+    needed = reading.own or (reading.fills and x.dim() == 2)
+    return OwnColumns(x, where, reading) if needed else None
+
+
+def _moments(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each column's own values -> float32 (d,), (d,); 0 where it has none."""
+
+    def mean(of: Callable[[Tensor], Tensor], n: Tensor) -> Tensor:
+        return sum(of(some.double()).nansum(dim=0) for some in x.split(CHUNK)) / n.clamp(min=1)
+
+    first = mean(lambda some: some, seen)
+    variance = mean(lambda some: (some - first).square(), seen - 1)
+    return first.float(), variance.sqrt().float()
+
+
+def _median(x: Tensor, gaps: Gaps) -> Tensor:
+    """The median of each column's own values -> float32 (d,); 0 where it has none."""
+    some = x.numpy().copy()
+    some[:, gaps.empty] = 0
+    return torch.from_numpy(np.nanmedian(some, axis=0).astype(np.float32))
