@@ -181,7 +181,7 @@ def prepare(source: Path, out: Path) -> list[str]:
             out.mkdir(parents=True)
             for path in accuracy.domains(source):
                 with np.load(path) as file:
-                    x, y = np.nan_to_num(file["x"].astype(np.float32)), file["y"]
+                    x, y = file["x"].astype(np.float32), file["y"]
                 np.savez(out / path.name, x_train=x, y_train=y, x_test=x, y_test=y)
             (out / BENCHMARK).write_text(json.dumps({"options": {"transductive": True}}))
         else:
