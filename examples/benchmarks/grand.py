@@ -3,13 +3,12 @@
     python examples/benchmarks/grand.py --data DATA --set surf --set googlenet
 
 DATA holds the data sets as for accuracy.py and photos.py; the set `photos` needs fedda[pretrained],
-and `rotated` no DATA. This and the sets `heart` (`heart_disease/`: 13 values of patients of four
-hospitals, with gaps) and `amazon400` (`amazon_review_400/`, on which FADA's table 4 stands) are used
-only if they are named. Each domain of a set is the target once.
-Every method has the set's preset and its own defaults, and nothing was chosen with the labels of a
-target. Trainings are kept in --out, so the same command goes on where it was stopped; seeds come
-one after another, so a stopped one has complete tables of fewer seeds. `--report` trains nothing
-and writes what there is.
+and `rotated` no DATA. This one, `heart` (`heart_disease/`: 13 values of patients of four hospitals,
+with gaps) and `amazon400` (`amazon_review_400/`, on which FADA's table 4 stands) are used only if
+they are named. Each domain of a set is the target once. Every method has the set's preset and its
+own defaults, and nothing was chosen with the labels of a target. Trainings are kept in --out, so
+the same command goes on where it was stopped; seeds come one after another, so a stopped one has
+complete tables of fewer seeds. `--report` trains nothing and writes what there is.
 
 DILS and FRUDA are left out: they adapt from one source, or a chain of targets (chain.py). Where a
 method does not fit a target, FedAvg stands for it: sums of gradients need 256 examples at each

@@ -127,7 +127,7 @@ def test_sites_with_other_gaps_train_together_and_the_model_predicts(
 ) -> None:
     target = patients(80, 3, gone=30)[0], None, patients(60, 4, gone=20)
     sites: Any = {"a": patients(90, 1, lacks=1), "b": patients(90, 2, gone=9), "t": target}
-    flat: Any = {"preset": "table", "rounds": 10, "train_lr": 0.05, "input_missing": way, "quiet": True}
+    flat: Any = {"preset": "table", "train_lr": 0.05, "input_missing": way, "quiet": True}
     run = fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "r", run_refine="none", **flat)
     assert run.results.accuracy is not None and run.results.accuracy > 0.9
     width = 8 if way == "indicator" else 4
