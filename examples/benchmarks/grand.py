@@ -97,7 +97,7 @@ REVIEWS = [
     ("AutoDIAL", 2.5, FADA),
     ("f-DAN", 3.0, FADA),
     ("FADA", 4.3, FADA),
-    ("fada paper-amazon", 4.3, FADA),
+    ("FADA paper-amazon", 4.3, FADA),
 ]
 PAPERS: dict[str, list[tuple[str, float, str]]] = {
     "digits": [
