@@ -36,7 +36,8 @@ from torch import Tensor
 
 from fedda.algorithms import centring
 from fedda.comparison.tables import markdown
-from fedda.data.own_scale import OwnScale
+from fedda.data import Reading
+from fedda.data.own_columns import OwnColumns
 
 STEM = "alignments"
 REGULARISATION = 0.01  # of the mean loss
@@ -128,7 +129,8 @@ def domains(folder: Path) -> dict[str, Domain]:
     for path in accuracy.domains(folder):
         with np.load(path) as file:
             x = torch.from_numpy(np.nan_to_num(file["x"].astype(np.float32)))
-            found[path.stem] = (OwnScale(x, path)(x).double(), torch.from_numpy(file["y"]).long())
+            z = OwnColumns(x, path, Reading(window="own"))(x)
+            found[path.stem] = (z.double(), torch.from_numpy(file["y"]).long())
     return found
 
 

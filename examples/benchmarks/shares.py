@@ -3,7 +3,7 @@
     python examples/benchmarks/shares.py --data DATA
 
 DATA holds the data sets as for grand.py. Each domain of a set is the target once, and for each seed
-half of its classes, drawn by the seed, keep a fifth of their images; in `hospitals` classes are
+half of its classes, drawn by the seed, keep a fifth of their images; in `heart` classes are
 uneven as they came. Every method has the set's preset and its own defaults, SHOT and DECISION once
 with even shares and once with estimated ones. Trainings are kept in --out, so the same command goes
 on where it was stopped. Beside them FedAvg's model gives estimates
@@ -46,8 +46,8 @@ from fedda.models import Model, refined
 from fedda.results.read import refined_file
 from fedda.train import generator
 
-SETS = ("surf", "googlenet", "digits", "hospitals")
-UNEVEN = ("hospitals",)  # sets whose classes are uneven as they came
+SETS = ("surf", "googlenet", "digits", "heart")
+UNEVEN = ("heart",)  # sets whose classes are uneven as they came
 KEPT = 0.2  # share of the images that a rare class keeps
 LOSS = 2.0  # points below FedAvg that count as a loss
 STEM = "shares"
@@ -132,9 +132,7 @@ def plans(args: argparse.Namespace, name: str) -> Iterator[tuple[str, Plan]]:
 
 def images(place: Path, meta: models.Meta) -> tuple[Labelled, Labelled]:
     """A site's training images, and its tests or the same images."""
-    image = len(meta.shape) == 3
-    form: dict[str, Any] = {"channels": meta.shape[0], "size": meta.shape[1]} if image else {}
-    form |= {"resize": meta.resize, "reading": data.Reading().within(meta.window)}
+    form = data.Reading().form(meta.inputs)
     tests = data.load_evaluation(place, classes=meta.classes, **form)
     known = data.load_source(place, **form)
     assert isinstance(known, Labelled)
