@@ -19,7 +19,7 @@ from clients.site.teacher import Teacher, checked
 from fedda import data, models, refining
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.data import Reading
+from fedda.data import Reading, probabilities
 from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.maths import refine
 from fedda.maths.refine import Space
@@ -189,6 +189,28 @@ def test_rows_of_arrays_need_no_names(tmp_path: Path) -> None:
     torch.testing.assert_close(said[1], p)
 
 
+def test_rows_without_names_are_not_those_of_several_files(tmp_path: Path) -> None:
+    """Each file of a table numbers its rows from 0, so row 0 would be that of two images."""
+    names = ["a.parquet/1", "b.parquet/0", "a.parquet/0", "b.parquet/1"]
+    np.savez(tmp_path / "old.npz", p=np.full((4, 2), 0.5), classes=["a", "b"])
+    for asked in (names, ["1", "2", "3", "4"]):
+        with pytest.raises(ValueError, match="it lacks `names`"):
+            probabilities.READERS[".npz"](tmp_path / "old.npz", asked)
+
+
+def test_names_that_another_program_wrote_need_no_apostrophe(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """`fedda predict` puts one before a name that a spreadsheet would compute."""
+    file = write(tmp_path / "t.csv", torch.full((30, 2), 0.5), ("cat", "dog"), data.names(pictures))
+    assert any(row.startswith("dog/=") for row in file.read_text().splitlines())
+    (pictures / "dog" / "=3.png").rename(pictures / "=3.png")
+    names = data.names(pictures)
+    assert "=3.png" in names
+    write(file, torch.full((30, 2), 0.5), ("cat", "dog"), names)
+    assert answered(file, pictures).shape == (30, 2)
+
+
 def spoilt(kind: str, folder: Path, tmp_path: Path) -> Path:
     names = data.names(folder)
     p = torch.full((30, 2), 0.5)
@@ -222,6 +244,18 @@ def spoilt(kind: str, folder: Path, tmp_path: Path) -> Path:
         case "onnx":
             (tmp_path / "t.onnx").write_bytes(b"x")
             return tmp_path / "t.onnx"
+        case "cut off":
+            whole = write(tmp_path / "t.csv", p, ("cat", "dog"), names).read_text()
+            (tmp_path / "t.csv").write_text(whole.rpartition(",")[0])
+        case "empty":
+            (tmp_path / "t.csv").write_bytes(b"")
+        case "twice":
+            return write(tmp_path / "t.csv", p[[*range(30), 3]], ("cat", "dog"), [*names, names[4]])
+        case "archive" | "no archive" | "array":
+            with (tmp_path / "t.npz").open("wb") as file:
+                np.save(file, p.numpy()) if kind == "array" else None
+                file.write(b"PK\x03\x04 cut off" if kind == "archive" else b"")
+            return tmp_path / "t.npz"
     return tmp_path / "t.csv"
 
 
@@ -239,6 +273,12 @@ def spoilt(kind: str, folder: Path, tmp_path: Path) -> Path:
         ("ending", "is no teacher: give class probabilities (.csv, .npz) or a model"),
         ("model", "t.safetensors"),
         ("onnx", "cannot be read as a model of fedda's"),
+        ("cut off", "line 31 has 2 of 3 columns"),
+        ("empty", "its columns are none"),
+        ("twice", "has several rows of"),
+        ("archive", "cannot be read as class probabilities"),
+        ("no archive", "cannot be read as class probabilities"),
+        ("array", "cannot be read as class probabilities"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(

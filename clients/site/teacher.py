@@ -10,7 +10,6 @@ refines and of what models are compared with. It never leaves the site, and no n
 alone.
 """
 
-import csv
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from fedda.data.probabilities import Rows
 from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.models.answers import EXPORTED, answers
-from fedda.results.plainly import cell
 
 logger = logging.getLogger("fedda.site")
 
@@ -93,7 +91,7 @@ class Teacher:
         if self._known is None:
             names = data.names(self._path, self._reading)
             classes, rows = self._rows(names)
-            keys = [cell(n.encode(errors="backslashreplace").decode()) for n in names]
+            keys = [*map(probabilities.key, names)]
             if missing := [key for key in keys if key not in rows]:
                 raise DataError(
                     f"{self._file} says nothing of {len(missing)} of the {len(keys)} examples "
@@ -110,7 +108,9 @@ class Teacher:
         if ending in MODELS:
             classes, found = answers(file, self._path, BATCH, self._device, self._reading)
             return classes, {
-                cell(name): p for some in found for name, p in zip(some.names, some.p, strict=True)
+                probabilities.key(name): p
+                for some in found
+                for name, p in zip(some.names, some.p, strict=True)
             }
         if ending not in probabilities.READERS:
             raise DataError(
@@ -119,7 +119,7 @@ class Teacher:
             )
         try:
             return probabilities.READERS[ending](file, names)
-        except (OSError, ValueError, KeyError, csv.Error) as error:
+        except Exception as error:  # the libraries raise errors of many kinds for damaged files
             raise DataError(
                 f"{file} cannot be read as class probabilities ({error}): give a table with the "
                 "columns file and p_CLASS for each class, as `fedda predict` writes it, or an .npz "
