@@ -12,6 +12,9 @@ from fedda.wire import Kind, Packed
 from . import fedavg
 from .base import Client
 from .site.request import Numbers, Request
+from .site.state import Kept
+
+MEANS, ONCE = "means", 0  # kind and round of the files that hold what a target has told
 
 
 class Source(fedavg.Source):
@@ -38,17 +41,28 @@ class Source(fedavg.Source):
 
 
 class Target(Client):
-    """Tells the mean of each class that it predicts, and no more."""
+    """Tells the mean of each class that it predicts, once in a training, and no more."""
 
     data: Unlabelled
 
-    @torch.no_grad()
     def measure(self) -> Numbers:
-        """mu_T of the classes that the model predicts, as far as they have enough examples.
+        """Find the means, or those that this training was told before, whatever model came now.
+
+        Two answers about models that differ in one example would tell that example.
 
         Raises:
-            ConfigError: no class has.
+            ConfigError: no class has enough examples.
         """
+        told = self.workspace.recall(self.task, ONCE, MEANS)
+        if told is None:
+            told = Kept(self._means())
+            self.workspace.remember(self.task, ONCE, MEANS, told)
+        self.means = {name: told.tensors[name].numpy() for name in ("mu", "known")}
+        return {}
+
+    @torch.no_grad()
+    def _means(self) -> dict[str, Tensor]:
+        """mu_T of the classes that the model predicts, as far as they have enough examples."""
         p, share, least = self.predict(self.data.x), self.options.surest, self.site.least_batch
         kept = centring.surest(self.checked(p), share, least).nonzero()[:, 0]
         x, y = self.inputs(kept).flatten(1).cpu(), p[kept].argmax(dim=1)
@@ -60,8 +74,7 @@ class Target(Client):
             )
         if noise := self.site.noise:
             mu = centring.noisy(mu, known, x, y, noise, self._draws_of_noise())
-        self.means = {"mu": mu.numpy(), "known": known.numpy()}
-        return {}
+        return {"mu": mu, "known": known}
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the means."""

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from clients.centring import MEANS
+from clients.site.memory import resident
 from fedda import data, models, records
 from fedda.algorithms import centring
 from fedda.errors import ConfigError, QuorumError
@@ -229,9 +231,29 @@ def test_a_policys_noise_is_on_the_means(domains: list[Node]) -> None:
 def test_a_site_never_draws_the_same_noise_twice(domains: list[Node], tmp_path: Path) -> None:
     """The same noise twice would vanish from the difference of two answers."""
     site = {"noise": 1.0, "state-dir": str(tmp_path), "reproducible": False}
-    one, two = told(domains, **site), told(domains, **site)
+    one = told(domains, **site)
+    resident.cache_clear()  # a site that has lost what it told
+    for file in tmp_path.glob(f"*/**/*.{MEANS}.safetensors"):
+        file.unlink()
+    two = told(domains, **site)
     assert (one["known"] == two["known"]).all()
     assert np.abs(one["mu"] - two["mu"]).max() > 0.01
+
+
+def test_a_training_is_told_once_whatever_the_server_asks(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    """Another model in the same training gets the same answer, also after the site's restart."""
+    site = domains[-1] | {"noise": 1.0, "state-dir": str(tmp_path), "reproducible": False}
+    bench = trained([*domains[:-1], site], train__batch_size=64)
+    for other in (False, True, True):
+        bench.strategy.memory.arrays.pop("means", None)
+        bench.model = {n: 0.9 * a if other else a for n, a in bench.model.items()}
+        bench.round(2)
+        resident.cache_clear()
+    first, *again = replies_with(bench, "means")
+    assert len(again) == 2 and first["mu"].any()
+    assert all(first[n].tobytes() == other[n].tobytes() for other in again for n in first)
 
 
 def test_a_convolution_over_the_images_is_refused(domains: list[Node]) -> None:

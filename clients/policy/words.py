@@ -35,9 +35,9 @@ bottleneck = 512             # units of the layer between network and head
 [leaving]                    # what may leave this site
 models = true
 atoms = true
-# Means of a target's inputs per predicted class, over min-images or more. A server that asks twice,
-# with models that differ about one example, can subtract them: true where you trust it, or with
-# protect.noise.
+# Means of a target's inputs per predicted class, over min-images or more; one answer a training. A
+# server that asks in two, with models that differ about one example, can subtract them: true where
+# you trust it, or with protect.noise.
 statistics = false
 gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
