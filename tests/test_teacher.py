@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
-from clients.site.memory import Site
+from clients.site.memory import Site, pick_device
 from clients.site.teacher import Teacher, checked
 from fedda import data, models, refining
 from fedda.cli import app
@@ -304,6 +304,29 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
     assert site.teacher.answers(NAMES, torch.arange(3), 49) is None
 
 
+def test_data_that_the_site_offers_anew_are_what_it_speaks_of(tmp_path: Path) -> None:
+    node = sites(tmp_path, write(tmp_path / "old.csv", truth()))[-1]
+    site = Site(node)
+    site.offer()
+    assert (said := site.teacher.answers(NAMES, torch.arange(48), site.examples)) is not None
+    with np.load(node["data"]) as held:
+        arrays = dict(held)
+    np.savez(node["data"], **arrays | {"x_train": arrays["x_train"][:40]})
+    site.offer()
+    again = site.teacher.answers(NAMES, torch.arange(40), site.examples)
+    assert again is not None and again.equal(said[:40])
+
+
+def test_it_is_read_once_and_before_the_site_joins(tmp_path: Path) -> None:
+    """Read in a training, it would show in the seconds that this tells."""
+    node = sites(tmp_path, file := write(tmp_path / "old.csv", truth()))[-1]
+    checked(file, "target", Path(node["data"]), Reading.said(node), pick_device("auto"))
+    file.unlink()
+    site = Site(node)
+    site.offer()
+    assert site.teacher.answers(NAMES, torch.arange(48), site.examples) is not None
+
+
 def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")
@@ -322,6 +345,10 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     )
     assert taught["final_accuracy"] == plain["final_accuracy"]
     assert taught["refined"]["accuracy"] > plain["refined"]["accuracy"]
+    write(file, truth(40))
+    short = simulated("short", "town", "--teacher", str(file))
+    assert short.exit_code == 1 and "says nothing of 8 of the 48 examples" in short.output
+    assert not (place / "short").exists()
     both = simulated("both", "town,carl", "--teacher", str(file))
     assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
 

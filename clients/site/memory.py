@@ -22,14 +22,13 @@ from fedda.wire import Role
 from ..policy.gate import Gate
 from ..policy.rules import Policy
 from ..policy.trail import Trail
-from . import blocks, reading, state
+from . import blocks, reading, state, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Identity
 from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
-from .teacher import Teacher
 from .tested import FEW
 
 logger = logging.getLogger("fedda.site")
@@ -102,7 +101,7 @@ class Site:
             folder = Path(str(node["features-dir"]))
         self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
         taught = Path(str(node["teacher"])) if node.get("teacher") else None
-        self.teacher = Teacher(taught, self.path, self.reading, self.device)
+        self.teacher = teacher.shared(taught, self.path, self.reading, self.device)
 
     def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.
@@ -169,6 +168,8 @@ class Site:
         """What this site brings to a run: the only facts about its data that leave it."""
         described = data.describe(self.path, self.role, self.reading)
         if described != self._described:  # the data have changed: those in memory are out of date
+            if self._described is not None:
+                self.teacher.forget()
             self._sets, self._tests, self._blocks, self._described = {}, {}, None, described
             self.frozen.forget()
         made = offer(self.role, self.name, described, self.identity.complete)

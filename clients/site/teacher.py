@@ -12,6 +12,7 @@ alone.
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -80,6 +81,10 @@ class Teacher:
             return None
         return p[chosen][:, [own.index(name) for name in classes]]
 
+    def forget(self) -> None:
+        """Ask anew, of data that have changed."""
+        self._known = None
+
     def check(self) -> tuple[tuple[str, ...], Tensor]:
         """Its classes, and (N, C) what it says of all that the target has, in their order.
 
@@ -127,6 +132,12 @@ class Teacher:
             ) from error
 
 
+@cache
+def shared(file: Path | None, path: Path, reading: data.Reading, device: torch.device) -> Teacher:
+    """The one that all of a process asks, so that what was read before the site joined is kept."""
+    return Teacher(file, path, reading, device)
+
+
 def checked(file: Path, role: str, path: Path, reading: data.Reading, device: torch.device) -> str:
     """Check a site's teacher before the site joins -> what it knows, in words.
 
@@ -139,7 +150,9 @@ def checked(file: Path, role: str, path: Path, reading: data.Reading, device: to
         raise ConfigError(
             f"--teacher {file} is for a target, and a source learns from its labels; leave it out."
         )
-    classes, p = Teacher(file, path, reading, device).check()
+    teacher = shared(file.absolute(), path.absolute(), reading, device)
+    teacher.forget()
+    classes, p = teacher.check()
     return f"{len(p)} examples, classes {listed(classes)}"
 
 
