@@ -89,9 +89,8 @@ class Target(Client):
         numbers["kept"] = self.released("kept", float(heard.float().mean()), N)
         if options.weighting == "focus":  # per image; only its proportions matter
             if own is not None:
-                share = float(focus[-1] / focus.clamp(min=0).sum().clamp(min=1e-9))
-                logger.info("the focus of the teacher at this site: %.0f %%", 100 * share)
-            for name, value in zip(names, focus[: len(names)].tolist(), strict=True):
+                focus = self._of_sources(focus, p, gate)
+            for name, value in zip(names, focus.tolist(), strict=True):
                 about[f"focus/{name}"] = self.released("focus", value / N, N, -self.task.sites)
         # As they will leave, so that the server weighs by the same numbers.
         numbers, about = tested.coarse(numbers), tested.coarse(about)
@@ -101,6 +100,18 @@ class Target(Client):
             self.mix_statistics(alpha, moments)
         told = numbers | {f"refused/{name}": 1 for name in sources.refused}
         return told | (self.average(alpha, sources) if sources.sealed else about)
+
+    def _of_sources(self, focus: Tensor, p: Tensor, gate: float) -> Tensor:
+        """The focus of all teachers but this site's own, which is the last -> (K,).
+
+        It is zero, so that examples weigh the sources, where these alone are sure of too few
+        images: where a source is sure of one and the own teacher of all, that one would decide.
+        """
+        share = float(focus[-1] / focus.clamp(min=0).sum().clamp(min=1e-9))
+        logger.info("the focus of the teacher at this site: %.0f %%", 100 * share)
+        votes = (kd3a.knowledge_vote(x[:, :-1], gate, self.options.vote) for x in p.split(CHUNK))
+        kept = float(torch.cat([vote.kept for vote in votes]).float().mean())
+        return focus[:-1] * kd3a.is_focused(self.options, kept)
 
     def weigh(self, numbers: Numbers, sources: Received) -> dict[str, float]:
         """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used."""

@@ -24,7 +24,7 @@ from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.maths import refine
 from fedda.maths.refine import Space
 from fedda.models.export import export
-from tests.local_grid import CLASSES, EXAMPLES, Node, ScriptedGrid, make_domains, run
+from tests.local_grid import CLASSES, EXAMPLES, Bench, Node, ScriptedGrid, make_domains, run
 from tests.test_refine import drawn
 
 NAMES = tuple(map(str, range(CLASSES)))
@@ -92,6 +92,20 @@ def test_the_last_step_of_any_method_hears_it(tmp_path: Path) -> None:
     heard = trained(tmp_path / "with", file, "fedavg", settings)
     assert heard["rounds"][-1]["accuracy"] == without["rounds"][-1]["accuracy"]
     assert heard["refined"]["accuracy"] > without["refined"]["accuracy"] + 0.1
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_a_sure_teacher_is_no_reason_to_weigh_unsure_sources(taught: bool, tmp_path: Path) -> None:
+    """They are sure of 2 in 3 images, which is too few here for their focus to weigh them."""
+    nodes = sites(tmp_path, write(tmp_path / "old.csv", truth()) if taught else None)
+    bench = Bench(
+        nodes, "kd3a", kd3a__gate__low=0.6, kd3a__focus_from=0.9, train__rounds_per_epoch=0.2
+    )
+    bench.round(1)
+    kept = bench.round(2)[1]["kept"]
+    assert kept == 1 if taught else 0 < kept < 0.9
+    examples = {name: n / sum(EXAMPLES.values()) for name, n in EXAMPLES.items()}
+    assert bench.strategy.weights == pytest.approx(examples)
 
 
 @pytest.mark.parametrize("method", ["kd3a", "shot"])
