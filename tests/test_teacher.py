@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +450,20 @@ def test_a_network_of_pictures_and_words_makes_the_file(
         ]
         scores = torch.stack([model.logit_scale.exp() * (v / v.norm()) @ t for t in texts])
         torch.testing.assert_close(p[i], scores.softmax(dim=0).detach(), atol=1e-4, rtol=0)
+
+
+def test_no_weights_are_fetched(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fetches them reads this when open_clip imports it."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    seen = []
+
+    def needed(*_: str) -> None:
+        seen.append(os.environ.get("HF_HUB_OFFLINE"))
+        raise DataError("not here")
+
+    monkeypatch.setattr("fedda.models.clip.needed", needed)
+    asked(pictures, "--classes", "cat,dog", "--out", pictures / "clip.csv")
+    assert seen == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ sentence for each class; an image has the classes whose sentences are near it.
 Images are cropped as in fedda's runs, to the middle 7/8 of their shorter side.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedda.data.optional import needed
 from fedda.errors import ModelError
 from fedda.models.answers import Answers
 from fedda.models.networks import as_inputs
+from fedda.models.ready import first_line
 
 Sentences = Sequence[Sequence[str]]  # of each class
 
@@ -51,6 +53,7 @@ def zero_shot(
         DataError: open_clip is not installed, or the images cannot be read.
         ModelError: there is no such network, or no such weights.
     """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # else open_clip would fetch what is not here
     open_clip = needed("open_clip", "clip", "A teacher that knows pictures and words")
     if network not in open_clip.list_models():
         raise ModelError(
@@ -61,8 +64,9 @@ def zero_shot(
         model = open_clip.create_model(network, weights, device=device, require_pretrained=True)
     except Exception as error:  # files, caches and networks each raise their own
         raise ModelError(
-            f"The weights '{weights}' of {network} cannot be loaded ({error}); give --weights a "
-            "file that lies here, or a name whose weights have been downloaded."
+            f"The weights '{weights}' of {network} cannot be loaded ({first_line(error)}); give "
+            "--weights a file that lies here, or fetch them once with HF_HUB_OFFLINE=0 in the "
+            "environment."
         ) from error
     asked = open_clip.get_model_preprocess_cfg(model)
     mean, std = (torch.tensor(asked[k], device=device).view(3, 1, 1) for k in ("mean", "std"))
