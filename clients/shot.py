@@ -139,11 +139,11 @@ class Target(Client):
         self.model = self.side_by_side(len(self.names))
         self.model.load_state_dict(saved.get("module"))
 
-    def side_by_side(self, count: int) -> Model:
-        """So many models side by side; their weights are loaded later."""
+    def side_by_side(self, count: int, name: str = "models") -> Model:
+        """So many models side by side, which stay by that name; their weights are loaded later."""
         settings = {"models": count, "mean": self.mean, "weights": self.weighted}
         added = Extension(self.task.method, settings)
-        return self.workspace.hold(f"models-{count}", lambda: self.workspace.blank(added))
+        return self.workspace.hold(f"{name}-{count}", lambda: self.workspace.blank(added))
 
     def initialise(self) -> None:
         """Set the weights of models that have just come: all the same."""
@@ -152,20 +152,18 @@ class Target(Client):
 
     def adapt(self) -> Numbers:
         """Minimise the objective over the encoders' parameters, for the images of one round."""
-        options, train = self.options, self.task.train
-        rate = learning_rate(train, self.request.round, self.task.rounds) * options.target_pace
+        train, pace = self.task.train, self.options.target_pace
+        rate = learning_rate(train, self.request.round, self.task.rounds) * pace
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
         optimizer = self.paced(make_optimizer(trained, train, rate))
         self.stays("models", Ensemble(self.model, self.names, self.q, optimizer), strict=True)
-        _, heads = parts_of(self.model)
         total, steps = 0.0, 0
         for share in self.shares():
             for i, indices in enumerate(self.split([share])):
-                if options.beta and (i == 0 or (options.relabel and i % options.relabel == 0)):
+                if self.is_due(i):
                     self.relabel()
-                logits = heads.each(self.features(indices))  # (K, N, C)
-                losses = self.objectives(logits, indices)
+                losses = self.losses(indices)
                 optimizer.zero_grad()
                 losses.sum().backward()
                 optimizer.step()
@@ -182,6 +180,11 @@ class Target(Client):
     def beside(self, rate: float) -> list[dict[str, Any]]:
         """Parameter groups besides the encoders', at the rate of new layers: none."""
         return []
+
+    def is_due(self, step: int) -> bool:
+        """Whether pseudo-labels are made anew before this step of an epoch, counted from 0."""
+        options = self.options
+        return options.beta and (step == 0 or (options.relabel and step % options.relabel == 0))
 
     @torch.no_grad()
     def relabel(self) -> None:
@@ -204,6 +207,10 @@ class Target(Client):
             p = (p + taught.to(p)) / 2
         form = self.options.centroids
         return [(shot.points(z_k, form), p_k) for z_k, p_k in zip(heads.apart(z), p, strict=True)]
+
+    def losses(self, indices: Tensor) -> Tensor:
+        """The objectives of a mini-batch, one for each model or for all together -> (K,)."""
+        return self.objectives(parts_of(self.model)[1].each(self.features(indices)), indices)
 
     def objectives(self, logits: Tensor, indices: Tensor) -> Tensor:
         """One objective per model; by their sum each adapts as if it were alone -> (K,)."""

@@ -23,6 +23,7 @@ EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 # Settings with which the first of two rounds is in a method's first phase.
 FIRST_PHASE: dict[str, dict[str, Any]] = {
     "centring": {"centring.plain-share": 0.5},
+    "comda": {"comda.epochs": 1},
     "decision": {"decision.epochs": 1},
     "dils": {"dils.pretrain": 1},
     "fada": {"fada.parts": "attention", "fada.weighting": "attention"},

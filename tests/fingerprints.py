@@ -100,6 +100,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "decision",
         {"decision.weights": "ratio", "decision.epochs": 1, "wire.dtype": "float16"},
     ),
+    "comda": ("comda", {"comda.epochs": 8, "rounds": 9}),
+    "comda official": (
+        "comda",
+        IMAGES
+        | {
+            "rounds": 4,
+            "comda.epochs": 1,
+            "comda.answers": "training",
+            "comda.carried": "corrected",
+            "comda.heads": "drawn",
+            "wire.dtype": "float16",
+        },
+    ),
     "fdann": ("fdann", {}),
     "fdann pairs": ("fdann", {"fdann.pairs": True, "fdann.discriminator.optimizer": "sgd"}),
     "fdann overlap": ("fdann", TWO_STEPS | {"exchange.overlap": True, "rounds": 3}),

@@ -59,9 +59,10 @@ FAST: dict[str, Any] = {
 # that may cross does cross: its loss trains both encoders, and the target sends its model.
 ONE_STEP = {"exchange.p": 1, "exchange.min-examples": 1, "exchange.expose-features": True}
 SMALL_SUMS = ONE_STEP | {"exchange.min-examples": 16}  # over a batch, as most live tests need
-# Centring, SHOT and DECISION begin with the phase in which the target adapts the run's own model.
+# Centring, SHOT and its heirs begin with the phase in which the target adapts the run's own model.
 SETTINGS: dict[str, dict[str, Any]] = {
     "centring": {"centring.plain-share": 0.0},
+    "comda": {"comda.epochs": 0},
     "decision": {"decision.epochs": 0},
     "dils": ONE_STEP
     | {"dils.collaborator": "anna", "dils.pretrain": 0, "dils.loss": "cada", "dils.share": True},

@@ -229,7 +229,7 @@ def test_without_a_teacher_that_can_be_used_the_target_refuses(
     assert ("town", Code.WIRE) in {(c.site, c.error) for c in bench.grid.crossed}
 
 
-@pytest.mark.parametrize("method", ["shot", "decision"])
+@pytest.mark.parametrize("method", ["shot", "decision", "comda"])
 def test_a_model_whose_answers_are_alike_is_not_adapted(
     domains: list[Node], tmp_path: Path, method: str
 ) -> None:

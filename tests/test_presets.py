@@ -190,8 +190,8 @@ def test_a_benchmark_goes_with_a_method_that_has_no_preset(
         (
             "fedavg",
             "paper",
-            "of autodial, decision, dils, fada, fdan, fdann, feddadil, fruda, fwdgrl, kd3a, mdan, "
-            "shot); its own are none",
+            "of autodial, comda, decision, dils, fada, fdan, fdann, feddadil, fruda, fwdgrl, kd3a, "
+            "mdan, shot); its own are none",
         ),
         ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
     ],

@@ -357,7 +357,7 @@ def test_no_message_goes_to_a_source_after_the_first_phase(
     assert not plugins.method("shot").calibrates and plugins.method("fedavg").calibrates
 
 
-@pytest.mark.parametrize("method", ["shot", "decision"])
+@pytest.mark.parametrize("method", ["shot", "decision", "comda"])
 @pytest.mark.parametrize("factor", [0.0, 1e30])
 def test_a_source_whose_model_the_target_cannot_use_is_left_out(
     domains: list[Node], tmp_path: Path, method: str, factor: float

@@ -5,9 +5,9 @@
     NAME.safetensors    a model of fedda's, of any network; or .onnx, .pt2 that `fedda export` wrote
 
 An old model of the clinic, or a network that knows pictures and words. It is one more voice in
-KD3A's vote, a prior of SHOT's and DECISION's first labels, and a member of what the last step
-refines and of what models are compared with. It never leaves the site, and no number is about it
-alone.
+KD3A's vote and in Co-MDA's consensus, a prior of SHOT's and DECISION's first labels, and a member
+of what the last step refines and of what models are compared with. It never leaves the site, and no
+number is about it alone.
 """
 
 import logging

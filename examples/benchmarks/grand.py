@@ -78,6 +78,7 @@ VARIANTS = [
     Variant("fada", label="FADA"),
     Variant("shot", label="SHOT"),
     Variant("decision", label="DECISION"),
+    Variant("comda", label="Co-MDA"),
     Variant("fact", label="FACT"),
 ]
 SHORT: Flat = {"rounds": 2, "train.rounds-per-epoch": 0.1}  # ten epochs of a source in each

@@ -40,8 +40,8 @@ PRIOR = 0.3  # images that each class has more in estimated shares, so that none
 AGREED = 0.8
 
 
-class Config(Section):
-    """SHOT's settings; the target has the run's rounds but the first."""
+class SourcesOnce(Section):
+    """Settings of sources that train once; the target has the run's rounds but the first."""
 
     epochs: int = Field(
         default=20,
@@ -58,6 +58,18 @@ class Config(Section):
         description="how sources train the head: with its rows' lengths and directions as separate "
         "parameters, or as it is; what is sent is a linear head",
     )
+    target_pace: float = Field(
+        default=1.0, gt=0, le=10, description="the target's learning rate, in units of train.lr"
+    )
+
+    def estimates(self, alike: float | None) -> bool:
+        """Whether the target's shares of the classes are estimated, by how alike models are."""
+        return False
+
+
+class Config(SourcesOnce):
+    """SHOT's settings: those of its sources, and what the target's objective is."""
+
     beta: float = Field(
         default=0.3,
         ge=0,
@@ -74,9 +86,6 @@ class Config(Section):
         default="official",
         description="of features with a 1 appended and then length 1, as in the authors' code, or "
         "of the features themselves",
-    )
-    target_pace: float = Field(
-        default=1.0, gt=0, le=10, description="the target's learning rate, in units of train.lr"
     )
     shares: Shares = Field(
         default="auto",

@@ -164,8 +164,8 @@ def client(
             dir_okay=False,
             help="A teacher that this target has already: its class probabilities of these images "
             "(.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or "
-            ".pt2 of `fedda export`). KD3A, SHOT, DECISION and the last step hear it beside what "
-            "the sources taught. It never leaves the site, and the server is not told of it.",
+            ".pt2 of `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it "
+            "beside what the sources taught. It never leaves the site, and the server is not told.",
         ),
     ] = None,
     reproducible: Annotated[

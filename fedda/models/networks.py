@@ -168,15 +168,17 @@ def blank(
     classes: int,
     extension: Extension | None = None,
     device: str = "cpu",
+    seed: int = 0,
 ) -> Model:
     """Make the model of `build` without reading weights, to be filled from a file or a server.
 
     It normalises inputs as the pretrained network does, so a site needs no pretrained file. On the
-    device `meta` it has shapes only, and takes no memory.
+    device `meta` it has shapes only, and takes no memory. What the seed draws is the same as of
+    `build`, but for the pretrained layers.
     """
-    model = _assemble(config, shape, classes, 0, device)
+    model = _assemble(config, shape, classes, seed, device)
     if extension is not None:
-        model.extend(extension, 0, device)
+        model.extend(extension, seed, device)
     return model
 
 
