@@ -14,7 +14,7 @@ from fedda import models
 from fedda.algorithms import comda
 from fedda.maths import mixup
 from fedda.models import Model
-from fedda.wire import Kind, Packed, pack
+from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import shot as clients
 from .site.request import Numbers, Request
@@ -96,9 +96,7 @@ class Target(clients.Target):
         """The same for the second, with other draws in all that is not pretrained."""
         about, seed = self.task, self.generator("second").initial_seed()
         made = models.blank(about.model, about.dims, about.classes, seed=seed)
-        drawn, begun = models.to_arrays(made), self.first().unpack()
-        kept = {n for n in begun if made.pretrained and n not in made.fresh}
-        return pack({n: begun[n] if n in kept else drawn[n] for n in begun}, Kind.MODEL)
+        return pack(redrawn(self.first().unpack(), made), Kind.MODEL)
 
     def beside(self, rate: float) -> list[dict[str, Any]]:
         """The heads' parameters, at the rate of new layers; none if they stay as drawn."""
@@ -157,3 +155,10 @@ class Target(clients.Target):
         logits = parts_of(self.model)[1].each(self.model.features(x))
         count = comda.kept(len(x), self.share, self.site.least_batch)
         return comda.co_teaching_loss(logits, p, count)
+
+
+def redrawn(begun: Arrays, drawn: Model) -> Arrays:
+    """A model's arrays, with those of `drawn` in all layers that are not pretrained."""
+    own = models.to_arrays(drawn)
+    kept = {name for name in begun if drawn.pretrained and name not in drawn.fresh}
+    return {name: begun[name] if name in kept else own[name] for name in begun}

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, optim
 
+from clients.comda import redrawn
 from clients.site.memory import resident
 from fedda import models
 from fedda.algorithms import comda, decision
@@ -133,10 +134,15 @@ def loop_of_the_target(
     return [model.eval() for model in both], w
 
 
-def test_the_target_computes_the_same_as_one_loop(domains: list[Node], tmp_path: Path) -> None:
-    nodes = with_state(domains, tmp_path)
+@pytest.mark.parametrize("sources", [SOURCES, SOURCES[:2]])
+def test_the_target_computes_the_same_as_one_loop(
+    domains: list[Node], tmp_path: Path, sources: list[str]
+) -> None:
+    """With as many networks as sources, too: both are kept side by side, and stay apart."""
+    nodes = with_state([n for n in domains if n["name"] in (*sources, "town")], tmp_path)
     grid = ScriptedGrid(nodes)
     settings = COMDA | {"comda.forget": 0.4, "run.dir": str(tmp_path / "runs")}
+    settings |= {"run.expect": len(nodes)}
     (training,) = run(nodes, settings, grid=grid)[0]["trainings"]["comda"]
     target = next(node for node in nodes if node["name"] == "town")
     wanted, w = loop_of_the_target(sent_models(grid), target, [2, 3, 4, 5], 0.4)
@@ -149,7 +155,7 @@ def test_the_target_computes_the_same_as_one_loop(domains: list[Node], tmp_path:
         for name, value in model.head.state_dict().items():
             torch.testing.assert_close(found[f"head.{name}"][k], value, rtol=1e-3, atol=1e-4)
     told = training["rounds"][-1]["weights"]
-    assert [told[s] for s in SOURCES] == pytest.approx(w, abs=1e-3)
+    assert [told[s] for s in sources] == pytest.approx(w, abs=1e-3)
     # The file predicts by the mean of both networks' probabilities.
     x = load_target(target["data"], size=SIDE).x
     mean = torch.stack([models.predict(m, x) for m in wanted]).mean(dim=0)
@@ -192,6 +198,21 @@ def test_heads_that_stay_as_drawn(domains: list[Node], tmp_path: Path) -> None:
         assert torch.equal(found["head.a"], torch.ones(2))
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_the_second_network_has_draws_of_its_own_but_for_pretrained_layers(
+    pretrained: bool,
+) -> None:
+    config = ModelConfig(name="mlp", sizes="6", bottleneck=4)
+    begun = models.to_arrays(models.build(config, (5,), 3, seed=0))
+    other = models.blank(config, (5,), 3, seed=1)
+    other.pretrained = pretrained
+    found = redrawn(begun, other)
+    matrices = {name for name, array in begun.items() if array.ndim == 2}
+    same = {name for name in matrices if np.array_equal(found[name], begun[name])}
+    network = {name for name in matrices if name.startswith("encoder.network.")}
+    assert network and same == (network if pretrained else set())
+
+
 @pytest.mark.parametrize(
     "other", [{"carried": "corrected"}, {"mixup": 0.0}, {"forget": 0.6}, {"answers": "training"}]
 )
@@ -200,16 +221,6 @@ def test_each_setting_changes_what_is_learnt(
 ) -> None:
     plain, changed = (adapted(domains, tmp_path / str(len(o)), **o) for o in ({}, other))
     assert any(not torch.equal(plain[n], changed[n]) for n in plain)
-
-
-def test_two_sources_are_asked_as_three_are(domains: list[Node], tmp_path: Path) -> None:
-    """As many networks as sources: each kind stays what it is, from round to round."""
-    two = [node for node in domains if node["name"] != "carl"]
-    settings = COMDA | {"run.dir": str(tmp_path / "runs"), "run.expect": 3, "rounds": 4}
-    (training,) = run(with_state(two, tmp_path), settings)[0]["trainings"]["comda"]
-    weights = [each["weights"] for each in training["rounds"][1:]]
-    assert weights[0] == weights[1] == weights[2]  # the same answers about the same images
-    assert sum(weights[0].values()) == pytest.approx(1, abs=2e-3)
 
 
 def test_what_may_cross(domains: list[Node], tmp_path: Path) -> None:
