@@ -392,14 +392,13 @@ def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
 
 @of("teacher")
 def test_teachers_in_small(here: Path) -> None:
-    """A poor teacher is as good as the old one on half of the images, a random one on hardly any."""
+    """A poor teacher knows less than the old one, and FedAvg itself hears none."""
     found = printed("teacher", here)["digits"]
     alone = found["alone"]["usps"]
     assert set(alone) == {"old", "poor", "random"}
     assert max(alone["poor"], alone["random"]) <= alone["old"]
     for method in ("fedavg", "kd3a", "shot", "decision"):
         assert found[method]["none"][1] == found[f"{method} refined"]["none"][1] == 0
-    # FedAvg itself hears no teacher; only its last step does.
     assert len({mean for mean, _ in found["fedavg"].values()}) == 1
     assert "| kd3a" in (here / "made" / "teacher-digits.md").read_text()
 
