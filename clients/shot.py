@@ -196,7 +196,7 @@ class Target(Client):
     def answers(self) -> list[tuple[Tensor, Tensor]]:
         """Each model's points and predictions of all images, in evaluation mode.
 
-        A teacher of the site's own counts in the predictions as much as the model.
+        What a teacher of the site's own says is a prior of the predictions.
         """
         _, heads = parts_of(self.model)
         every = torch.arange(len(self.data)).split(BATCH)
@@ -204,7 +204,7 @@ class Target(Client):
             z = torch.cat([self.features(indices).float() for indices in every])
         p = heads.each(z).softmax(dim=2)
         if (taught := self.site.taught(self.task)) is not None:
-            p = (p + taught.to(p)) / 2
+            p = shot.with_prior(p, taught.to(p))
         form = self.options.centroids
         return [(shot.points(z_k, form), p_k) for z_k, p_k in zip(heads.apart(z), p, strict=True)]
 

@@ -585,7 +585,7 @@ def test_adapted_models_are_pruned_the_newest_stay(domains: list[Node], tmp_path
 
 def test_a_client_whose_data_are_not_finite_does_not_join(tmp_path: Path) -> None:
     x = np.zeros((40, 5), np.float32)
-    x[7, 2] = np.nan
+    x[7, 2] = np.inf
     np.savez(tmp_path / "site.npz", x_train=x, y_train=np.arange(40) % 2)
     arguments = ["--role", "source", "--data", tmp_path / "site.npz", "--insecure"]
     arguments += ["--superlink", "127.0.0.1:9", "--state-dir", tmp_path / "state"]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from clients.site.memory import Site, pick_device
 from clients.site.teacher import Teacher, checked
 from fedda import data, models, refining
+from fedda.algorithms import shot
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data import Reading, probabilities
@@ -366,6 +367,14 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     assert not (place / "short").exists()
     both = simulated("both", "town,carl", "--teacher", str(file))
     assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
+
+
+def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> None:
+    p = torch.tensor([[0.6, 0.4], [0.5, 0.5]])
+    torch.testing.assert_close(shot.with_prior(p, torch.full((2, 2), 0.5)), p)
+    found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
+    torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
 
 
 # ---- the last step -----------------------------------------------------------------------------

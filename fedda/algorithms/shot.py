@@ -38,6 +38,7 @@ PRIOR = 0.3  # images that each class has more in estimated shares, so that none
 # about as wrong as the models. On digits, where these agree on .1 to .4, they cost SHOT 2 points
 # and DECISION 6: even shares bring back what models overlook (examples/benchmarks/shares.py).
 AGREED = 0.8
+DOUBT = 0.1  # of a teacher that a target brings
 
 
 class SourcesOnce(Section):
@@ -98,6 +99,17 @@ class Config(SourcesOnce):
         """Whether shares are estimated where models are so much alike; None: there is one model."""
         agreed = alike is not None and alike >= AGREED
         return self.shares == "estimated" or (self.shares == "auto" and agreed)
+
+
+def with_prior(p: Tensor, prior: Tensor) -> Tensor:
+    """p_c ((1 - DOUBT) prior_c + DOUBT / C), normalised: one that says nothing changes nothing.
+
+    Args:
+        p: (..., N, C) a model's predictions.
+        prior: (N, C) what a teacher says; it may be wrong, and rules no class out.
+    """
+    weighted = p * ((1 - DOUBT) * prior + DOUBT / p.shape[-1])
+    return weighted / weighted.sum(dim=-1, keepdim=True)
 
 
 def entropy(p: Tensor) -> Tensor:
