@@ -524,7 +524,9 @@ def test_a_network_that_cannot_be_used_is_left_out(install: Install) -> None:
     assert "AttributeError" in reasons("tiny")[0]
     assert reasons("word") == ["text:word is not a function."]
     code, out, err = cli("methods")
-    assert code == 0 and "networks that" not in out and "The network tiny of gone 1.0 is left" in err
+    assert (
+        code == 0 and "networks that" not in out and "The network tiny of gone 1.0 is left" in err
+    )
     with pytest.raises(ModelError, match=r"not installed on this machine; .*tiny of gone 1\.0 is"):
         models.blank(ModelConfig(name="tiny"), SHAPE, 3)
 

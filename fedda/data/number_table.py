@@ -24,6 +24,7 @@ from fedda.data import naming, npy
 from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, read, samples_of
 from fedda.data.form import Reading
 from fedda.data.inside import Inside
+from fedda.data.named_files import NamedFiles
 from fedda.data.npz import Npz
 from fedda.data.sets import listed
 from fedda.errors import DataError
@@ -151,11 +152,13 @@ class NumberTable(Npz):
         """A column's values -> float32 (n,), NaN at its gaps."""
         numbers = [_number(value) for value in values]
         if None in numbers:
-            row = numbers.index(None)
+            row, files = numbers.index(None), NamedFiles(self.path, self.path)
+            there = headings(self.path, self._reading_of)
+            advice = files.advice if files.names_images else "--columns values=age+weight"
             raise DataError(
-                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name}: "
-                "numbers are needed where no column path names image files; write numbers, with a "
-                "decimal point, or name the columns to take with --columns values=age+weight"
+                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name} "
+                f"(it has {listed(there, 12)}): numbers are needed where no column path names "
+                f"image files; write numbers, with a decimal point, or name the columns with {advice}"
             )
         return np.array(numbers, dtype=np.float32)
 

@@ -230,7 +230,7 @@ def test_a_folder_called_as_an_image_is_not_taken_for_it(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("columns", ("path", "path=", "picture=a", "path=a,path=b", "path=a,id=a"))
 def test_columns_that_say_nothing(columns: str) -> None:
-    with pytest.raises(ConfigError, match="such as path=filename,label=diagnosis"):
+    with pytest.raises(ConfigError, match="such as path=scan,label=diagnosis"):
         Reading.of(columns=columns)
 
 
