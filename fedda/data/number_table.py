@@ -158,7 +158,8 @@ class NumberTable(Npz):
             raise DataError(
                 f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name} "
                 f"(it has {listed(there, 12)}): numbers are needed where no column path names "
-                f"image files; write numbers, with a decimal point, or name the columns with {advice}"
+                "image files; write numbers, with a decimal point, or name the columns with "
+                f"{advice}"
             )
         return np.array(numbers, dtype=np.float32)
 

@@ -232,7 +232,9 @@ def test_a_targets_labels_are_not_read(tmp_path: Path) -> None:
 def test_columns_are_taken_by_name_and_one_that_is_absent_is_all_gaps(tmp_path: Path) -> None:
     x, y = patients(60, 0)
     path = table(tmp_path / "a.csv", x, y, note="seen twice")
-    with pytest.raises(DataError, match=r"'seen twice' in row 1 of its column note: numbers are"):
+    with pytest.raises(
+        DataError, match=r"'seen twice' in row 1 of its column note .*: numbers are"
+    ):
         data.load_source(path)
     named = Reading.of(columns="values=sex+ca+age,label=label")
     found = data.describe(path, "source", named)
