@@ -28,7 +28,6 @@ from fedda.models.answers import EXPORTED, answers
 logger = logging.getLogger("fedda.site")
 
 MODELS = (".safetensors", *EXPORTED)
-ENDINGS = (".csv", ".npz", *MODELS)
 BATCH = 256
 SUM = 0.01  # how far from 1 the probabilities of one image may sum
 
