@@ -47,12 +47,14 @@ class Inputs(NamedTuple):
         resize: how images come to that size.
         window: the gray values that become black and white, or `own`.
         missing: what becomes of gaps in vectors.
+        columns: names of the columns of vectors (`fedda.data.naming.brief`); none: not known.
     """
 
     shape: tuple[int, ...]
     resize: Resize = "stretch"
     window: str = ""
     missing: Missing = REFUSE
+    columns: tuple[str, ...] = ()
 
 
 class Section(BaseModel):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedda import models, plugins
 from fedda.config import ModelConfig
+from fedda.data.naming import unlike
 from fedda.errors import ConfigError
 from fedda.models import Extension, Meta
 from fedda.results.read import model_file
@@ -41,7 +42,8 @@ def check_start(config: RunConfig, about: Meta | None, members: roster.Roster) -
         ConfigError: it was made for other inputs or classes.
     """
     if about is not None:
-        _check_data(Path(config.run.start_from), about, members.shape, members.classes)
+        itself = members.shape, members.columns, members.classes
+        _check_data(Path(config.run.start_from), about, *itself)
 
 
 def finished(run: Path, task: Task) -> Arrays:
@@ -54,7 +56,7 @@ def finished(run: Path, task: Task) -> Arrays:
     model, about = models.load(model_file(run, IF_SEVERAL))
     extension = Extension.of(task.about, task.options)
     _check_model(run, about, task.method, task.model, extension)
-    _check_data(run, about, task.dims, task.names)
+    _check_data(run, about, task.dims, task.inputs.columns, task.names)
     if model.backbone is not None:
         _compare(run, "frozen weights", model.backbone.digest(), task.frozen)
     return models.to_arrays(model)
@@ -77,8 +79,19 @@ def _check_model(
         )
 
 
-def _check_data(run: Path, about: Meta, shape: tuple[int, ...], classes: Sequence[str]) -> None:
+def _check_data(
+    run: Path,
+    about: Meta,
+    shape: tuple[int, ...],
+    columns: tuple[str, ...],
+    classes: Sequence[str],
+) -> None:
     _compare(run, "inputs of shape", about.shape, tuple(shape))
+    if about.columns and columns and (other := unlike(about.columns, columns)):
+        raise ConfigError(
+            f"Beside this run's sites, the model in {run} has {other}; start from a run of the "
+            "same columns."
+        )
     if about.classes == tuple(classes):
         return
     gone = [name for name in about.classes if name not in classes]

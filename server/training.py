@@ -458,7 +458,7 @@ def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) 
     """Return the description of a training that its sites receive."""
     target = members.target.name if members.several else ""
     later = len(members.targets) > 1  # it has the sites of the trainings before it
-    about = (members.shape, members.classes, len(members.nodes), target, later)
+    about = members.shape, members.classes, len(members.nodes), target, later, members.columns
     task = config.task(method, seed, *about)
     if not models.frozen(task.model):
         return task

@@ -172,8 +172,9 @@ def test_a_task_is_the_same_after_the_wire(method: str) -> None:
 def test_a_task_has_no_settings_of_the_server() -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
     assert {key.split(".")[0] for key in flat} == {
-        *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"),
-        *("secure", "frozen", "resize", "window", "missing", "refine", "shares", "beside"),
+        *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names"),
+        *("sites", "column-names", "secure", "frozen", "resize", "window", "missing"),
+        *("refine", "shares", "beside"),
         *("model", "train", "privacy", "wire", "options"),
     }
 

@@ -235,9 +235,9 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
 HEADING = {"round", "phase", "hop", "part"}
 TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
 TASK |= {"secure", "frozen", "resize", "window", "missing", "refine"}
-TASK |= {"shares", "beside"}
+TASK |= {"shares", "beside", "column-names"}
 OFFER = {"role": str, "name": str, "version": str, "examples": int, "tested": int}
-OFFER |= {"classes": list, "shape": list, "keys": bool}
+OFFER |= {"classes": list, "shape": list, "columns": list, "keys": bool}
 SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise", "masked"}
 SUM |= {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
 # Of all arrays in these runs: an MLP for images of 8 x 8 and 4 classes, a discriminator with its

@@ -18,6 +18,7 @@ def offer(name: str, role: str = "source", **change: Any) -> dict[str, Any]:
         "tested": 0,
         "classes": ["cat", "dog"] if role == "source" else [],
         "shape": [1, 8, 8],
+        "columns": [],
         "version": __version__,
         "keys": False,
     } | change
@@ -51,6 +52,20 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "versions": ([ANNA, offer("bert", version="0.0.9"), TOWN], "different versions of fedda"),
     "classes": ([ANNA, offer("bert", classes=["Dog", "cat"]), TOWN], "the same name"),
     "vectors": ([offer("anna", shape=[400]), offer("bert", shape=[300]), TOWN], "equally long"),
+    "columns": (
+        [
+            offer("anna", shape=[2], columns=["age", "chol"]),
+            offer("town", "target", shape=[2], columns=["age", "cholesterol"]),
+        ],
+        "beside anna, town has the columns 'cholesterol', and lacks 'chol'",
+    ),
+    "columns in another order": (
+        [
+            offer("anna", shape=[2], columns=["age", "chol"]),
+            offer("town", "target", shape=[2], columns=["chol", "age"]),
+        ],
+        "town has the columns in another order: 'chol', 'age', not 'age', 'chol'",
+    ),
     "vectors and images": ([offer("anna", shape=[400]), TOWN], "have different shapes"),
     "colours": ([ANNA, offer("bert", shape=[3, 8, 8]), TOWN], "set input.channels to 1 or 3"),
     "sizes": ([ANNA, offer("bert", shape=[1, 9, 9]), TOWN], "different sizes; set input.size"),

@@ -117,7 +117,7 @@ def test_damaged_tables_are_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_a_table_is_cut_into_sites(tmp_path: Path) -> None:
     path = write(tmp_path / "all.csv", rows())
     done = CliRunner().invoke(app, ["split", str(path), str(tmp_path / "out")])
-    assert done.exit_code == 0 and "photo: 3 images" in done.stdout.replace("\n", "")
+    assert done.exit_code == 0 and "photo: 3 examples" in done.stdout.replace("\n", "")
     assert sorted(data.domains(tmp_path / "out")) == ["photo", "sketch"]
     photo = data.load_source(tmp_path / "out" / "photo")
     assert values(photo.x) == [0, 2] and photo.classes == ("cat", "dog")

@@ -274,8 +274,13 @@ class Site:
         return images
 
     def _form(self, inputs: Inputs) -> dict[str, Any]:
-        """How images and vectors are converted."""
-        return self.reading.form(inputs) | {"cache": self.cache, "notice": self._say}
+        """How images and vectors are converted.
+
+        Which columns of a table are taken, and in which order, is the site's choice: it has offered
+        their names, and no run chooses among them.
+        """
+        form = self.reading.form(inputs._replace(columns=()))
+        return form | {"cache": self.cache, "notice": self._say}
 
     def evaluation(self, inputs: Inputs, classes: tuple[str, ...]) -> "data.Labelled | None":
         """The labelled test files, apart from the training images; only a test opens them.
@@ -349,6 +354,7 @@ def offer(
         "tested": description.test,
         "classes": list(description.classes) if role == "source" else [],
         "shape": list(description.shape),
+        "columns": list(description.columns),
         "version": __version__,
         "keys": keys,
     }

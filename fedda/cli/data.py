@@ -247,22 +247,24 @@ def split_(
         str,
         typer.Option(
             metavar="NAME",
-            help="The split whose rows become the sites' training images. Rows of the split test "
-            "become their test images, those of other splits are left out. Default: train.",
+            help="The split whose rows become the sites' training examples. Rows of the split test "
+            "become their tests, those of other splits are left out. Default: train.",
             show_default=False,
         ),
     ] = "",
     follow_links: FollowOption = False,
     columns: ColumnsOption = "",
 ) -> None:
-    """Cut one table of images into one folder per site.
+    """Cut one table into one folder per site.
 
     The table has a row per image and the columns path, label and optionally split (train or test),
     or it is a data set of Hugging Face, in parquet files or saved by save_to_disk, with the columns
-    image and label. Images that a table names are linked into the sites' folders, or copied to
-    another disk.
+    image and label; or it is one of numbers, with a row per example. Images that a table names are
+    linked into the sites' folders, or copied to another disk.
 
       fedda data split ./pacs.csv ./pacs --by domain
+
+      fedda data split ./patients.csv ./hospitals --by hospital --columns label=diagnosis
 
       fedda data split ./saved-by-datasets ./sites --by scanner --split validation
 
@@ -273,7 +275,7 @@ def split_(
     with clear_exit():
         reading = reading_of(split, follow_links=follow_links, columns=columns)
         for site, rows in cut(table, out, by, reading).items():
-            echo(f"{out / site}: {rows} images")
+            echo(f"{out / site}: {rows} examples")
 
 
 @app.command()

@@ -142,7 +142,7 @@ class Plan:
 
     def where(self, target: str) -> list[str]:
         """The options of `fedda run` for these sites."""
-        return ["--simulate", str(self.data), "--target", target]
+        return ["--simulate", str(self.data), "--target", target, *self.reading.words]
 
     def folder(self, cell: Cell) -> Path:
         """Where a cell's run is kept."""

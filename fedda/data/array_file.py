@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedda.data import naming
 from fedda.data.cache import key_of
 from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
@@ -45,11 +46,25 @@ class ArrayFile:
         self._split = reading.split
 
     def opened(self) -> Npz:
-        """The arrays."""
+        """The arrays.
+
+        Raises:
+            DataError: the file names other columns than the run or the model takes.
+        """
         ending = self.path.suffix.lower()
         if ending in FILES:
-            return NumberTable(self.path, self._reading)
-        return Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
+            npz: Npz = NumberTable(self.path, self._reading)
+        else:
+            npz = Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
+        needs, own = self._reading.needs, naming.brief(npz.named)
+        if needs and own and (other := naming.unlike(own, needs)):
+            with npz:
+                raise DataError(
+                    f"{self.path} has {other}, and the model takes {len(needs)} columns by name: "
+                    "give them the names that they have elsewhere, or name those to take, in their "
+                    "order, with --columns values=age+weight"
+                )
+        return npz
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         with self.opened() as npz:
@@ -128,6 +143,7 @@ class ArrayFile:
             x = _train(npz, self._split)
             n, *shape = npz.shape(x)
             train, names = npz.gaps(x), npz.columns(shape[-1])
+            own = npz.named if len(shape) == 1 else ()
             counts: dict[str, int] = {}
             if role == "source":
                 y, classes = _source_labels(npz, x)
@@ -157,6 +173,7 @@ class ArrayFile:
             warnings=tuple(warnings),
             gaps=train.rows + test.rows,
             empty=tuple(names[i] for i in train.empty),
+            columns=naming.brief(own),
         )
 
 

@@ -35,6 +35,7 @@ class Reading:
         columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`,
             and which of its numbers to take, as `values=age+weight`.
         missing: the run's `input.missing`: what becomes of gaps in vectors.
+        needs: the columns of numbers that the run or the model takes, as `naming.brief` has them.
     """
 
     split: str = ""
@@ -44,6 +45,7 @@ class Reading:
     window: str = ""
     columns: str = ""
     missing: Missing = REFUSE
+    needs: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -91,7 +93,9 @@ class Reading:
             str(site.get("columns", "")),
         )
 
-    def within(self, window: str, missing: Missing = REFUSE) -> "Reading":
+    def within(
+        self, window: str, missing: Missing = REFUSE, needs: tuple[str, ...] = ()
+    ) -> "Reading":
         """The same in a run or for a model; an empty window leaves that as it is.
 
         Raises:
@@ -101,12 +105,16 @@ class Reading:
             window_of(window)
         except ValueError as error:
             raise ConfigError(f"The window is {window!r}; {error}.") from None
-        return replace(self, window=window or self.window, missing=missing)
+        return replace(self, window=window or self.window, missing=missing, needs=needs)
+
+    def of_model(self, inputs: Inputs) -> "Reading":
+        """The same for what a model, or a run, takes."""
+        return self.within(inputs.window, inputs.missing, inputs.columns)
 
     def form(self, inputs: Inputs) -> dict[str, Any]:
         """How `fedda.data.load` brings a site's data to what a model takes: its arguments."""
         channels, size = inputs.shape[:2] if len(inputs.shape) == 3 else (0, 0)
-        reading = self.within(inputs.window, inputs.missing)
+        reading = self.of_model(inputs)
         return {"channels": channels, "size": size, "resize": inputs.resize, "reading": reading}
 
     @property
@@ -159,6 +167,16 @@ class Reading:
         said = {"skip-broken": self.skip_broken, "follow-links": self.follow_links}
         only = {name: value for name, value in (said | {"columns": self.columns}).items() if value}
         return {"split": self.split, "gray-bits": str(self.gray_bits or AUTO)} | only
+
+    @property
+    def words(self) -> list[str]:
+        """What the site says, as the options of a command."""
+        given = {name: value for name, value in self.flat().items() if value not in ("", AUTO)}
+        return [
+            word
+            for name, value in given.items()
+            for word in (f"--{name}", *([] if value is True else [str(value)]))
+        ]
 
 
 AS_IT_IS = Reading()

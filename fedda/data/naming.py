@@ -10,6 +10,7 @@ Names that mean the same number, such as 1 and 01, are refused, as one class wou
 sets, such as training and test, only the names are comparable: every set may number its own.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ _FRACTION = re.compile(r"-?\d*\.\d*[1-9]\d*")
 _WHOLE = re.compile(r"\d+(\.0*)?")
 _SEVERAL = re.compile(r".*[|;].*|\[.*,.*\]|\{.*\}|\(.*,.*\)", re.DOTALL)
 _JOINED = re.compile(r"[,+&/]")
+_BRIEF = 2**14  # letters of all names of columns that travel with each request
 
 _NO_ONE = "which means that there is none: fill it, or remove the example"
 _ONE = "one class per example is needed"
@@ -122,6 +124,26 @@ def united(of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(sorted(every, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else n)))
 
 
+def brief(columns: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns as sites compare them: of a very wide table one digest of all names."""
+    whole = "\n".join(columns)
+    if len(whole) <= _BRIEF:
+        return tuple(columns)
+    digest = hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()
+    return (f"{len(columns)} columns with the SHA-256 {digest[:16]}",)
+
+
+def unlike(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    """How names of columns differ from others', as the rest of "mine has"; empty if they do not."""
+    if tuple(mine) == tuple(theirs):
+        return ""
+    own, other = ([c for c in a if c not in b] for a, b in ((mine, theirs), (theirs, mine)))
+    if not own and not other:
+        return f"the columns in another order: {_some(mine)}, not {_some(theirs)}"
+    more = f"the columns {_some(own)}" if own else "no further columns"
+    return f"{more}{f', and lacks {_some(other)}' if other else ''}"
+
+
 def plain(name: str) -> str:
     """A class's name without case and spaces; of a whole number its value."""
     text = "".join(name.lower().split())
@@ -131,6 +153,12 @@ def plain(name: str) -> str:
 def quoted(name: str) -> str:
     """A name for a message: what is no plain text becomes escapes."""
     return "'" + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:60]) + "'"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(quoted, names[:most])) + more
 
 
 def _text(value: Any) -> str:

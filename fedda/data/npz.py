@@ -107,11 +107,14 @@ class Npz:
 
     def columns(self, d: int) -> tuple[str, ...]:
         """The names of the columns of vectors of d numbers; "0" to d - 1 where none are given."""
-        if "columns" in self.keys:
-            shape, dtype = self._header("columns")
-            if dtype.kind == "U" and shape == (d,):
-                return tuple(map(str, self._array("columns")))
-        return tuple(map(str, range(d)))
+        return self.named if len(self.named) == d else tuple(map(str, range(d)))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of the columns of vectors, as the file itself gives them; none: it does not."""
+        if "columns" not in self.keys or self._header("columns")[1].kind != "U":
+            return ()
+        return tuple(map(str, self._array("columns").flat))
 
     def row_keys(self, x: str) -> list[str]:
         """What the file itself calls the examples `x`; none if it names none."""

@@ -70,9 +70,9 @@ class NumberTable(Npz):
         self._reading_of = reading
         self._close = lambda: None
         there = headings(path, reading)
-        self._names = reading.values or tuple(
-            sorted(name for name in there if name not in ("label", "split", *KEYS))
-        )
+        known = reading.needs if {*reading.needs} <= {*there} else ()
+        numbers = sorted(name for name in there if name not in ("label", "split", *KEYS))
+        self._names = reading.values or known or tuple(numbers)
         if not {*self._names} & {*there}:
             raise DataError(
                 f"{path} has none of the columns {listed(self._names, 12) or 'of numbers'} (it has "
@@ -86,7 +86,8 @@ class NumberTable(Npz):
         self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
         self._known: dict[str, np.ndarray] = {}
 
-    def columns(self, d: int) -> tuple[str, ...]:
+    @property
+    def named(self) -> tuple[str, ...]:
         return self._names
 
     def labels(self, y: str, n: int) -> Tensor:

@@ -111,6 +111,8 @@ class Description:
         needs_window: whether some images cannot be read without `input.window`.
         gaps: how many vectors, of training and test, have missing values.
         empty: the columns of which no training vector has a value.
+        columns: names of the columns of vectors, as sites compare them (`naming.brief`); none: the
+            file gives none.
     """
 
     path: Path
@@ -126,6 +128,7 @@ class Description:
     needs_window: bool = False
     gaps: int = 0
     empty: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def form(self) -> str:

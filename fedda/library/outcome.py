@@ -235,13 +235,15 @@ class Model:
         from fedda.data.sets import Unlabelled
 
         from .own_data import images as as_images
+        from .own_data import in_order
 
-        shape, resize, window, missing = self._inputs
-        reading = Reading(window=window, missing=missing)
+        shape, resize, *_, columns = self._inputs
+        reading = Reading().of_model(self._inputs)
         if isinstance(images, str | Path):
             found = stream(Path(images), shape, batch, resize, reading)
             yield from (examples.x for _, examples in found)
             return
+        images = in_order(images, columns)
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
         if (own := own_columns(array, "images", reading)) is not None:
             array = own(array)

@@ -29,12 +29,13 @@ CONTENTS = ".contents.json"  # beside the files: a digest of each
 class Split:
     """Examples and their labels; y is None, or one class number or name per example.
 
-    x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d).
+    x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d), whose columns may have names.
     """
 
     x: np.ndarray
     y: np.ndarray | None
     classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
@@ -129,6 +130,29 @@ def as_array(x: Any) -> Any:
     return x if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
+def columns_of(x: Any) -> tuple[str, ...]:
+    """The names of the columns of a table of pandas or the like; of all else none."""
+    return tuple(map(str, x.columns)) if hasattr(x, "to_numpy") and hasattr(x, "columns") else ()
+
+
+def in_order(x: Any, columns: Sequence[str]) -> Any:
+    """A table of pandas with the columns that a model takes, in their order; all else as it is.
+
+    Raises:
+        DataError: it lacks some of them.
+    """
+    own = columns_of(x)
+    if not own or not columns or naming.brief(own) == tuple(columns):
+        return x
+    place = {name: i for i, name in enumerate(own)}
+    if not {*columns} <= place.keys():
+        raise DataError(
+            f"the table has {naming.unlike(own, columns)}, and the model takes {len(columns)} "
+            "columns by name: give them the names that they had in training"
+        )
+    return x.iloc[:, [place[name] for name in columns]]
+
+
 def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
@@ -162,9 +186,9 @@ def _site(name: str, given: Any) -> tuple[Split, Split | None]:
 
 
 def _pair(name: str, x: Any, y: Any) -> Split:
-    found = images(x, f"x of {name}")
+    found, columns = images(x, f"x of {name}"), columns_of(x)
     if y is None:
-        return Split(found, None)
+        return Split(found, None, columns=columns)
     try:
         array = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     except ValueError:  # some are lists
@@ -177,8 +201,8 @@ def _pair(name: str, x: Any, y: Any) -> Split:
         )
     named = naming.names(array.tolist(), f"y of {name}", lambda i: f"place {i}")
     if all(label.isdecimal() for label in named):
-        return Split(found, np.array([int(label) for label in named], np.int64))
-    return Split(found, np.array(named))
+        return Split(found, np.array([int(n) for n in named], np.int64), columns=columns)
+    return Split(found, np.array(named), columns=columns)
 
 
 def _dataset(name: str, dataset: Any) -> Split:
@@ -298,6 +322,10 @@ def _arrays(
         found[f"y{key}"] = y.astype(np.int64)
     if classes and labelled:
         found["classes"] = np.array(classes)
+    if train.columns:
+        if test and (other := naming.unlike(test.columns or train.columns, train.columns)):
+            raise DataError(f"beside its training set, the test of {name} has {other}: order it so")
+        found["columns"] = np.array(train.columns)
     return found
 
 

@@ -56,7 +56,7 @@ def answers(
         DataError: the data cannot be read, or do not fit the model.
     """
     said, classes, inputs = _opened(model, device, batch)
-    reading = reading.within(inputs.window, inputs.missing)
+    reading = reading.of_model(inputs)
     rest = batches(data, inputs.shape, batch, inputs.resize, reading, like)
     first = next(rest)  # an error comes before anything is written
     every = chain([first], rest)

@@ -78,6 +78,7 @@ def export(source: Path, out: Path) -> Exported:
         **({"resize": meta.resize} if meta.resize != "stretch" else {}),
         **({"window": meta.window} if meta.window else {}),
         **({"missing": meta.missing} if meta.missing != REFUSE else {}),
+        **({"columns": list(meta.columns)} if meta.columns else {}),
         "output": "class probabilities (N, classes)",
         "model": meta.config.name,
         "version": fedda.__version__,
@@ -120,6 +121,7 @@ def opened(path: Path) -> tuple[Outputs, tuple[str, ...], Inputs]:
             about.get("resize", "stretch"),
             about.get("window", ""),
             about.get("missing", REFUSE),
+            tuple(map(str, about.get("columns", ()))),
         )
         classes = tuple(map(str, about["classes"]))
     except ModelError:

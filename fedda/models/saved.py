@@ -25,7 +25,7 @@ from .ready import has_weights
 
 _KEY = "fedda"
 _MOST_VALUES = 2**26  # in one input: 4096 x 4096 pixels of 4 channels
-_MOST_LETTERS = 2**20  # of all class names
+_MOST_LETTERS = 2**20  # of all names
 _FROZEN = "backbone."  # prefix of the weights that do not learn
 
 
@@ -41,11 +41,12 @@ class Meta:
     resize: Resize = "stretch"  # how images came to that shape
     window: str = ""  # the gray values that became black and white, `input.window`
     missing: Missing = REFUSE  # what became of gaps in vectors, `input.missing`
+    columns: tuple[str, ...] = ()  # names of the columns of vectors; none: not known
 
     @property
     def inputs(self) -> Inputs:
         """What the model takes, and how images and vectors come to it."""
-        return Inputs(self.shape, self.resize, self.window, self.missing)
+        return Inputs(self.shape, self.resize, self.window, self.missing, self.columns)
 
 
 def save(
@@ -58,6 +59,7 @@ def save(
     resize: Resize = "stretch",
     window: str = "",
     missing: Missing = REFUSE,
+    columns: Sequence[str] = (),
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
@@ -78,6 +80,8 @@ def save(
         about["window"] = window
     if missing != REFUSE:
         about["missing"] = missing
+    if columns:
+        about["columns"] = list(columns)
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
@@ -208,12 +212,13 @@ def _meta(about: str) -> Meta:
     return Meta(
         config=ModelConfig.model_validate(facts["config"]),
         shape=_shape(facts["shape"]),
-        classes=_classes(facts["classes"]),
+        classes=_names("classes", facts["classes"]),
         version=facts["version"],
         extension=None if extension is None else Extension(**extension),
         resize=resize,
         window=_window(window),
         missing=missing,
+        columns=_names("columns", facts.get("columns", [])),
     )
 
 
@@ -225,10 +230,10 @@ def _shape(found: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _classes(found: Any) -> tuple[str, ...]:
-    """The names of the classes, if they are different texts; a ValueError if not."""
+def _names(what: str, found: Any) -> tuple[str, ...]:
+    """The names of classes or columns, if they are different texts; a ValueError if not."""
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ValueError("classes is no list of names")
+        raise ValueError(f"{what} is no list of names")
     if len(set(found)) < len(found) or sum(map(len, found)) > _MOST_LETTERS:
-        raise ValueError("classes names one twice, or is too long")
+        raise ValueError(f"{what} names one twice, or is too long")
     return tuple(found)

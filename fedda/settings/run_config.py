@@ -288,6 +288,7 @@ class RunConfig(Section):
         sites: int,
         target: str = "",
         later: bool = False,
+        columns: Sequence[str] = (),
     ) -> Task:
         """Make the description of one training that its sites receive.
 
@@ -299,6 +300,7 @@ class RunConfig(Section):
             sites: how many sites take part.
             target: name of the target that adapts, if the run has several.
             later: whether the training follows others in a chain.
+            columns: names of the columns of tables of numbers.
 
         Raises:
             ConfigError: vectors are to be augmented as if they were images.
@@ -330,6 +332,7 @@ class RunConfig(Section):
             resize=self.input.resize,
             window=self.input.window,
             missing=self.input.missing,
+            column_names="\n".join(columns),
             class_names="\n".join(classes),
             sites=sites,
             secure=self.secure_of(method),

@@ -49,6 +49,7 @@ class Task(Section):
     resize: Resize = Field(default="stretch", description="how images come to that shape")
     window: str = Field(default="", description="gray values that become black and white")
     missing: Missing = Field(default=REFUSE, description="what becomes of gaps in vectors")
+    column_names: str = Field(default="", description="one line per column of tables of numbers")
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
     secure: Secure = "none"
@@ -159,7 +160,8 @@ class Task(Section):
     @property
     def inputs(self) -> Inputs:
         """The shape of one input, and how images and vectors come to it."""
-        return Inputs(self.dims, self.resize, self.window, self.missing)
+        columns = tuple(self.column_names.split("\n")) if self.column_names else ()
+        return Inputs(self.dims, self.resize, self.window, self.missing, columns)
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:

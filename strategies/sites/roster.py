@@ -9,13 +9,13 @@ from typing import Any, NoReturn, cast
 
 from fedda import __version__
 from fedda.config import INDICATOR, InputConfig, is_site_name
-from fedda.data.naming import united
+from fedda.data.naming import united, unlike
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
 
 MADE_UP = 1000  # the most classes that one source alone may name beside others
 LETTERS = 256  # of a class's name
-OFFER = {"role", "name", "examples", "tested", "classes", "shape", "version", "keys"}
+OFFER = {"role", "name", "examples", "tested", "classes", "shape", "columns", "version", "keys"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Node:
     shape: tuple[int, ...]
     version: str
     keys: bool = False  # whether it has its own key and the others', to hide its models
+    columns: tuple[str, ...] = ()  # of vectors, if the site's file names them
 
     @classmethod
     def read(cls, node_id: int, offer: Mapping[str, Any]) -> "Node":
@@ -56,6 +57,7 @@ class Node:
                 tuple(int(n) for n in offer["shape"]),
                 str(offer["version"]),
                 offer["keys"] is True,
+                tuple(map(str, offer["columns"])),
             )
             plain = node.version.isprintable() and len(node.version) <= 64
             if not plain or len(node.shape) not in (1, 3) or min(node.shape) < 0:
@@ -67,11 +69,12 @@ class Node:
                 f"Node {node_id} has the name {node.name[:64]!r}; a site's --name needs 1 to 64 "
                 "printable characters and no slash."
             )
-        if not all(c.isprintable() and len(c) <= LETTERS for c in node.classes):
-            raise RosterError(
-                f"{node.name} has a class whose name is not one line of plain text of up to "
-                f"{LETTERS} characters."
-            )
+        for what, names in (("class", node.classes), ("column", node.columns)):
+            if not all(c and c.isprintable() and len(c) <= LETTERS for c in names):
+                raise RosterError(
+                    f"{node.name} has a {what} whose name is not one line of plain text of up to "
+                    f"{LETTERS} characters."
+                )
         if node.examples < 1 or node.tested < 0:
             raise RosterError(
                 f"{node.name} offers {node.examples} examples and {node.tested} labelled tests; "
@@ -108,6 +111,7 @@ class Roster:
     counts: Mapping[str, int]
     class_names: tuple[str, ...] = ()  # of all sources, or of the model that the run starts from
     several: bool = False  # whether the run has further targets
+    columns: tuple[str, ...] = ()  # of vectors, if sites name them
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -246,9 +250,9 @@ class Roster:
         """
         try:
             table = json.loads(text)
-            nodes = tuple(Node.read(n.pop("id"), n) for n in table["nodes"])
-            names = tuple(table.get("class_names", ()))
-            return cls(nodes, tuple(table["shape"]), table["counts"], names)
+            nodes = tuple(Node.read(n.pop("id"), {"columns": (), **n}) for n in table["nodes"])
+            names, columns = (tuple(table.get(k, ())) for k in ("class_names", "columns"))
+            return cls(nodes, tuple(table["shape"]), table["counts"], names, columns=columns)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RosterError(f"The roster of the run cannot be read ({error}).") from None
 
@@ -328,7 +332,7 @@ def form(
         _refuse(nodes, str(error))
     counts = {n.name: n.examples for n in nodes}
     shape = _common_shape(nodes, unified)
-    made = Roster(tuple(sources + targets), shape, counts, classes)
+    made = Roster(tuple(sources + targets), shape, counts, classes, columns=_columns(nodes))
     for name, own in made.alone().items():
         if len(own) > MADE_UP:
             _refuse(
@@ -358,6 +362,20 @@ def _common_shape(nodes: list[Node], unified: InputConfig) -> tuple[int, ...]:
     if height != width:
         _refuse(nodes, f"the images are {height}x{width}, not square; set input.size")
     return (channels.pop(), height, width)
+
+
+def _columns(nodes: list[Node]) -> tuple[str, ...]:
+    """The names of the columns of vectors, the same at all sites that name them; else none."""
+    named = [node for node in nodes if node.columns]
+    for node in named:
+        if other := unlike(node.columns, named[0].columns):
+            _refuse(
+                nodes,
+                f"beside {named[0].name}, {node.name} has {other}; columns need the same names "
+                "and order at all sites: rename them in the files, or name those to take, in "
+                "their order, with --columns values=age+weight",
+            )
+    return named[0].columns if named else ()
 
 
 def _refuse(nodes: list[Node], why: str) -> NoReturn:

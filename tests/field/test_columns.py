@@ -1,0 +1,146 @@
+"""Columns of numbers are known by name: at all sites the same, and of a model those it learnt."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fedda
+from fedda import data, models
+from fedda.cli import app
+from fedda.cli.its_files import OPTIONS
+from fedda.comparison import Plan, Variant
+from fedda.config import Inputs
+from fedda.data import Reading, naming
+from fedda.errors import DataError, FeddaError
+
+NAMES = ("age", "chol", "sex", "zinc")
+FEW: Any = {
+    "model_name": "mlp",
+    "model_sizes": "8",
+    "rounds": 6,
+    "train_batch_size": 30,
+    "train_lr": 0.1,
+}
+
+
+def patients(seed: int, n: int = 80) -> pd.DataFrame:
+    """Two classes in four columns, whose first says most and whose last says nothing."""
+    draws, y = np.random.default_rng(seed), np.arange(n) % 2
+    x = draws.normal(size=(n, 4)) + y[:, None] * np.array([4.0, 1.0, -1.0, 0.0])
+    return pd.DataFrame(x, columns=list(NAMES)).assign(label=np.where(y, "ill", "well"))
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hospitals with a table each; the order in which the columns lie means nothing."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    for seed, name in enumerate(("east", "north", "west")):
+        found = patients(seed)
+        found[found.columns[:: -1 if seed else 1]].to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(sites: Path) -> fedda.Run:
+    return fedda.simulate(sites, target="west", method="fedavg", dir=sites.parent / "run", **FEW)
+
+
+def test_a_model_knows_its_columns(run: fedda.Run) -> None:
+    assert models.describe(run.folder / "model.safetensors").columns == NAMES
+
+
+def test_sites_with_other_columns_are_refused(sites: Path, tmp_path: Path) -> None:
+    for name in ("east", "north", "west"):
+        found = pd.read_csv(sites / f"{name}.csv")
+        renamed = {"chol": "cholesterol"} if name == "north" else {}
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        found.rename(columns=renamed).to_csv(tmp_path / "sites" / f"{name}.csv", index=False)
+    with pytest.raises(FeddaError, match="has the columns 'cholesterol', and lacks 'chol'"):
+        fedda.simulate(
+            tmp_path / "sites", target="west", method="fedavg", dir=tmp_path / "run", **FEW
+        )
+
+
+def test_the_order_in_which_a_site_names_them_counts(sites: Path) -> None:
+    said = data.describe(sites / "east.csv", "source", reading=Reading(columns="values=chol+age"))
+    assert said.columns == ("chol", "age")
+
+
+def test_a_table_is_predicted_by_the_names_of_its_columns(run: fedda.Run, tmp_path: Path) -> None:
+    """Others in between, texts too, and another order change no answer; other names are refused."""
+    model, new = run.folder / "model.safetensors", patients(9).drop(columns="label")
+    wanted = run.model.predict(new.to_numpy(np.float32))
+    assert np.mean([a == b for a, b in zip(wanted, ["well", "ill"] * 40, strict=True)]) > 0.8
+    mixed = new[["zinc", "sex", "chol", "age"]].assign(bmi=5.0, ward="a")
+    mixed.to_csv(tmp_path / "mixed.csv", index=False)
+    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "mixed.csv")])
+    assert found.exit_code == 0, found.output
+    assert [line.split(",")[1] for line in found.output.splitlines()[1:]] == wanted
+    assert run.model.predict(mixed) == run.model.predict(tmp_path / "mixed.csv") == wanted
+    other = mixed.rename(columns={"age": "years"})
+    other.drop(columns="ward").to_csv(tmp_path / "other.csv", index=False)
+    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "other.csv")])
+    assert found.exit_code == 1 and "lacks 'age'" in found.output
+    with pytest.raises(DataError, match="lacks 'age'"):
+        run.model.predict(other)
+    turned = ["--columns", "values=chol+age+sex+zinc"]
+    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "mixed.csv"), *turned])
+    assert found.exit_code == 1 and "in another order" in found.output
+
+
+def test_arrays_that_name_their_columns_are_compared_too(run: fedda.Run, tmp_path: Path) -> None:
+    x = patients(9).drop(columns="label")
+    about = models.describe(run.folder / "model.safetensors").inputs
+    for names, fits in ((NAMES, True), (NAMES[::-1], False)):
+        np.savez(tmp_path / "new.npz", x=x[list(names)].to_numpy(np.float32), columns=list(names))
+        form = Reading().form(about)
+        if fits:
+            assert len(data.load_target(tmp_path / "new.npz", **form)) == 80
+        else:
+            with pytest.raises(DataError, match="in another order"):
+                data.load_target(tmp_path / "new.npz", **form)
+
+
+def test_frames_of_a_program_bring_their_names(tmp_path: Path) -> None:
+    frames = {name: patients(seed) for seed, name in enumerate(("east", "north", "west"))}
+    given = {n: (f.drop(columns="label"), f["label"]) for n, f in frames.items()}
+    x, y = given["north"]
+    with pytest.raises(FeddaError, match="in another order"):
+        fedda.simulate(
+            given | {"north": (x[list(NAMES[::-1])], y)},
+            target="west", method="fedavg", dir=tmp_path / "turned", **FEW,
+        )  # fmt: skip
+    run = fedda.simulate(given, target="west", method="fedavg", dir=tmp_path / "run", **FEW)
+    assert models.describe(run.folder / "model.safetensors").columns == NAMES
+
+
+def test_a_run_does_not_choose_a_sites_columns(sites: Path) -> None:
+    """What a server says of columns is not followed: the site trains on those that it offers."""
+    from fedda.halves import load
+
+    site = load("clients", "site.memory").Site(
+        {"role": "source", "name": "east", "data": str(sites / "east.csv"), "reproducible": True}
+    )
+    assert site.offer()["columns"] == list(NAMES)
+    assert site.training(Inputs((4,), columns=("zinc",))).shape == (4,)
+
+
+def test_names_of_a_wide_table_become_one_digest() -> None:
+    wide = [f"gene-{i:05}" for i in range(5000)]
+    (digest,) = naming.brief(wide)
+    assert digest.startswith("5000 columns") and naming.brief(wide[::-1]) != (digest,)
+    assert naming.brief(wide[:10]) == tuple(wide[:10])
+
+
+def test_a_printed_command_has_all_that_was_said_of_the_files() -> None:
+    """`fedda choose` and the like name a command to type next, which reads the same files."""
+    said = Reading.of("validation", 12, True, True, "label=diagnosis,values=age+sex")
+    assert {word[2:].replace("-", "_") for word in said.words if word[:2] == "--"} == {*OPTIONS}
+    values = [said.words[said.words.index(flag) + 1] for flag in ("--split", "--gray-bits")]
+    assert values == ["validation", "12"] and Reading().words == []
+    plan = Plan(Path("sites"), Path("out"), [Variant("fedavg")], ["west"], [0], {}, reading=said)
+    assert plan.where("west") == ["--simulate", "sites", "--target", "west", *said.words]
