@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedda.config import IMAGES_HIDE
 from fedda.errors import RunError
 from fedda.ops import bundle
 from fedda.ops.federation import Deployment
@@ -32,9 +33,12 @@ def say(text: str) -> None:
 
 
 def domains(
-    folder: Path, sources: int, examples: int = 16, shape: tuple[int, ...] = (FEATURES,)
+    folder: Path, sources: int, examples: int = IMAGES_HIDE, shape: tuple[int, ...] = (FEATURES,)
 ) -> dict[str, tuple[str, Path]]:
-    """Write random vectors, or images, for the sources and a target -> role and file of each."""
+    """Write random vectors, or images, for the sources and a target -> role and file of each.
+
+    A site takes no part with fewer examples than the default, unless its `--min-images` is lower.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sites = {}
     for number in range(sources + 1):
