@@ -136,6 +136,18 @@ def test_one_of_other_classes_is_named_at_the_site_and_the_run_goes_on(
     assert odd["final_accuracy"] == trained(tmp_path / "none", None, "kd3a")["final_accuracy"]
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rows_in_another_order_are_said_at_the_site(
+    shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file whose rows have numbers alone fits any data of as many examples."""
+    file = write(tmp_path / "old.csv", truth().roll(shift, dims=0))
+    with caplog.at_level(logging.WARNING, "fedda.site"):
+        trained(tmp_path / "run", file, "fedavg", {"rounds": 4})
+    said = [r.getMessage() for r in caplog.records if "in another order" in r.getMessage()]
+    assert len(said) == shift and all("for 0% of the images" in text for text in said)
+
+
 # ---- files -------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from fedda.train import generator
 from . import state
 from .appraisal import Appraised
 from .request import Numbers
+from .teacher import unrelated
 
 logger = logging.getLogger("fedda.site")
 
@@ -49,7 +50,10 @@ def take(client: Refining) -> Refined | None:
     try:
         members = _source_only(client), client.adapted()
         about = task.model, task.dims, task.refine, task.shares
-        made = refining.refined_model(*members, x, *about, site.taught(task))
+        taught = site.taught(task)
+        made = refining.refined_model(*members, x, *about, taught)
+        if taught is not None and (odd := unrelated(taught, made.before)):
+            logger.warning("%s", odd)
         client.checked(made.after.float())
         if (path := state.refined_path(site, task.training)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)

@@ -30,6 +30,7 @@ logger = logging.getLogger("fedda.site")
 MODELS = (".safetensors", *EXPORTED)
 BATCH = 256
 SUM = 0.01  # how far from 1 the probabilities of one image may sum
+RELATED = 0.1  # Cohen's kappa of a teacher's and a model's answers, below which they seem unrelated
 
 
 class Teacher:
@@ -153,6 +154,28 @@ def checked(file: Path, role: str, path: Path, reading: data.Reading, device: to
     teacher.forget()
     classes, p = teacher.check()
     return f"{len(p)} examples, classes {listed(classes)}"
+
+
+def unrelated(taught: Tensor, p: Tensor) -> str:
+    """What is odd if a teacher and a model hardly agree more than by chance; else nothing.
+
+    Rows that a table only numbers fit any data of as many examples, so those of other images, or in
+    another order, look like a teacher that knows nothing.
+
+    Args:
+        taught: (N, C) what the teacher says of the site's images.
+        p: (N, C) what the adapted model says of them.
+    """
+    its, own = taught.argmax(dim=1), p.argmax(dim=1)
+    share, other = (x.bincount(minlength=p.shape[1]).double() / len(p) for x in (its, own))
+    agree, chance = float((its == own).double().mean()), float(share @ other)
+    if agree - chance > RELATED * (1 - chance):
+        return ""
+    return (
+        f"the teacher and the trained model have the same class for {agree:.0%} of the images, and "
+        f"by chance {chance:.0%}: either knows nothing here, or the teacher's file is of other "
+        "images or in another order; compare a few rows by hand"
+    )
 
 
 def _checked(p: Tensor, file: Path, keys: Sequence[str]) -> Tensor:
