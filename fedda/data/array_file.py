@@ -136,15 +136,18 @@ class ArrayFile:
                     if progress:
                         progress(done, n)
                 if name == x:
-                    seen.report(notice)
+                    seen.report(notice, npz.named)
 
     def describe(self, role: Role) -> Description:
         with self.opened() as npz:
             x = _train(npz, self._split)
+            if role == "source" and f"y{x[1:]}" not in npz.keys:
+                raise npz.unlabelled(x)
             n, *shape = npz.shape(x)
             train, names = npz.gaps(x), npz.columns(shape[-1])
             own = npz.named if len(shape) == 1 else ()
             counts: dict[str, int] = {}
+            y = None
             if role == "source":
                 y, classes = _source_labels(npz, x)
                 y_test = _source_test_labels(npz, x, classes)
@@ -154,6 +157,7 @@ class ArrayFile:
                 y_test = _test_labels(npz, x)
                 classes = () if y_test is None else _present(npz.classes("y_test", y_test), y_test)
             warnings = odd_classes(counts) if counts else []
+            warnings += npz.odd_columns(x, y)
             test = Gaps.none(len(train.seen)) if y_test is None else npz.gaps("x_test")
             warnings += warnings_of(train, test, names)
             if npz.has("x_test") and x != "x_test":
@@ -193,7 +197,7 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
             done += len(examples)
             if progress:
                 progress(done, n)
-        seen.report(form.notice or logger.warning)
+        seen.report(form.notice or logger.warning, npz.named)
 
     if form.cache is not None and form.cache.takes(shape):
         contents = [one for examples in npz.examples(x) for one in Unlabelled(examples).digests()]
@@ -237,10 +241,7 @@ def _source_labels(npz: Npz, x: str) -> tuple[torch.Tensor, tuple[str, ...]]:
     """A source's training labels and class names."""
     name = f"y{x[1:]}"
     if name not in npz.keys:
-        raise DataError(
-            f"{npz.path} has {x} but no {name} (found: {listed(npz.keys, 12)}), but a source "
-            f"needs labels: add {name}, or let the site be a target (--role target)"
-        )
+        raise npz.unlabelled(x)
     y = npz.labels(name, npz.shape(x)[0])
     return y, npz.classes(name, y)
 

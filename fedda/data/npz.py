@@ -116,6 +116,20 @@ class Npz:
             return ()
         return tuple(map(str, self._array("columns").flat))
 
+    def odd_columns(self, x: str, y: Tensor | None) -> list[str]:
+        """Warnings of columns of the examples `x`, with labels y (N,), that may be no measurements.
+
+        Only where columns have names, as people then choose among them.
+        """
+        return []
+
+    def unlabelled(self, x: str) -> DataError:
+        """The error of a source whose examples `x` have no labels."""
+        return DataError(
+            f"{self.path} has {x} but no y{x[1:]} (found: {listed(self.keys, 12)}), but a source "
+            f"needs labels: add y{x[1:]}, or let the site be a target (--role target)"
+        )
+
     def row_keys(self, x: str) -> list[str]:
         """What the file itself calls the examples `x`; none if it names none."""
         return []

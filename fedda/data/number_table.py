@@ -12,6 +12,7 @@ one that the table lacks is all gaps. The arrays are those that an .npz file wou
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from fedda.data.sets import listed
 from fedda.errors import DataError
 
 _GAPS = {"", ".", *naming.NOTHING}
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas calls row numbers in a file
+LEAST = 40  # values, of which it means something that no two are the same
 
 
 def file_of(path: Path, reading: Reading) -> Path | None:
@@ -71,8 +74,9 @@ class NumberTable(Npz):
         self._close = lambda: None
         there = headings(path, reading)
         known = reading.needs if {*reading.needs} <= {*there} else ()
-        numbers = sorted(name for name in there if name not in ("label", "split", *KEYS))
-        self._names = reading.values or known or tuple(numbers)
+        self._indices = [name for name in there if _INDEX.fullmatch(name)]
+        own = {"label", "split", *KEYS, *self._indices}
+        self._names = reading.values or known or tuple(sorted({*there} - own))
         if not {*self._names} & {*there}:
             raise DataError(
                 f"{path} has none of the columns {listed(self._names, 12) or 'of numbers'} (it has "
@@ -97,6 +101,39 @@ class NumberTable(Npz):
 
     def classes(self, y: str, labels: Tensor) -> tuple[str, ...]:
         return tuple(sorted({*self._labels(y)}))
+
+    def odd_columns(self, x: str, y: Tensor | None) -> list[str]:
+        found, array = [], self._array(x)
+        if passed := [name for name in self._indices if name not in self._names]:
+            found.append(
+                f"the column {listed([repr(name) for name in passed])} has row numbers, as pandas "
+                "writes them, and is passed over"
+            )
+        for name, values in zip(self._names, array.T, strict=True):
+            here = values[~np.isnan(values)]
+            if len(here) >= LEAST and len(np.unique(here)) == len(here) and not (here % 1).any():
+                found.append(
+                    f"the column {name} has another whole number in each row, as identifiers have: "
+                    "leave it out if it is one, or call it id"
+                )
+            if y is not None and _tells(values, y.numpy()):
+                found.append(
+                    f"the column {name} alone says each row's class: leave it out if it is not "
+                    "known where the model will be used"
+                )
+        return found
+
+    def unlabelled(self, x: str) -> DataError:
+        there, advice = headings(self.path, self._reading_of), self._advice("label=diagnosis")
+        return DataError(
+            f"{self.path} has no column label (it has {listed(there, 12)}), but a source needs "
+            f"labels: name them with {advice}, or let the site be a target (--role target)"
+        )
+
+    def _advice(self, otherwise: str) -> str:
+        """The option that says which columns are meant: of images, if the table names some."""
+        files = NamedFiles(self.path, self.path)
+        return files.advice if files.names_images else f"--columns {otherwise}"
 
     def row_keys(self, x: str) -> list[str]:
         there = headings(self.path, self._reading_of)
@@ -153,16 +190,23 @@ class NumberTable(Npz):
         """A column's values -> float32 (n,), NaN at its gaps."""
         numbers = [_number(value) for value in values]
         if None in numbers:
-            row, files = numbers.index(None), NamedFiles(self.path, self.path)
-            there = headings(self.path, self._reading_of)
-            advice = files.advice if files.names_images else "--columns values=age+weight"
+            row, there = numbers.index(None), headings(self.path, self._reading_of)
             raise DataError(
                 f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name} "
                 f"(it has {listed(there, 12)}): numbers are needed where no column path names "
                 "image files; write numbers, with a decimal point, or name the columns with "
-                f"{advice}"
+                f"{self._advice('values=age+weight')}"
             )
-        return np.array(numbers, dtype=np.float32)
+        with np.errstate(over="ignore"):  # infinite then, which is refused
+            return np.array(numbers, dtype=np.float32)
+
+
+def _tells(values: np.ndarray, y: np.ndarray) -> bool:
+    """Whether a column has one value in each class, and another in each other."""
+    each = [np.unique(values[y == c]) for c in np.unique(y)]
+    return len(each) > 1 and len(np.unique(np.concatenate(each))) == len(each) == sum(
+        map(len, each)
+    )
 
 
 def _number(value: Any) -> float | None:

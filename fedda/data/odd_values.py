@@ -1,6 +1,6 @@
 """What is odd about the values of a set of arrays: dark images, columns of another scale."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,18 +30,24 @@ class Values:
             self._squares = squares.nansum(dim=0) + (0 if first else self._squares)
             self._seen = seen + (0 if first else self._seen)
 
-    def report(self, notice: Callable[[str], object]) -> None:
-        """Give a sentence to `notice` if the values are odd."""
+    def report(self, notice: Callable[[str], object], names: Sequence[str] = ()) -> None:
+        """Give a sentence to `notice` if the values are odd.
+
+        Args:
+            notice: called with it.
+            names: of the columns; none: they are counted.
+        """
         self._light.report(notice)
-        if odd := _odd_columns((self._squares / self._seen.clamp(min=1)).sqrt()):
+        if odd := _odd_columns((self._squares / self._seen.clamp(min=1)).sqrt(), names):
             notice(odd)
 
 
-def _odd_columns(size: Tensor) -> str:
+def _odd_columns(size: Tensor, names: Sequence[str]) -> str:
     """A warning if columns are far larger than the others, or all far from 1; else empty.
 
     Args:
         size: root of the mean square of each column, (d,).
+        names: of the columns; none: they are counted.
     """
     used = size[size > 0]
     middle = float(used.median()) if len(used) else 0.0
@@ -49,9 +55,10 @@ def _odd_columns(size: Tensor) -> str:
     if not far and middle <= FAR:
         return ""
     if far:
-        which = f"column {far[0]}" if len(far) == 1 else f"columns {listed([*map(str, far)])}"
+        its = listed([str(names[i] if names else i) for i in far])
+        which = f"column{'s' if len(far) > 1 else ''} {its}{'' if names else ' (counted from 0)'}"
         what = (
-            f"{which} (counted from 0) of the vectors: values of about "
+            f"{which} of the vectors: values of about "
             f"{listed([f'{value:.2g}' for value in size[far].tolist()])}, where the others' are "
             f"about {middle:.2g}"
         )

@@ -144,3 +144,46 @@ def test_a_printed_command_has_all_that_was_said_of_the_files() -> None:
     assert values == ["validation", "12"] and Reading().words == []
     plan = Plan(Path("sites"), Path("out"), [Variant("fedavg")], ["west"], [0], {}, reading=said)
     assert plan.where("west") == ["--simulate", "sites", "--target", "west", *said.words]
+
+
+ODD = {
+    "index": ({"": np.arange(80)}, "the column '' has row numbers"),
+    "Unnamed: 0": ({"Unnamed: 0": np.arange(80)}, "the column 'Unnamed: 0' has row numbers"),
+    "identifier": ({"patient": 7 * np.arange(80) + 1000}, "the column patient has another whole"),
+    "outcome": ({"outcome": np.arange(80) % 2}, "the column outcome alone says each row's class"),
+    "far": (
+        {"salt": np.linspace(1e6, 2e6, 80) + 0.5},
+        "column salt of the vectors: values of about",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_columns_that_may_be_no_measurements_are_named(kind: str, tmp_path: Path) -> None:
+    more, warning = ODD[kind]
+    pd.concat([pd.DataFrame(more), patients(0)], axis=1).to_csv(tmp_path / "a.csv", index=False)
+    done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.csv")])
+    assert done.exit_code == 0 and warning in " ".join(done.output.split())
+    assert data.describe(tmp_path / "a.csv", "source").shape == (
+        4 + ("row numbers" not in warning),
+    )
+
+
+def test_the_index_of_a_parquet_file_is_no_measurement(tmp_path: Path) -> None:
+    patients(0).set_index(np.random.default_rng(0).permutation(80)).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    said = data.describe(tmp_path / "a.parquet", "source")
+    assert said.columns == NAMES and "__index_level_0__" in said.warnings[0]
+
+
+def test_plain_measurements_raise_no_warning(sites: Path) -> None:
+    assert not data.describe(sites / "east.csv", "source").warnings
+
+
+def test_a_source_whose_labels_have_another_name_is_told_the_option(tmp_path: Path) -> None:
+    patients(0).rename(columns={"label": "Label"}).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"no column label \(it has age, .*Label\).*--columns label="
+    ):
+        data.describe(tmp_path / "a.csv", "source")
