@@ -166,7 +166,7 @@ def test_vectors_too_large_for_memory_need_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", x=KINDS["float64"])
-    monkeypatch.setattr("fedda.data.room.os.sysconf", lambda name: 10)  # a machine of 100 bytes
+    monkeypatch.setattr("fedda.ops.system.os.sysconf", lambda name: 10)  # a machine of 100 bytes
     with pytest.raises(DataError, match=r"needs 0 GiB and this machine has 0"):
         data.load_target(tmp_path / "a.npz")
     found = data.load_target(tmp_path / "a.npz", cache=Cache(tmp_path / "cache")).x

@@ -21,7 +21,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._working = False
-        self._main = threading.current_thread() is threading.main_thread()
+        here = threading.current_thread() is threading.main_thread()
+        self._main = here and hasattr(signal, "pthread_kill")  # not on Windows: work goes on
 
     def __enter__(self) -> "Interrupt":
         if self._main:

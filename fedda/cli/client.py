@@ -1,6 +1,5 @@
 """`fedda-client`: join a site to a federation and answer the server with the site's data."""
 
-import fcntl
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from fedda.cli.its_files import (
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.halves import load
-from fedda.ops import keys
+from fedda.ops import keys, system
 from fedda.ops.address import address, host
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
@@ -432,13 +431,11 @@ def _summary(description: "Description") -> str:
 def _lock(state: Path) -> TextIO:
     state.mkdir(parents=True, exist_ok=True)
     lock = (state / "lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not system.lock(lock.fileno()):
         lock.close()
         raise ConfigError(
             f"another fedda-client uses {state}: stop it, or give this one its own --state-dir"
-        ) from error
+        )
     return lock
 
 

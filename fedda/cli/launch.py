@@ -173,7 +173,8 @@ def _server_of(launch: Launch) -> tuple[str, Path | None]:
 
 def on_terminate() -> None:
     """Let SIGTERM and SIGHUP end a command and all that it started, as Ctrl-C does."""
-    for each in (signal.SIGTERM, signal.SIGHUP):
+    hangup = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
+    for each in {signal.SIGTERM, hangup}:
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(each, _interrupt)
 

@@ -1,6 +1,5 @@
 """Reading the options of `fedda compare`, and refusing those that make no sense."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,6 +8,7 @@ from fedda import plugins
 from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
+from fedda.ops import system
 from fedda.ops.engines import check_engine
 from fedda.results.plainly import echo
 from fedda.settings import overrides, presets, seeds_of
@@ -130,4 +130,4 @@ def jobs_of(jobs: int, threads: int, engine: str) -> int:
         return jobs
     import torch  # takes a second
 
-    return 1 if torch.cuda.is_available() else max(len(os.sched_getaffinity(0)) // threads, 1)
+    return 1 if torch.cuda.is_available() else max(system.cores() // threads, 1)

@@ -191,13 +191,23 @@ def _start(plan: WorkerTrainings) -> _Worker:
     our_end, worker_end = context.Pipe()
     process = context.Process(target=_work, args=(plan, worker_end), daemon=True)
     # Ctrl-C reaches every process of a terminal; only this process may react to it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _without_ctrl_c():
         process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     worker_end.close()  # so that the pipe ends when the worker dies
     return _Worker(process, our_end)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back; on Windows a worker ignores it from its own first line on instead."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(worker: _Worker) -> None:

@@ -29,6 +29,7 @@ from fedda.data.sets import DIGEST
 from fedda.data.stored import Stored
 from fedda.errors import ConfigError, DataError
 from fedda.files import keep_newest, replacing
+from fedda.ops import system
 
 logger = logging.getLogger("fedda.data")
 
@@ -73,7 +74,7 @@ class Cache:
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a set of this shape belongs on disk: more than 1 GB, or a quarter of memory."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = system.memory()
         return self._always or _size(shape) > min(LARGE, memory // 4)
 
     def find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:

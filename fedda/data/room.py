@@ -1,6 +1,5 @@
 """How much memory a file of other people may ask for; more is refused before it is decoded."""
 
-import os
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
@@ -9,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from fedda.errors import DataError
+from fedda.ops import system
 
 SMALL = 1 << 24  # bytes that any file may grow to
 GROWTH = 500  # bytes from one compressed byte; only an array of nothing but zeros has more
@@ -74,7 +74,7 @@ def check_memory(what: str, size: int) -> None:
     Raises:
         DataError: it is.
     """
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has = system.memory()
     if size > has:
         raise DataError(
             f"{what} needs {size / 2**30:.0f} GiB and this machine has {has / 2**30:.0f}: keep "

@@ -22,7 +22,7 @@ from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.tally import Tally
-from fedda.ops import open_files
+from fedda.ops import system
 from fedda.ops.address import Address
 from fedda.ops.spawn import RESERVED
 
@@ -115,7 +115,7 @@ class RemoteSession(Session):
                 ("grpc.so_reuseport", int(RESERVED in os.environ)),  # else a taken port is an error
                 ("grpc.http2.min_ping_interval_without_data_ms", tls.PING_MS // 2),
                 # Strangers: as many as may be, and not for long. gRPC cannot limit them by address.
-                ("grpc.max_allowed_incoming_connections", open_files.connections(CONNECTIONS)),
+                ("grpc.max_allowed_incoming_connections", system.connections(CONNECTIONS)),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
             ],

@@ -11,5 +11,6 @@ nest          that process itself
 forked        what stands in for a program that such a fork runs
 federation    a whole federation as such processes, on this machine
 bundle        the Flower app that `fedda run` submits
+system        what operating systems do differently
 flwr_home     how flwr's own commands find a SuperLink
 """

@@ -12,7 +12,6 @@ hash of the torn piece, and the chain goes on from the last whole line. A large 
 as NAME.000001.jsonl and so on; the chain goes on in a new one.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedda.errors import DataError
+
+from . import system
 
 START = "0" * 64
 TORN = "torn"
@@ -88,7 +89,7 @@ class Chain:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = self.path.open("ab+")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            system.lock(file.fileno(), wait=True)
             mine = os.fstat(file.fileno())
             if not self.path.exists() or self.path.stat().st_ino != mine.st_ino:
                 file.close()  # another process has put it aside
@@ -187,7 +188,8 @@ def _read(line: bytes) -> Entry | None:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # so that no line is read while it is written
+        # So that no line is read while it is written.
+        system.lock(file.fileno(), shared=True, wait=True)
         for number, line in enumerate(file, 1):
             yield number, line.removesuffix(b"\n")
 

@@ -5,7 +5,6 @@ as soon as that process has ended, however it ended. The locked file says which 
 that other commands can tell a run that goes on from one that was cut short, and can end it.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Self
 
 from fedda.errors import RunError
+
+from .system import lock as take
 
 LOCK = ".lock"
 LEAVE = 15.0  # seconds to wait for a run that was stopped and is still ending
@@ -77,7 +78,7 @@ def holder(folder: Path) -> Holder | None:
     except OSError:
         return None
     with file:
-        if _take(file.fileno(), fcntl.LOCK_SH):
+        if take(file.fileno(), shared=True):
             return None
         # The process writes its name right after it has locked the file.
         for _ in range(20):
@@ -105,7 +106,7 @@ def alone(folder: Path) -> Iterator[None]:
         raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
     deadline = time.monotonic() + LEAVE
     with lock:
-        while not _take(lock.fileno(), fcntl.LOCK_EX):
+        while not take(lock.fileno()):
             if time.monotonic() > deadline:
                 raise still_going_on(folder)
             time.sleep(0.1)
@@ -121,15 +122,6 @@ def still_going_on(folder: Path) -> GoingOnError:
         f"The run in {folder} is still going on; watch it with fedda attach {folder}, end it with "
         f"fedda stop {folder}, or choose another --name for a new run."
     )
-
-
-def _take(file: int, kind: int) -> bool:
-    """Lock an open file; False if another process keeps this kind of lock from being given."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _began(pid: int) -> str:

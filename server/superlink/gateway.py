@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda.errors import RunError
-from fedda.ops import open_files
+from fedda.ops import system
 from fedda.ops.address import Address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import (
@@ -116,7 +116,7 @@ def run(
         os.environ[RESERVED] = "1"
     if settings.registered is not None:
         os.environ[REGISTERED] = str(settings.registered)
-    most = open_files.connections(settings.limits.in_all)
+    most = system.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener, settings.reserved)
     # No single caller takes all that the system allows.
     public.limits = ListenerLimits(min(settings.limits.per_address, max(1, most // 4)), most)
