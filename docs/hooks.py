@@ -18,6 +18,7 @@ from formulas import Formulas
 from links import FILES, RESULTS, ROOT, linked, moved
 from method_page import page_of
 from mkdocs.structure.files import File
+from which_picture import with_tree
 
 from fedda import plugins
 
@@ -46,8 +47,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links to files of the repository at their pages; others become plain text."""
-    return linked(markdown, page.file.src_uri)
+    """Draw the tree, and point links to files of the repository at their pages or nowhere."""
+    return linked(with_tree(markdown), page.file.src_uri)
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -27,6 +27,10 @@ LEGEND = (
 )
 TIP = 'marker-end="url(#tip)"'
 TIPS = f'marker-start="url(#tip)" {TIP}'
+TIP_MARK = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+    'markerHeight="7" orient="auto-start-reverse"><path d="M0 0L8 4L0 8z"/></marker></defs>'
+)
 Words = Mapping[str, str]
 
 
@@ -90,13 +94,9 @@ def picture(method: Method, words: Words) -> str:
         for x in sorted(set(LANES.values()))
     )
     label = escape(f"A round of {method.title}: who sends what to whom")
-    tip = (
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto-start-reverse"><path d="M0 0L8 4L0 8z"/></marker></defs>'
-    )
     return (
         f'<figure class="round"><svg viewBox="0 0 {WIDTH} {drawing.y + 4}" role="img" '
-        f'aria-label="{label}">{tip}{lifelines}{"".join(drawing.pieces)}</svg><figcaption>'
+        f'aria-label="{label}">{TIP_MARK}{lifelines}{"".join(drawing.pieces)}</svg><figcaption>'
         f"{LEGEND}</figcaption></figure>"
     )
 

@@ -1,6 +1,8 @@
 """README and the documentation: nothing is missing, and what they tell to type exists."""
 
+import base64
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -43,6 +45,19 @@ def test_linked_files_exist() -> None:
         found = {(path.parent / link).resolve() for link in links}
         missing = {file for file in found if not file.exists()} - MADE
         assert not missing, f"{path} leads to {missing}"
+
+
+def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    notebooks = sorted((ROOT / "examples" / "gallery").glob("*.ipynb"))
+    assert len(notebooks) > 2
+    for path in notebooks:
+        cells = json.loads(path.read_text())["cells"]
+        outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+        (drawn,) = (data["image/jpeg"] for data in outputs if "image/jpeg" in data)
+        shown = (ROOT / "docs" / "gallery" / f"{path.stem}.jpg").read_bytes()
+        assert base64.b64decode(drawn) == shown and len(shown) < 100_000
+        assert f"(gallery/{path.stem}.jpg)" in page and f"gallery/{path.name})" in page
 
 
 def test_the_readme_is_short_enough_to_be_read() -> None:
@@ -174,6 +189,31 @@ def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> Non
     assert len(hooks.page_of("fdann").split("22 targets")) == 3  # its row and FedAvg's
     assert text.count("| FedDaDiL-") == 0 and hooks.page_of("feddadil").count("| FedDaDiL-") == 2
     assert "do not have this one" in hooks.page_of("fedbn")
+
+
+def test_the_decision_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> None:
+    """Each row with bytes and seconds is one of the table that it links to, to the digit."""
+    page = (ROOT / "docs" / "which-method.md").read_text()
+    rows = re.findall(r"^\| \[(.+?)\]\((.+?\.md)\) \| (.+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) > 10
+    method_page = importlib.import_module("method_page")
+    for size, link, row in rows:
+        table = (ROOT / "docs" / link).read_text()
+        assert row in {" | ".join(each) for each in method_page.rows_of(table)}, row
+        targets, _, seeds = size.replace("hospitals", "targets").partition(", ")
+        assert re.search(rf"\b{targets}, {seeds.removesuffix('s')}s? or more", table), size
+
+
+def test_the_decision_tree_asks_what_the_page_asks(hooks: Any) -> None:
+    page = (ROOT / "docs" / "which-method.md").read_text()
+    asked = re.findall(r"^## (.+\?)$", page, flags=re.MULTILINE)
+    text = hooks.with_tree(page)
+    drawing = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + len("</svg>")])
+    words = " ".join(each.text or "" for each in drawing.iter("text"))
+    assert len(asked) > 6 and all(question in words for question in asked)
+    boxes = [each.get("class") for each in drawing.iter("rect")]
+    assert boxes.count("box source") == len(asked) and boxes.count("box target") == 1
+    assert all(len(each.text or "") < 56 for each in drawing.iter("text"))
 
 
 def test_formulas_are_typeset_and_code_keeps_its_dollars(hooks: Any) -> None:

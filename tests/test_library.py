@@ -30,6 +30,7 @@ from tests.patience import PATIENCE
 from tests.test_run import timeless
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = [ROOT / "examples" / "library.ipynb", *(ROOT / "examples/gallery").glob("*.ipynb")]
 FEW: dict[str, Any] = {
     "rounds": 2,
     "input_size": 8,
@@ -592,12 +593,15 @@ def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(names["found"].accuracies) == {"FedAvg", "KD3A", "KD3A, vote=hard"}
 
 
-@pytest.mark.nightly("examples/library.ipynb", "fedda/library")
-def test_the_notebook_runs_and_its_outputs_are_kept(tmp_path: Path) -> None:
+@pytest.mark.nightly("examples/library.ipynb", "examples/gallery", "fedda/library")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_its_outputs_are_kept(path: Path, tmp_path: Path) -> None:
     client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     pytest.importorskip("pandas")
-    notebook = formats.read(ROOT / "examples" / "library.ipynb", as_version=4)
+    notebook = formats.read(path, as_version=4)
+    if any('preset="photos"' in cell.source for cell in notebook.cells):
+        pytest.importorskip("efficientnet_lite_pytorch")
     kept = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     client.NotebookClient(
         notebook, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}
