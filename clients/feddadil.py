@@ -1,6 +1,6 @@
 """FedDaDiL's clients: sources train the encoder, then all sites learn atoms that explain them.
 
-Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670, algorithm 2.
+Fernandes Montesuma et al., https://arxiv.org/abs/2407.11647, algorithm 2.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """FedDaDiL's server: FedAvg for the encoder, then atoms out, atoms back, and their mean.
 
-Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670, algorithm 1 and ServerAggregate.
+Fernandes Montesuma et al., https://arxiv.org/abs/2407.11647, algorithm 1 and ServerAggregate.
 """
 
 from collections.abc import Iterable

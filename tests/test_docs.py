@@ -17,6 +17,7 @@ import click
 import markdown
 import pytest
 import typer
+import yaml
 
 from fedda import cli, plugins
 from fedda.cli import wire_table
@@ -62,6 +63,17 @@ def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
 
 def test_the_readme_is_short_enough_to_be_read() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1500
+
+
+def test_the_paper_of_every_method_can_be_cited() -> None:
+    """By the first address in its formulas' docstring; a method of ours cites none."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+    urls = {reference["url"] for reference in cited}
+    assert all(r["title"] and r["authors"] and r["year"] > 1990 for r in cited)
+    for name in plugins.own_methods():
+        text = (ROOT / "fedda" / "algorithms" / f"{name}.py").read_text()
+        found = re.search(r"https://(?:arxiv|doi)\.org/[\w./]*\w", text)
+        assert name == "centring" or (found and found[0] in urls), (name, found)
 
 
 def test_every_method_is_in_the_readme_and_in_the_navigation() -> None:

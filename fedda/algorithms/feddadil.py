@@ -1,6 +1,6 @@
 """FedDaDiL: each site's data as a Wasserstein barycenter of shared atoms, at coordinates it keeps.
 
-Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670; equations are numbered as there. The
+Fernandes Montesuma et al., https://arxiv.org/abs/2407.11647; equations are numbered as there. The
 transport itself is `fedda.maths.optimal_transport`.
 
     N, K, C, d      sizes      sites, atoms, classes, features

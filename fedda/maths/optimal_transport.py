@@ -1,6 +1,6 @@
 """Optimal transport between sets of labelled points, and the barycenters of such sets.
 
-Fernandes Montesuma et al., https://arxiv.org/abs/2309.07670 (DaDiL, "[5]" in FedDaDiL), sections 2
+Fernandes Montesuma et al., https://arxiv.org/abs/2307.14953 (DaDiL, "[5]" in FedDaDiL), sections 2
 and 3; equation numbers are those of FedDaDiL. All points of a set have equal weight.
 
     n, m, d, C   sizes      points, points of the other set, features, classes
