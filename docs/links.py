@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "examples/benchmarks/results"
 # Files of the repository that are pages, and where.
 FILES = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     f"{RESULTS}/README.md": "results/measured/index.md",
     "deploy/README.md": "containers.md",
     "SECURITY.md": "trust/security.md",
