@@ -31,7 +31,7 @@ def tree(asked: list[tuple[str, str]]) -> str:
     drawing = Drawing(y=4)
     for question, answer in asked:
         step(drawing, question, answer)
-    box(drawing, ASKED, "FedAvg or AdaBN, refined: nothing beats it surely", "box target")
+    box(drawing, ASKED, "AdaBN or FedAvg, refined", "box target")
     label = "Which method, or none: questions from top to bottom"
     return (
         f'<figure class="round"><svg viewBox="0 0 {WIDTH} {drawing.y + 50}" role="img" '
@@ -43,10 +43,11 @@ def tree(asked: list[tuple[str, str]]) -> str:
 
 def step(drawing: Drawing, question: str, answer: str) -> None:
     """One question, its answer beside it, and the arrow to the next question."""
-    height = max(box(drawing, ASKED, question, "box"), box(drawing, ANSWERED, answer, "box source"))
-    (x, half), (to, width), y = ASKED, ANSWERED, drawing.y + 22
+    own = box(drawing, ASKED, question, "box")
+    height = max(own, box(drawing, ANSWERED, answer, "box source"))
+    (x, half), (to, width), y = ASKED, ANSWERED, drawing.y + 18
     arrow(drawing, (x + half, y), (to - width - 4, y))
-    arrow(drawing, (x, drawing.y + height), (x, drawing.y + height + GAP - 4))
+    arrow(drawing, (x, drawing.y + own), (x, drawing.y + height + GAP - 4))
     drawing.y += height + GAP
 
 
