@@ -65,6 +65,14 @@ def test_the_readme_is_short_enough_to_be_read() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1500
 
 
+def test_the_home_page_has_three_readers_with_three_links_each() -> None:
+    readers = (ROOT / "docs" / "index.md").read_text().split("\n## ")[1:]
+    assert len(readers) == 3
+    for reader in readers:
+        assert len(re.findall(r"^\d\. \[", reader, flags=re.MULTILINE)) == 3
+        assert len(re.findall(r"\]\(", reader)) == 3
+
+
 def test_the_paper_of_every_method_can_be_cited() -> None:
     """By the first address in its formulas' docstring; a method of ours cites none."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
