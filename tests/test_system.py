@@ -34,6 +34,12 @@ data = {"a": (x[:50], y[:50]), "b": (x[50:100], y[50:100]), "c": (x[100:], None)
 found = fedda.simulate(data, "c", "kd3a", dir="made", rounds=1, preset="table", quiet=True)
 print(len(found.model.predict(x[100:])))
 """
+COMMAND = """
+from fedda.cli import app
+
+options = ["--simulate", "made/data", "--target", "c", "--preset", "table", "-c", "rounds=1"]
+app(["run", "adabn", *options], standalone_mode=False)
+"""
 
 
 def python(code: str, folder: Path) -> str:
@@ -49,7 +55,8 @@ def python(code: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
-    assert python(RUN, tmp_path) == "50\n"
+    assert python(RUN + COMMAND, tmp_path).startswith("50\n")
+    assert (tmp_path / "runs" / "adabn" / "report.html").is_file()
 
 
 @pytest.mark.slow
