@@ -25,7 +25,7 @@ WHAT = (
     "sampling error. It cannot see a shift that makes the model sure and wrong"
 )
 SEEN = (
-    "{} calibrated on images that it trains on, as it has no test files, or none but those: the "
+    "{} calibrated on images of the training, for want of test files apart from it: the "
     "estimate is too high"
 )
 OTHER = (
