@@ -26,6 +26,10 @@ def make_app(sites: Sequence[Mapping[str, Any]] = ()) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         return bridge.guarded(bridge.query, message, node(context))
 
+    @made.query("look")
+    def look(message: Message, context: Context) -> Message:
+        return bridge.guarded(bridge.look, message, node(context))
+
     @made.train()
     def train(message: Message, context: Context) -> Message:
         return bridge.guarded(bridge.train, message, node(context))

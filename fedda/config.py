@@ -474,6 +474,10 @@ class RunSection(Section):
     expect: int = Field(
         default=0, ge=0, description="wait for this many sites; 0: as few as the run needs"
     )
+    look: bool = Field(
+        default=False,
+        description="train nothing, and ask the sites what their data look like; for `fedda look`",
+    )
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
     )

@@ -11,6 +11,7 @@ A message holds at most these records, and any other is refused:
                 and those that it has kept if they do not (requests)
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
+    look        the run; what a site's data look like     (queries of `fedda look`, their replies)
 """
 
 import hashlib
@@ -24,11 +25,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedda.errors import WireError
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
-Table = Literal["task", "step", "exchange", "kept", "metrics", "offer"]
+Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"
-RECORDS = ("arrays", "manifests", "task", "step", "exchange", "kept", "metrics", "offer")
+RECORDS = ("arrays", "manifests", "task", "step", "exchange", "kept", "metrics", "offer", "look")
 
 
 def write(arrays: Mapping[str, Packed] | None = None, **tables: Mapping[str, Any]) -> RecordDict:

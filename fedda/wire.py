@@ -440,3 +440,6 @@ CALIBRATE = Part(
     ),
     labels=True,
 )
+
+# What a site tells of its data before any training (`fedda look`); small ones tell no array.
+LOOK = Part(leaves=Rule(optional={"look": Kind.STATISTICS}))

@@ -17,7 +17,7 @@ from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.wire import Packed
 
 from ..face import client_for
-from ..site import doors
+from ..site import doors, looked
 from ..site.memory import Site, resident
 from ..site.request import Numbers, flat, unflat
 
@@ -79,6 +79,15 @@ def query(message: Message, site: Site) -> Message:
         raise WireError(f"A question may hold a task, but holds {sorted(tables)}.")
     offer = doors.offered(site, tables.get("task"))
     return Message(records.write(offer=offer), reply_to=message)
+
+
+def look(message: Message, site: Site) -> Message:
+    """Tell the server what this site's data look like; the request can choose nothing of it."""
+    arrays, tables = records.read(message.content)
+    if arrays or {*tables} != {"look"} or {*tables["look"]} != {"run"}:
+        raise WireError(f"A request to look holds a run's name, but this one {sorted(tables)}.")
+    told, table = looked.tell(site)
+    return Message(records.write(told, look=table), reply_to=message)
 
 
 def train(message: Message, site: Site) -> Message:

@@ -16,7 +16,7 @@ from fedda.errors import PolicyError
 from fedda.exchange import Invitation
 from fedda.secure.accountant import Steps
 from fedda.settings import Task
-from fedda.wire import Kind, Packed, Part
+from fedda.wire import LOOK, Kind, Packed, Part
 
 from ..site.request import Request
 from . import sizes
@@ -147,6 +147,29 @@ class Gate:
                 tests += len(request.task.others)
             self._spent.request(request.task.digest, rounds, tests, size)
 
+    def admit_look(self, labels: bool) -> None:
+        """Check that this site tells what its data look like, and book that as a training.
+
+        Args:
+            labels: whether its examples have labels.
+
+        Raises:
+            PolicyError: it does not; without a policy's word no site does.
+            BudgetError: a budget is spent.
+        """
+        if not self.policy.leaving.look:
+            raise PolicyError(
+                "The policy lets no account of this site's data leave (leaving.look); to answer "
+                "`fedda look`, set look = true under [leaving] in the file of --policy."
+            )
+        if labels and self.policy.privacy.demanded:
+            raise PolicyError(
+                "The policy lets labelled examples be used by DP-SGD only (privacy), which an "
+                "account of the data is not."
+            )
+        if self._spent is not None:
+            self._spent.request("look", rounds=1)
+
     @property
     def books(self) -> bool:
         """Whether what a server uses is booked, over all runs."""
@@ -220,7 +243,7 @@ class Gate:
             )
 
     def _check_kind(self, kind: Kind, contract: Part) -> None:
-        word = WORDS.get(kind)
+        word = "look" if contract is LOOK else WORDS.get(kind)
         if word and not getattr(self.policy.leaving, word):
             raise PolicyError(f"The policy lets no {word} leave (leaving.{word}).")
         # A target that opens sealed models sends back their mean.

@@ -2,7 +2,8 @@
 
 The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
 so an empty file allows all that a client without a policy allows, but for code of other packages,
-which allow.plugins has to name. Hidden sums are bounded by [secure] with or without a file.
+which allow.plugins has to name. Hidden sums are bounded by [secure] with or without a file, and
+`fedda look` is answered only if the file has leaving.look.
 """
 
 import datetime as dt
@@ -66,13 +67,17 @@ class Limits(Section):
 
 
 class Leaving(Section):
-    """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests."""
+    """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests.
+
+    look    what `fedda look` asks for (`clients.site.looked`): never, unless the policy says so
+    """
 
     models: bool = True
     atoms: bool = True
     statistics: bool = True
     gradients: bool = True
     tests: bool = True
+    look: bool = False
 
 
 class Protect(Section):

@@ -10,8 +10,9 @@ FRESH = """\
 #
 # The server cannot change it. A request that is not allowed is refused before any work; the server
 # learns only that the policy refused it, and this site's log says why. A key that is left out does
-# not restrict anything, but for plugins, of which only those that are named are used, and sums that
-# hide models. `fedda policy check FILE` says in plain words what the file allows.
+# not restrict anything, but for plugins, of which only those that are named are used, sums that
+# hide models, and `fedda look`, which is not answered. `fedda policy check FILE` says in plain
+# words what the file allows.
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
@@ -41,6 +42,10 @@ atoms = true
 statistics = false
 gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
+# What `fedda look` asks for before any training: examples and classes in tens, and of each column
+# or channel, over 64 examples or more, range, mean, deviation, gaps and a histogram. Told once,
+# until 64 examples have changed; protect.noise hides more.
+look = false
 
 [protect]                    # the stricter of this, the run and the command line holds
 min-images = 64              # least images of a round and of each of its steps
@@ -98,7 +103,7 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"A bottleneck has {limits.bottleneck:,} units at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
-    called = {"tests": "numbers of tests"}
+    called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
     yield f"May leave: {_listed([called.get(k, k) for k in may])}."
     if not_:
         yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."
