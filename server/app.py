@@ -11,7 +11,7 @@ from fedda.ops.lock import Holder
 from fedda.ops.spawn import SERVER_PID, watch_parent
 from fedda.settings import RunConfig
 
-from . import run
+from . import looking, run
 from .journal import Journal
 from .superlink.lean_grid import lean
 
@@ -22,7 +22,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what `fedda run` or `flwr run` asked for; an error ends the Flower run as failed."""
+    """Run what `fedda run`, `look` or `flwr run` asked for; an error ends the run as failed."""
     if superlink := os.environ.get(SERVER_PID):
         # When its SuperLink dies, Flower asks a ServerApp to end. The ServerApp may then wait for
         # ever for the dead server, and until it ends the run's folder stays locked.
@@ -31,4 +31,5 @@ def main(grid: Grid, context: Context) -> None:
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id, **asdict(Holder.me()))
     with journal.ending():
-        run.execute(config, lean(grid), journal)
+        execute = looking.execute if config.run.look else run.execute
+        execute(config, lean(grid), journal)

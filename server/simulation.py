@@ -31,7 +31,7 @@ from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig
 from fedda.wire import Role
 
-from . import run, sequence
+from . import looking, run, sequence
 from .journal import Journal
 from .rehearsal import rehearse as rehearse_exchange
 from .start import check_start, start_of
@@ -41,6 +41,7 @@ Engine = Literal["process", "ray"]
 FEATURES = "features"  # in the folder of all runs: what frozen networks give for images
 # Whoever simulates has all sites' data, so nobody need be kept from computing one site's part.
 ANY_GROUP = '{"secure": {"pairs": true, "changes": 1000000000}}'  # a site's policy
+MAY_LOOK = '{"leaving": {"look": true}}'
 SITES = "sites"  # in the run's folder: the state folders of the simulated sites
 
 
@@ -165,6 +166,24 @@ def simulate(
         nodes = [{"partition-id": i} for i in range(len(sites))]
         return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
     return _on_ray(config, make_app(sites), len(sites), journal)
+
+
+def look(config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal) -> dict[str, Any]:
+    """Look at sites of this machine (`fedda look`) -> the content of look.json.
+
+    Args:
+        config: the run.
+        sites: node configurations, as for `simulate`; their policies let them tell.
+        journal: receives every event.
+    """
+    sites = [{"policy": MAY_LOOK, "reproducible": True, **site} for site in sites]
+    at_once = {"expect": len(sites)}
+    config = config.model_copy(update={"run": config.run.model_copy(update=at_once)})
+    grid = LocalGrid(
+        load("clients", "app").make_app(sites), [{"partition-id": i} for i in range(len(sites))]
+    )
+    names = {number: str(site["name"]) for number, site in enumerate(sites, start=1)}
+    return looking.execute(config, grid, journal, names)
 
 
 def _with_keys(sites: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:

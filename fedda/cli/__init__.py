@@ -11,6 +11,7 @@ from fedda.cli import (
     export,
     keys,
     label,
+    look,
     new,
     policy,
     predict,
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(new.new)
+app.command()(look.look)
 app.command()(run.run)
 app.command()(watch.attach)
 app.command()(watch.stop)

@@ -37,6 +37,7 @@ SeedsOption = Annotated[
 ]
 INSTEAD = {
     "method": "the argument METHOD",
+    "run.look": "fedda look",
     "run.dir": "--dir",
     "run.name": "--name",
     "run.resume": "--resume RUN",

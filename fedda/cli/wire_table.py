@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedda import plugins
+from fedda.look.account import FIELDS
 from fedda.methods import Phase
 from fedda.secure import hiding
-from fedda.wire import BESIDE, CALIBRATE, Kind, Part, Rule
+from fedda.wire import BESIDE, CALIBRATE, LOOK, Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
@@ -79,7 +80,11 @@ def table() -> str:
         f"| {', '.join(names)} | {' | '.join(crossing)} |"
         for crossing, names in _parts_together(lines)
     ]
-    return "\n".join(rows)
+    leaves = f"{_text(LOOK.leaves)}; {_listed(sorted(FIELDS))}"
+    looked = (
+        f"| | source, target | before any run: `fedda look` | {_text(LOOK.enters)} | {leaves} |"
+    )
+    return "\n".join([*rows, looked])
 
 
 def _parts_together(

@@ -33,6 +33,7 @@ Sites = str | Path | Mapping[str, Any]
 DATA = "data"  # in a run's folder: the files of sites that a program brought as arrays
 INSTEAD = {
     "method": "method",
+    "run.look": "the command fedda look",
     "run.dir": "dir",
     "run.name": "dir",
     "run.resume": "resume",

@@ -18,6 +18,7 @@ RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
 REFINED = "refined"  # a training's entry of what the target said of its last step
 ABOUT = "about.json"  # titles of the methods and defaults of the settings, for who shows the run
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
+LOOKED = "look.json"  # what `fedda look` saw
 
 Results = dict[str, Any]
 Event = dict[str, Any]

@@ -1,0 +1,165 @@
+"""`fedda look`: what the sites' data look like, and whether they fit, before any training."""
+
+import json
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.its_files import reads_files
+from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
+from fedda.errors import ConfigError, DataError, RunError
+from fedda.library.beginning import Launch
+from fedda.results.plainly import PlainConsole, echo
+from fedda.results.read import JOURNAL, LOOKED
+from fedda.settings import RunConfig
+
+if TYPE_CHECKING:
+    from fedda.data import Reading
+
+PAGE = "look.html"
+LOCAL = ("target", "split", "gray_bits", "skip_broken", "follow_links", "columns")
+
+
+@reads_files
+def look(
+    context: typer.Context,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder with one folder or file per site; all in this process."
+        ),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="With --data: the site without labels, or several with commas. Default: those "
+            "that have no labels.",
+            show_default=False,
+        ),
+    ] = "",
+    server: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Instead of --data: the folder that `fedda superlink` was given as --dir.",
+        ),
+    ] = None,
+    expect: Annotated[
+        int,
+        typer.Option(min=0, show_default=False, help="With --server: wait for so many sites."),
+    ] = 0,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", file_okay=False, help="Where the page and the numbers go."),
+    ] = Path("look"),
+    *,
+    reading: "Reading",
+) -> None:
+    """Look before you train: sizes, classes, value ranges, gaps and drift of all sites.
+
+      fedda look --data ./clinics --target north
+
+    On a server it asks the sites that have joined. A site answers only if its policy has
+    leaving.look = true; counts leave in tens, and no number is about fewer than 10 examples:
+
+      fedda look --server ./hub --expect 4
+
+    Writes look.html, look.json and journal.jsonl, and says which sites are alike, which is odd,
+    what will make training hard, and which command to type next.
+    """
+    on_terminate()
+    with clear_exit(), interruptible("stopped"):
+        if (data is None) == (server is None):
+            raise ConfigError("Give --data DIR, or --server DIR.")
+        if data is None:
+            refuse_local(context, LOCAL)
+        folder = out.absolute()
+        flat = {"run.look": True, "run.expect": expect}
+        config = RunConfig.parse(flat | {"run.dir": str(folder.parent), "run.name": folder.name})
+        if server is not None:
+            on_server(config, Launch(server=str(server.absolute())), folder, _shown)
+        elif data is not None:
+            apart(folder, "--out", data, "--data")
+            _simulated(config, data, target, reading, folder)
+        _present(folder, ["--server", str(server)] if server else ["--data", str(data)])
+
+
+def _shown(event: dict[str, Any]) -> None:
+    """Say what happens at a server while it happens."""
+    if event["event"] == "looking":
+        echo(f"{event['sites']} sites have joined")
+    if event["event"] == "joined":
+        echo(event["text"])
+
+
+def _simulated(
+    config: RunConfig, root: Path, target: str, reading: "Reading", folder: Path
+) -> None:
+    """Look at folders of this machine."""
+    from fedda.data import domains
+    from fedda.halves import load
+
+    found, targets = domains(root, reading), {*target.split(",")} - {""}
+    if len(found) < 2:
+        raise RunError(
+            f"{root} has {len(found)} sites ({', '.join(found) or 'none'}), and 2 are needed to "
+            "compare; give a folder that holds a folder or file per site."
+        )
+    if odd := targets - {*found}:
+        names = ", ".join(found)
+        raise RunError(f"{root} has no site '{min(odd)}', it has {names}; give one as --target.")
+    targets = targets or {n for n, path in found.items() if not _labelled(path, reading)}
+    sites = [
+        {"role": "target" if name in targets else "source", "name": name, "data": str(path)}
+        | reading.flat()
+        for name, path in found.items()
+    ]
+    journal = load("server", "journal").Journal(folder / JOURNAL)
+    with journal.ending():
+        load("server", "simulation").look(config, sites, journal)
+
+
+def _labelled(path: Path, reading: "Reading") -> bool:
+    """Whether a site's data can be a source's."""
+    from fedda.data import describe
+
+    with suppress(DataError):
+        return bool(describe(path, "source", reading).counts)
+    return False
+
+
+def _present(folder: Path, where: list[str]) -> None:
+    """Write the page, and print the table and what follows."""
+    from fedda.page import accounts
+
+    seen = json.loads((folder / LOOKED).read_text())
+    words = ["fedda", "choose", *where, "--target", seen["target"] or "NAME", *seen["settings"]]
+    command = shlex.join(words) if seen["settings"] else ""
+    page = folder / PAGE
+    page.write_text(accounts.page(seen, command), encoding="utf-8")
+    PlainConsole().print(_table(seen))
+    echo(f"\n{seen['text']}")
+    for name, why in seen["refused"].items():
+        echo(f"{name} told nothing: {why}.")
+    if command:
+        echo(f"\nnext: {command}")
+    echo(f"page: {page}\nnumbers: {folder / LOOKED}")
+
+
+def _table(seen: dict[str, Any]) -> Any:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedda.page import accounts
+
+    head, *rows = accounts.rows(seen)
+    made = Table(*map(escape, head), box=box.SIMPLE_HEAD)
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made

@@ -1,0 +1,590 @@
+"""`fedda look`: what sites tell before any training, what never leaves, and what follows."""
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from clients.policy import words
+from clients.policy.rules import Policy
+from clients.site import looked
+from clients.site.memory import resident
+from fedda import records, wire
+from fedda.cli import app
+from fedda.errors import Code, FeddaError, QuorumError, WireError
+from fedda.look.account import FIELDS, Account
+from fedda.look.advice import compared
+from fedda.maths import summaries
+from fedda.ops import chain
+from fedda.settings import RunConfig
+from fedda.wire import Kind
+from server import looking
+from server.journal import Journal
+from tests.federation import Federation
+from tests.local_grid import Node, ScriptedGrid
+from tests.processes import leaving_nothing
+from tests.reference import summaries as twin
+
+pytestmark = pytest.mark.usefixtures("fresh_sites", "signal_handlers")
+
+YES = '{"leaving": {"look": true}}'
+
+
+def rows(n: int, d: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(50, 10, (n, d)).astype(np.float32)
+
+
+def photos(n: int, seed: int = 0, channels: int = 1, bright: int = 100) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    side = (n, 32, 32, channels) if channels == 3 else (n, 32, 32)
+    return rng.integers(bright - 60, bright + 60, side).astype(np.uint8)
+
+
+def labels(n: int, rare: int = 0) -> np.ndarray:
+    """Labels of two classes, and of a third with a few examples."""
+    return np.where(np.arange(n) < n - rare, np.arange(n) % 2, 2)
+
+
+def site(folder: Path, name: str, x: np.ndarray, y: np.ndarray | None = None, **more: Any) -> Node:
+    arrays: dict[str, Any] = {"x": x}
+    if y is not None:
+        arrays |= {"y": y, "classes": np.array(["common", "other", "zebra"])[: y.max() + 1]}
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
+    role = "target" if y is None else "source"
+    node = {"role": role, "name": name, "data": str(folder / f"{name}.npz"), "policy": YES}
+    state = {"state-dir": str(folder / "state" / name), "audited": True, "notes": False}
+    return node | state | more
+
+
+def two(folder: Path, **more: Any) -> list[Node]:
+    """A source and a target with the same columns."""
+    return [
+        site(folder, "anna", rows(200), labels(200), **more),
+        site(folder, "town", rows(200, seed=1), **more),
+    ]
+
+
+class Looked:
+    """A look at sites of this process, with all that crossed."""
+
+    def __init__(self, nodes: list[Node], folder: Path, name: str = "look") -> None:
+        resident.cache_clear()
+        self.grid = ScriptedGrid(nodes)
+        waits = {"wait.sites": 1.0, "wait.settle": 0.0, "run.expect": len(nodes)}
+        flat = {"run.look": True, "run.dir": str(folder / "runs"), "run.name": name} | waits
+        self.names = {i: str(node["name"]) for i, node in enumerate(nodes, start=1)}
+        self.folder = folder / "runs" / name
+        journal = Journal(self.folder / "journal.jsonl")
+        self.seen = looking.execute(RunConfig.parse(flat), self.grid, journal, self.names)
+
+    def replies(self) -> dict[str, Message]:
+        return {self.names[m.metadata.src_node_id]: m for m in self.grid.replies}
+
+    def bytes_of(self, name: str) -> bytes:
+        """All bytes that a site sent."""
+        content = self.replies()[name].content
+        arrays, tables = records.read(content)
+        return b"".join(bytes(p.buffer) for p in arrays.values()) + json.dumps(tables).encode()
+
+    def told(self, name: str) -> dict[str, Any]:
+        return next(s for s in self.seen["sites"] if s["name"] == name)
+
+
+# ---- formulas ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [64, 300])
+def test_a_column_is_its_naive_twin_s_rounded(n: int) -> None:
+    values = np.random.default_rng(n).gamma(2, 3, n)
+    values[5] = np.nan
+    made = summaries.column(torch.tensor(np.append(values, 1.0))[:, None], None)
+    wanted = twin.column([*values, 1.0])
+    step = (wanted["high"] - wanted["low"]) / 64
+    for name, value in wanted.items():
+        assert getattr(made, name) == pytest.approx(value, abs=step, rel=5e-3), name
+    seen = [float(v) for v in [*values, 1.0] if not math.isnan(v)]
+    within = [min(max(v, wanted["low"]), wanted["high"]) for v in seen]
+    np.testing.assert_allclose(made.share, twin.share(within, wanted["low"], wanted["high"]))
+
+
+def test_a_column_by_hand() -> None:
+    made = summaries.column(torch.arange(100.0)[:, None], None)
+    assert (made.low, made.high, made.missing) == (14.5, 84.5, 0)
+    assert made.mean == pytest.approx(49.5, abs=0.4)
+    # 15 values lie below 14.5, and 8.75 in each bin: only the ends have ten.
+    assert made.share.tolist() == pytest.approx([0.2, 0, 0, 0, 0, 0, 0, 0.2])
+    few = summaries.column(torch.arange(63.0)[:, None], None)
+    assert few[:4] == (0, 0, 0, 0) and not few.share.any()
+
+
+@pytest.mark.parametrize("gone", [9, 10, 19, 20])
+def test_gaps_are_told_in_tens(gone: int) -> None:
+    values = torch.ones(100, 1)
+    values[:gone] = torch.nan
+    assert summaries.column(values, None).missing == gone // 10 / 10
+
+
+def test_ten_values_far_out_decide_nothing_and_eleven_do() -> None:
+    values = torch.from_numpy(rows(200, 1))
+    made = []
+    for odd in (1e3, 1e6):
+        for many in (10, 11):
+            some = values.clone()
+            some[:many] = odd
+            made.append(summaries.column(some, None))
+    assert made[0][:5] == made[2][:5] and torch.equal(made[0].share, made[2].share)
+    assert made[1].high != made[3].high
+
+
+def test_drift_is_its_naive_twin_s() -> None:
+    draws = np.random.default_rng(0)
+    m, m2 = draws.normal(0, 1, (2, 6))
+    s, s2 = draws.gamma(1, 1, (2, 6))
+    s[:2] = s2[:2] = 0
+    m[0] = m2[0]
+    found = summaries.drift(
+        [torch.tensor(m), torch.tensor(m2)], [torch.tensor(s), torch.tensor(s2)]
+    )
+    assert found == pytest.approx(twin.drift(m, s, m2, s2))
+    one, two, unit = torch.zeros(4), torch.full((4,), 2.0), torch.ones(4)
+    assert summaries.drift([one, two], [unit, unit]) == 2  # by hand: two deviations everywhere
+    assert summaries.drift([two, two], [unit, one]) == 0
+
+
+def test_features_see_where_it_is_bright_and_where_edges_are() -> None:
+    x = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    x[:, :, :8, :8] = 255
+    found = summaries.features(x)[0]
+    assert found.shape == (32,)
+    assert found[0] == 1 and found[1:16].sum() == 0
+    edges = found[16:].reshape(4, 4)
+    assert edges[0, 0] == pytest.approx(15 / 64 + 1 / 64) and not edges[2:].any()
+    assert torch.equal(found, summaries.features(x[:, :1])[0])  # gray is no drift from colour
+
+
+# ---- what may leave ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"policy": ""},
+        {"policy": "{}"},
+        {"policy": '{"leaving": {"statistics": true}}'},
+        {"policy": "FRESH"},
+    ],
+)
+def test_no_site_tells_unless_its_policy_says_so(tmp_path: Path, policy: dict[str, str]) -> None:
+    if policy.get("policy") == "FRESH":
+        (tmp_path / "policy.toml").write_text(words.FRESH)
+        policy = {"policy": Policy.read(tmp_path / "policy.toml").model_dump_json(by_alias=True)}
+    silent = site(tmp_path, "carl", rows(200), labels(200))
+    del silent["policy"]
+    made = Looked([*two(tmp_path), silent | policy], tmp_path)
+    assert made.replies()["carl"].error.code == Code.POLICY
+    assert made.seen["refused"] == {"carl": Code.POLICY.public}
+    assert [s["name"] for s in made.seen["sites"]] == ["anna", "town"]
+    (trouble,) = [e for e in Journal(made.folder / "journal.jsonl").troubles]
+    assert (trouble["site"], trouble["text"]) == ("carl", Code.POLICY.public)
+    assert not (tmp_path / "state" / "carl" / "carl" / looked.FILE).exists()
+
+
+def test_fewer_than_two_answers_are_one_sentence(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    nodes[0].pop("policy")
+    with pytest.raises(QuorumError, match=r"^1 of 2 sites told .* leaving\.look = true\. anna: "):
+        Looked(nodes, tmp_path)
+
+
+def test_a_source_under_differential_privacy_tells_nothing(tmp_path: Path) -> None:
+    policy = '{"leaving": {"look": true}, "privacy": {"noise": 1.0}}'
+    nodes = [*two(tmp_path, policy=policy), site(tmp_path, "vill", rows(100))]
+    made = Looked(nodes, tmp_path)
+    assert set(made.seen["refused"]) == {"anna"}  # a target's examples have no labels
+
+
+def test_a_rare_class_and_small_counts_never_leave(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    nodes[0] = site(tmp_path, "anna", rows(203), labels(203, rare=3))
+    made = Looked(nodes, tmp_path)
+    assert made.told("anna")["classes"] == {"common": 100, "other": 100}
+    assert made.told("anna")["examples"] == 200 and made.told("town")["classes"] == {}
+    everything = made.bytes_of("anna") + b"".join(p.read_bytes() for p in made.folder.iterdir())
+    assert b"common" in everything and b"zebra" not in everything
+
+
+def test_a_value_of_one_example_changes_no_byte(tmp_path: Path) -> None:
+    sent = []
+    for value in (1e5, 7e8):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        x = rows(200)
+        x[17, 1] = value
+        nodes = [site(folder, "anna", x, labels(200)), *two(folder)[1:]]
+        sent.append(Looked(nodes, folder).bytes_of("anna"))
+    assert sent[0] == sent[1]
+    assert np.float32(7e8).tobytes() not in sent[1]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_one_odd_pixel_changes_no_byte(tmp_path: Path, channels: int) -> None:
+    sent = []
+    for value in (0, 251):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        x = photos(200, channels=channels)
+        if value:
+            x[17, 5, 5] = value
+        nodes = [site(folder, "anna", x, labels(200)), site(folder, "town", photos(200, 1))]
+        made = Looked(nodes, folder)
+        sent.append(made.bytes_of("anna"))
+        assert not any(share[-1] for share in made.told("anna")["arrays"]["share"])
+    assert sent[0] == sent[1]
+
+
+def test_ten_images_with_it_do_show(tmp_path: Path) -> None:
+    """Otherwise the test before could not fail."""
+    x = photos(200)
+    x[:20, :10] = 251
+    made = Looked([site(tmp_path, "anna", x, labels(200)), *two(tmp_path)[1:]], tmp_path)
+    assert made.told("anna")["arrays"]["share"][0][-1] > 0
+
+
+def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
+    made = Looked(two(tmp_path), tmp_path)
+    assert {m.metadata.message_type for m in made.grid.requests} == {"query.look"}
+    asked = [records.read(m.content) for m in made.grid.requests]
+    assert asked == [({}, {"look": {"run": "look"}})] * 2
+    for message in made.replies().values():
+        arrays, tables = records.read(message.content)
+        assert {n: p.manifest.kind for n, p in arrays.items()} == {"look": Kind.STATISTICS}
+        assert {n: set(t) for n, t in tables.items()} == {"look": {*FIELDS}}
+
+
+def test_a_site_s_own_minimum_holds(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    nodes[0]["min-images"] = 201
+    made = Looked(nodes, tmp_path, "first")
+    assert made.told("anna")["arrays"] == {} and made.told("town")["arrays"]
+
+
+def test_few_examples_tell_no_statistics(tmp_path: Path) -> None:
+    nodes = [*two(tmp_path), site(tmp_path, "vill", rows(63)), site(tmp_path, "tiny", rows(9))]
+    made = Looked(nodes, tmp_path)
+    assert made.told("vill")["arrays"] == {} and made.told("vill")["examples"] == 60
+    assert made.told("tiny")["examples"] == 0
+    assert "fewer than 10 examples" in made.seen["text"]
+
+
+# ---- two looks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("more", "same"), [(1, True), (63, True), (64, False)])
+def test_the_answer_stays_until_many_examples_have_changed(
+    tmp_path: Path, more: int, same: bool
+) -> None:
+    first = Looked(two(tmp_path), tmp_path, "first").bytes_of("town")
+    x = np.concatenate([rows(200, seed=1), 1000 + rows(more, seed=2)])
+    nodes = [two(tmp_path)[0], site(tmp_path, "town", x)]
+    second = Looked(nodes, tmp_path, "second").bytes_of("town")
+    assert (first == second) is same
+
+
+def test_replaced_examples_count_and_repeated_ones_do_not(tmp_path: Path) -> None:
+    first = Looked(two(tmp_path), tmp_path, "first").bytes_of("town")
+    old = rows(200, seed=1)
+    for name, x, same in (
+        ("again", np.concatenate([old, old[:100]]), True),
+        ("swapped", np.concatenate([old[32:], rows(32, seed=3)]), False),
+    ):
+        nodes = [two(tmp_path)[0], site(tmp_path, "town", x)]
+        assert (Looked(nodes, tmp_path, name).bytes_of("town") == first) is same, name
+
+
+def test_a_source_that_becomes_a_target_tells_its_classes_no_more(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    assert b"common" in Looked(nodes, tmp_path, "first").bytes_of("anna")
+    nodes[0]["role"] = "target"
+    assert b"common" not in Looked(nodes, tmp_path, "second").bytes_of("anna")
+
+
+def test_noise_of_the_policy_hides_and_is_told_once(tmp_path: Path) -> None:
+    loud = '{"leaving": {"look": true}, "protect": {"noise": 5}}'
+    plain = Looked(two(tmp_path / "plain"), tmp_path, "plain").told("town")
+    first = Looked(two(tmp_path / "loud", policy=loud), tmp_path, "loud")
+    assert first.told("town")["arrays"]["low"] != plain["arrays"]["low"]
+    again = Looked(two(tmp_path / "loud", policy=loud), tmp_path, "again")
+    assert again.bytes_of("town") == first.bytes_of("town")
+    other = Looked(two(tmp_path / "other", policy=loud), tmp_path, "other")
+    assert other.bytes_of("town") != first.bytes_of("town")
+
+
+def test_a_damaged_memory_tells_nothing(tmp_path: Path) -> None:
+    Looked(two(tmp_path), tmp_path, "first")
+    (tmp_path / "state" / "town" / "town" / looked.FILE).write_bytes(b"x")
+    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(100), labels(100))]
+    assert set(Looked(nodes, tmp_path, "second").seen["refused"]) == {"town"}
+
+
+def test_looks_are_booked_and_audited(tmp_path: Path) -> None:
+    policy = '{"leaving": {"look": true}, "budget": {"rounds": 1}}'
+    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99), policy=policy)]
+    first = Looked(nodes, tmp_path, "first")
+    assert first.seen["refused"] == {}
+    second = Looked(nodes, tmp_path, "second")
+    assert second.seen["refused"] == {"carl": Code.BUDGET.public}
+    log = chain.check(tmp_path / "state" / "carl" / "audit.jsonl").entries
+    events = [(e["event"], e.get("run"), e.get("code")) for e in log]
+    assert events == [
+        ("received", "first", None),
+        ("answered", "first", None),
+        ("received", "second", None),
+        ("refused", "second", "BUDGET"),
+    ]
+    assert log[1]["arrays"][0]["kind"] == "statistics" and "classes" in log[1]["numbers"]
+    assert log[1]["sha256"] == records.digest(first.replies()["carl"])
+    assert set(first.seen["bytes"]) == {f"{w} site scalars" for w in ("from", "to")} | {
+        "from site statistics"
+    }
+
+
+# ---- what comes in -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"look": {}},
+        {"look": {"run": "x", "columns": "3"}},
+        {"task": {"run": "x"}},
+        {"look": {"run": "x"}, "task": {}},
+    ],
+)
+def test_a_request_can_choose_nothing(tmp_path: Path, tables: Mapping[str, Any]) -> None:
+    grid = ScriptedGrid(two(tmp_path))
+    request = Message(records.write(**tables), 1, "query.look", ttl=60)
+    assert grid.call(request).error.code == Code.WIRE
+    assert not (tmp_path / "state" / "anna" / "anna" / looked.FILE).exists()
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, wire.Packed]]:
+    content = Looked(two(tmp_path), tmp_path).replies()["town"].content
+    arrays, tables = records.read(content)
+    return tables["look"], arrays
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "master"},
+        {"name": "a/b"},
+        {"kind": "audio"},
+        {"shape": [3, 3, 3]},
+        {"shape": [4]},
+        {"shape": [0]},
+        {"shape": ["3"]},
+        {"examples": 203},
+        {"examples": -10},
+        {"examples": True},
+        {"classes": ["a"], "counts": [10]},
+        {"role": "source", "classes": ["a"], "counts": [13]},
+        {"role": "source", "classes": ["a", "a"], "counts": [10, 10]},
+        {"role": "source", "classes": ["a"], "counts": []},
+        {"role": "source", "classes": ["\x1b[2J"], "counts": [10]},
+        {"more": 1},
+    ],
+)
+def test_the_server_refuses_what_no_site_may_tell(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]], change: dict[str, Any]
+) -> None:
+    table, arrays = honest
+    assert Account.read(table, arrays).name == "town"
+    with pytest.raises(WireError):
+        Account.read({**table, **change}, arrays)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_server_refuses_other_arrays(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]], value: float
+) -> None:
+    table, arrays = honest
+    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
+    for kind in (Kind.MODEL, Kind.ATOMS):
+        with pytest.raises(WireError):
+            Account.read(table, {"look": wire.pack(entries, kind)})
+    with pytest.raises(WireError):
+        Account.read(table, {"others": arrays["look"]})
+    entries["mean"][0] = value
+    with pytest.raises(FeddaError, match="not finite"):
+        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+
+
+def test_two_sites_of_one_name_are_named(tmp_path: Path) -> None:
+    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99))]
+    nodes[2]["name"] = "anna"
+    made = Looked(nodes, tmp_path)
+    assert len(made.seen["sites"]) == 2
+
+
+# ---- what follows --------------------------------------------------------------------------------
+
+
+def tells(name: str, x: np.ndarray, **more: Any) -> Account:
+    """What a site of these examples tells."""
+    kind = "vector" if x.ndim == 2 else "image"
+    if kind == "image":
+        x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    packed = looked.statistics(torch.from_numpy(x.copy()), 0, torch.Generator())
+    shape = tuple(map(int, x.shape[1:]))
+    told = Account("source", name, kind, shape, len(x) // 10 * 10, {"common": 50, "other": 50})
+    return replace(Account.read(told.table(), {"look": packed}), **more)
+
+
+def text(*told: Account) -> str:
+    return compared(told)["text"]
+
+
+def test_alike_sites_and_the_odd_one() -> None:
+    alike = [tells(name, rows(300, seed=i)) for i, name in enumerate("abc")]
+    assert text(*alike) == "All sites are alike: no drift is 0.3 or more."
+    said = text(*alike, tells("d", rows(300, seed=3) + 20))
+    assert "Alike (drift below 0.3) are a and b" in said and "d is odd: its median drift is" in said
+    target = tells("t", rows(300, seed=4) + 3, role="target", classes={})
+    assert "The target t is nearest to" in text(*alike, target)
+
+
+def test_what_makes_training_hard_is_said() -> None:
+    a, b = tells("a", rows(300)), tells("b", rows(300, seed=1))
+    gap, unit = rows(300, seed=2), rows(300, seed=3)
+    gap[:100, 1] = np.nan
+    unit[:, 2] *= 1000
+    assert "b has fewer than 10 examples, or none, of other." in text(
+        a, replace(b, classes={"common": 50})
+    )
+    assert "g has gaps in 1 of 3 columns, up to 33 %" in text(a, b, tells("g", gap))
+    assert "u has another value range in column 3:" in text(a, b, tells("u", unit))
+    assert "s is much smaller than the others (20 or so examples)" in text(
+        a, b, replace(tells("s", rows(300)), examples=20)
+    )
+    assert "different numbers of columns (a 3, w 5)" in text(a, tells("w", rows(300, 5)))
+    assert "There are images at p alone" in text(a, tells("p", photos(100)))
+
+
+def test_images_of_other_colours_sizes_and_brightness() -> None:
+    gray, colour = tells("g", photos(100)), tells("c", photos(100, 1, channels=3))
+    assert "Images are gray at g, else in colour" in text(gray, colour)
+    dark = tells("d", photos(100, 2, bright=60) // 3)
+    assert "d is darker than the others" in text(gray, dark, tells("h", photos(100, 3)))
+    assert "several sizes" in text(gray, replace(gray, name="s", shape=(1, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("x", "changed", "wanted"),
+    [
+        ((rows(99), rows(99)), {}, "--preset table"),
+        ((rows(99, 200), rows(99, 200)), {}, "--preset vectors"),
+        ((photos(99), photos(99)), {}, "-c input.size=32 -c input.channels=1"),
+        ((photos(99), photos(99)), {"shape": (3, 0, 0)}, "--preset photos"),
+        ((rows(99), photos(99)), {}, ""),
+    ],
+)
+def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str) -> None:
+    told = [tells("a", x[0]), replace(tells("b", x[1]), **changed)]
+    assert " ".join(compared(told)["settings"]) == wanted
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(app, ["look", *map(str, words)])
+
+
+def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
+    root, out = tmp_path / "clinics", tmp_path / "out"
+    site(root, "anna", rows(200), labels(200))
+    site(root, "bert<b>", rows(200, seed=2), labels(200))
+    site(root, "town", rows(200, seed=1))
+    done = call("--data", root, "--target", "town", "--out", out)
+    assert done.exit_code == 0, done.output
+    seen = json.loads((out / "look.json").read_text())
+    assert len(seen["sites"]) == 3 and seen["refused"] == {} and seen["target"] == "town"
+    assert seen["text"] in done.output.replace("\n", " ") or seen["text"] in done.output
+    (line,) = [x for x in done.output.splitlines() if x.startswith("next: ")]
+    typed = shlex.split(line.removeprefix("next: "))
+    assert typed[:2] == ["fedda", "choose"] and typed[-2:] == ["--preset", "table"]
+    command: Any = typer.main.get_command(app)
+    command.commands["choose"].make_context("choose", typed[2:])
+    page = (out / "look.html").read_text()
+    assert "color-scheme" in page and "<svg" in page and "bert&lt;b&gt;" in page
+    assert "src=" not in page and "@import" not in page
+    assert page.count("http") == page.count("http-equiv") + page.count("http://www.w3.org/2000/svg")
+    assert [e["event"] for e in Journal(out / "journal.jsonl").past("done")] == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Give --data DIR, or --server DIR."),
+        (["--data", "one"], "one has 1 sites (anna), and 2 are needed to compare"),
+        (["--data", "two", "--target", "nowhere"], "no site 'nowhere'"),
+        (["--server", "hub", "--target", "town"], "--target is for simulated sites"),
+        (["--server", "hub"], "No server runs from"),
+    ],
+)
+def test_errors_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site(tmp_path / "one", "anna", rows(99), labels(99))
+    two(tmp_path / "two")
+    done = call(*words, "--out", "out")
+    assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
+
+
+def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
+    two(tmp_path / "two")
+    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
+    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
+    assert done.exit_code == 1 and "fedda look" in done.output
+
+
+# ---- over processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Federation]:
+    (tmp_path / "policy.toml").write_text("[leaving]\nlook = true\n")
+    options = ["--policy", str(tmp_path / "policy.toml")]
+    told = dict.fromkeys(("anna", "carl", "town"), options)
+    with leaving_nothing(Federation(tmp_path / "hub", client_options=told)) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_sites_that_joined_a_server_are_looked_at(hub: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = call("--server", hub.home, "--expect", 4, "--out", out)
+    assert done.exit_code == 0, done.output
+    seen = json.loads((out / "look.json").read_text())
+    assert [s["name"] for s in seen["sites"]] == ["anna", "carl", "town"]
+    assert seen["refused"] == {"bert": Code.POLICY.public}
+    assert "bert told nothing" in done.output and (out / "look.html").is_file()
+    state = hub.directory / "state" / "anna"
+    log = CliRunner().invoke(
+        app, ["policy", "log", "--state-dir", str(state), "--verify", "--against", str(out)]
+    )
+    assert log.exit_code == 0 and "2 payloads of anna are in both" in log.output, log.output
