@@ -471,9 +471,13 @@ def test_what_makes_training_hard_is_said() -> None:
     gap, unit = rows(300, seed=2), rows(300, seed=3)
     gap[:100, 1] = np.nan
     unit[:, 2] *= 1000
-    assert "b has fewer than 10 examples, or none, of other." in text(
+    assert "b has fewer than 10 examples, or none, of the classes 'other'." in text(
         a, replace(b, classes={"common": 50})
     )
+    assert "'common' is 90 % at b, 50 % at a." in text(
+        a, replace(b, classes={"common": 90, "other": 10})
+    )
+    assert "equally" not in text(a, replace(b, classes={"common": 60, "other": 40}))
     assert "g has gaps in 1 of 3 columns, up to 33 %" in text(a, b, tells("g", gap))
     assert "u has another value range in column 3:" in text(a, b, tells("u", unit))
     assert "s is much smaller than the others (20 or so examples)" in text(

@@ -56,7 +56,7 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     size = SIDE if about.kind == "image" else 0
     x = torch.empty(0)
     if not about.needs_window:  # else only a run says how dark and bright its images are
-        form = Form(size=size, cache=site.cache, gray=site.reading.gray, notice=logger.warning)
+        form = Form(size=size, cache=site.cache, gray=site.reading.gray, notice=logger.debug)
         x = open_site(site.path, site.reading).target(form, None).x  # no label is read
     marks = np.frombuffer(b"".join(Unlabelled(x).digests()), np.uint64)[::2]
     if (before := _recalled(site, marks)) is not None:

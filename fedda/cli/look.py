@@ -159,7 +159,9 @@ def _table(seen: dict[str, Any]) -> Any:
     from fedda.page import accounts
 
     head, *rows = accounts.rows(seen)
-    made = Table(*map(escape, head), box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD)
+    for name in head:
+        made.add_column(escape(name), no_wrap=name == head[0])
     for row in rows:
         made.add_row(*map(escape, row))
     return made

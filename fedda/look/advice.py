@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedda.data.naming import quoted
 from fedda.data.sets import listed
 from fedda.maths.summaries import FLOOR, LEAST, drift
 
@@ -20,6 +21,8 @@ WIDTH = 5  # times wider or narrower than the others' range
 BRIGHT = 0.2  # difference of mean pixels, which are from 0 to 1
 TINY = 64  # pixels a side; no preset is for smaller images
 MANY = 128  # columns, from which on vectors without gaps are taken for features
+OFTEN = 0.05  # share of columns with another range, from which on it is said
+UNLIKE = 0.25  # difference of a class's shares at two sources
 
 Drifts = list[list[float | None]]
 
@@ -103,7 +106,19 @@ def _classes(told: Sequence[Account]) -> Iterator[str]:
     for site in told:
         lacks = [name for name in every if name not in site.classes]
         if site.role == "source" and lacks:
-            yield f"{site.name} has fewer than {FLOOR} examples, or none, of {listed(lacks)}."
+            names = listed([quoted(name) for name in lacks])
+            yield f"{site.name} has fewer than {FLOOR} examples, or none, of the classes {names}."
+    for name in every:
+        shares = [
+            (site.classes.get(name, 0) / sum(site.classes.values()), site.name)
+            for site in told
+            if site.classes
+        ]
+        (low, few), (high, many) = min(shares), max(shares)
+        if high - low > UNLIKE:
+            words = f"{100 * high:.0f} % at {many}, {100 * low:.0f} % at {few}"
+            yield f"Classes are not equally frequent: {quoted(name)} is {words}."
+            return
 
 
 def _sizes(told: Sequence[Account]) -> Iterator[str]:
@@ -128,7 +143,9 @@ def _ranges(told: Sequence[Account]) -> Iterator[str]:
             if abs(its - theirs) > BRIGHT:
                 word = "darker" if its < theirs else "brighter"
                 yield f"{site.name} is {word} than the others (mean {its:.2f}, not {theirs:.2f})."
-        elif odd := _other_ranges(site, others):
+            continue
+        odd = _other_ranges(site, others)
+        if len(odd) > OFTEN * site.shape[0]:  # of many columns some are apart by chance
             yield f"{site.name} has another value range in {listed(odd)}: other units, perhaps;"
             yield "input.window=own lets each site scale its own."
 
