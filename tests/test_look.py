@@ -22,12 +22,12 @@ from clients.site.memory import resident
 from fedda import records, wire
 from fedda.cli import app
 from fedda.errors import Code, FeddaError, QuorumError, WireError
-from fedda.look.account import FIELDS, Account
+from fedda.look.account import Account
 from fedda.look.advice import compared
 from fedda.maths import summaries
 from fedda.ops import chain
 from fedda.settings import RunConfig
-from fedda.wire import Kind
+from fedda.wire import LOOK_TABLE, Kind
 from server import looking
 from server.journal import Journal
 from tests.federation import Federation
@@ -270,7 +270,7 @@ def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
     for message in made.replies().values():
         arrays, tables = records.read(message.content)
         assert {n: p.manifest.kind for n, p in arrays.items()} == {"look": Kind.STATISTICS}
-        assert {n: set(t) for n, t in tables.items()} == {"look": {*FIELDS}}
+        assert {n: set(t) for n, t in tables.items()} == {"look": {*LOOK_TABLE}}
 
 
 def test_a_site_s_own_minimum_holds(tmp_path: Path) -> None:

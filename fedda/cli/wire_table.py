@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedda import plugins
-from fedda.look.account import FIELDS
 from fedda.methods import Phase
 from fedda.secure import hiding
-from fedda.wire import BESIDE, CALIBRATE, LOOK, Kind, Part, Rule
+from fedda.wire import BESIDE, CALIBRATE, LOOK, LOOK_TABLE, Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
@@ -80,7 +79,7 @@ def table() -> str:
         f"| {', '.join(names)} | {' | '.join(crossing)} |"
         for crossing, names in _parts_together(lines)
     ]
-    leaves = f"{_text(LOOK.leaves)}; {_listed(sorted(FIELDS))}"
+    leaves = f"{_text(LOOK.leaves)}; {_listed(sorted(LOOK_TABLE))}"
     looked = (
         f"| | source, target | before any run: `fedda look` | {_text(LOOK.enters)} | {leaves} |"
     )

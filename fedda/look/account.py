@@ -22,7 +22,6 @@ from fedda.maths.summaries import BINS, FLOOR, GRID
 from fedda.wire import LOOK, Entry, Kind, Manifest, Packed, Role, pack
 
 SIDE = 32  # pixels to which images are reduced
-FIELDS = ("role", "name", "kind", "shape", "examples", "classes", "counts")  # of the table
 NUMBERS = ("low", "high", "mean", "deviation", "missing")
 MOST_CLASSES, LETTERS = 10_000, 256
 MODEL = Manifest(Kind.MODEL, "float32", ())  # none is sent
