@@ -128,6 +128,14 @@ def test_a_column_by_hand() -> None:
     assert few[:4] == (0, 0, 0, 0) and not few.share.any()
 
 
+@pytest.mark.parametrize("n", [73, 109, 203])
+def test_no_number_tells_how_many_examples_there_are(n: int) -> None:
+    """A share in units of one over their exact number would."""
+    made = summaries.column(torch.from_numpy(rows(n, 1)), None)
+    told = (made.share * (n // 10)).tolist()
+    assert any(told) and told == pytest.approx([round(x) for x in told], abs=1e-4)
+
+
 @pytest.mark.parametrize("gone", [9, 10, 19, 20])
 def test_gaps_are_told_in_tens(gone: int) -> None:
     values = torch.ones(100, 1)

@@ -24,7 +24,7 @@ LEAST = 64  # examples of which means are told
 FLOOR = 10  # counts are told in steps of it, and no number is about fewer examples
 BINS = 8
 TAIL = 0.05  # the share of examples beyond low, and beyond high
-STEPS = 100  # of means between low and high, or as many as there are examples
+STEPS = 100  # of means between low and high; of fewer examples `tens` of them
 GRID = 4  # cells of an image's side, for its features
 FAR = 10.0  # the most that one feature counts in a drift
 
@@ -82,7 +82,7 @@ def column(
     low, high, mean, deviation = (
         x + unit * r for x, r in zip(numbers, z[:4].tolist(), strict=True)
     )
-    step = max(high - low, 0) / min(n, STEPS) or 1.0
+    step = max(high - low, 0) / min(tens(n), STEPS) or 1.0
     return Column(
         _digits(low),
         _digits(high),
@@ -94,7 +94,9 @@ def column(
 
 
 def histogram(v: Tensor, bounds: tuple[float, float], z: Tensor) -> Tensor:
-    """Share of v (n, k) by bin, 0 below FLOOR examples, in steps of FLOOR / n or 1 % -> (BINS,).
+    """Share of v (n, k) by bin, in tens of examples or in percent, 0 below FLOOR -> (BINS,).
+
+    As n is told in tens, shares are of that many: in units of 1 / n they would tell n itself.
 
     Args:
         v: the values; pixels are told in percent, as an example has many.
@@ -103,9 +105,11 @@ def histogram(v: Tensor, bounds: tuple[float, float], z: Tensor) -> Tensor:
     """
     begin, end = bounds
     place = ((v - begin) / max(end - begin, 1e-300) * BINS).floor().clamp(0, BINS - 1)
-    step = FLOOR / len(v) if v.shape[1] == 1 else 0.01
+    tabular = v.shape[1] == 1
+    step = FLOOR / len(v) if tabular else 0.01
     inside = torch.stack([place == b for b in range(BINS)])  # (BINS, n, k)
-    share = (inside.double().mean(dim=(1, 2)) + z).div(step).round().mul(step).clamp(0, 1)
+    steps = ((inside.double().mean(dim=(1, 2)) + z) / step).round()
+    share = (steps * (FLOOR / tens(len(v)) if tabular else step)).clamp(0, 1)
     return torch.where(inside.any(dim=2).sum(dim=1) >= FLOOR, share, 0).float()
 
 

@@ -27,7 +27,8 @@ def share(values: Sequence[float], low: float, high: float) -> list[float]:
     counts = [0] * BINS
     for v in values:
         counts[min(max(math.floor((v - low) / (high - low) * BINS), 0), BINS - 1)] += 1
-    return [10 * round(c / 10) / len(values) if c >= FLOOR else 0.0 for c in counts]
+    n = len(values) // 10 * 10
+    return [min(10 * round(c / 10) / n, 1.0) if c >= FLOOR else 0.0 for c in counts]
 
 
 def drift(
