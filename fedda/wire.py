@@ -443,4 +443,5 @@ CALIBRATE = Part(
 
 # What a site tells of its data before any training (`fedda look`); small ones tell no array.
 LOOK = Part(leaves=Rule(optional={"look": Kind.STATISTICS}))
-LOOK_TABLE = ("role", "name", "kind", "shape", "examples", "classes", "counts")  # beside it
+# Beside it:
+LOOK_TABLE = ("role", "name", "kind", "shape", "columns", "examples", "classes", "counts")

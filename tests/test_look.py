@@ -23,7 +23,7 @@ from fedda import records, wire
 from fedda.cli import app
 from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
-from fedda.look.advice import compared
+from fedda.look.advice import compared, settings
 from fedda.maths import summaries
 from fedda.ops import chain
 from fedda.settings import RunConfig
@@ -486,13 +486,24 @@ def test_what_makes_training_hard_is_said() -> None:
         a, replace(b, classes={"common": 90, "other": 10})
     )
     assert "equally" not in text(a, replace(b, classes={"common": 60, "other": 40}))
-    assert "g has gaps in 1 of 3 columns, up to 33 %" in text(a, b, tells("g", gap))
+    assert "There are gaps at g in 1 of 3 columns (up to 33 %)" in text(a, b, tells("g", gap))
     assert "u has another value range in column 3:" in text(a, b, tells("u", unit))
     assert "s is much smaller than the others (20 or so examples)" in text(
         a, b, replace(tells("s", rows(300)), examples=20)
     )
     assert "different numbers of columns (a 3, w 5)" in text(a, tells("w", rows(300, 5)))
     assert "There are images at p alone" in text(a, tells("p", photos(100)))
+
+
+def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
+    names, unit = ("age", "chol", "salt"), rows(300, seed=3)
+    unit[:, 2] *= 1000
+    a, b = (replace(tells(n, rows(300, seed=i)), columns=names) for i, n in enumerate("ab"))
+    odd = replace(tells("u", unit), columns=names)
+    assert "u has another value range in salt:" in text(a, b, odd)
+    assert settings([a, b]) and not settings([a, replace(b, columns=names[::-1])])
+    other = replace(b, columns=("age", "chol", "zinc"))
+    assert "Beside a, b has the columns 'zinc', and lacks 'salt': no run" in text(a, other)
 
 
 def test_images_of_other_colours_sizes_and_brightness() -> None:

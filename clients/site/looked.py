@@ -63,7 +63,10 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
         return before
     counts = {n: tens(count) for n, count in about.counts.items() if count >= FLOOR}
     classes = counts if site.labels else {}
-    told = Account(site.role, site.name, about.kind, about.shape, tens(about.train), classes)
+    told = Account(
+        *(site.role, site.name, about.kind, about.shape, tens(about.train), classes),
+        columns=about.columns,
+    )
     draws = generator("look", site.name)
     if not site.reproducible:  # the same noise at every site would hide nothing
         draws.seed()

@@ -86,7 +86,8 @@ def look(
         elif data is not None:
             apart(folder, "--out", data, "--data")
             _simulated(config, data, target, reading, folder)
-        _present(folder, ["--server", str(server)] if server else ["--data", str(data)])
+        where = ["--server", str(server)] if server else ["--data", str(data), *reading.words]
+        _present(folder, where)
 
 
 def _shown(event: dict[str, Any]) -> None:

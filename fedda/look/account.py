@@ -1,7 +1,7 @@
 """What one site tells of its data: a table and, of enough examples, packed statistics.
 
-table    role, name, kind, shape, examples and, at a source, classes with counts: in tens, and
-         classes below ten are not named
+table    role, name, kind, shape, names of a table's columns, examples and, at a source, classes
+         with counts: in tens, and classes below ten are not named
 look     per column `low` .. `missing` (d,) and `share` (d, BINS); of images also `feature-mean`
          and `feature-deviation` (2 GRID^2,): what drift is computed of
 """
@@ -38,6 +38,11 @@ class Account:
     examples: int
     classes: Mapping[str, int] = field(default_factory=dict)
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()  # as `fedda.data.naming.brief` has them; none: not known
+
+    def column(self, c: int) -> str:
+        """What a column is called, or which one it is."""
+        return self.columns[c] if len(self.columns) == self.shape[0] else f"column {c + 1}"
 
     @property
     def images(self) -> bool:
@@ -58,11 +63,12 @@ class Account:
         """The part that is sent as a table."""
         about = {name: getattr(self, name) for name in ("role", "name", "kind", "examples")}
         classes = {"classes": list(self.classes), "counts": list(self.classes.values())}
-        return about | {"shape": list(self.shape)} | classes
+        return about | {"shape": list(self.shape), "columns": list(self.columns)} | classes
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON types."""
         about = {**vars(self), "shape": list(self.shape), "classes": dict(self.classes)}
+        about["columns"] = [self.column(c) for c in range(0 if self.images else self.shape[0])]
         return about | {"arrays": {name: a.tolist() for name, a in self.arrays.items()}}
 
     @classmethod
@@ -74,7 +80,7 @@ class Account:
             NotFiniteError: a value is not finite.
         """
         try:
-            given = {**table, "shape": tuple(table["shape"])}
+            given = {**table, **{k: tuple(table[k]) for k in ("shape", "columns")}}
             names, counts = given.pop("classes"), given.pop("counts")
             made = cls(**given, classes=dict(zip(names, counts, strict=True)))
             if not _plausible(made) or len(made.classes) != len(names):
@@ -104,7 +110,8 @@ def _plausible(told: Account) -> bool:
         and not any(n % FLOOR for n in counts)
         and (told.role == "source" or not told.classes)
         and len(told.classes) <= MOST_CLASSES
-        and all(name.isprintable() and len(name) <= LETTERS for name in told.classes)
+        and all(n.isprintable() and len(n) <= LETTERS for n in (*told.classes, *told.columns))
+        and len(told.columns) in (0, 1, told.shape[0])
         and not told.arrays
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedda.data.naming import quoted
+from fedda.data.naming import quoted, unlike
 from fedda.data.sets import listed
 from fedda.maths.summaries import FLOOR, LEAST, drift
 
@@ -93,6 +93,10 @@ def _forms(told: Sequence[Account]) -> Iterator[str]:
         if len({site.shape for site in told}) > 1:
             each = [f"{site.name} {site.shape[0]}" for site in told]
             yield f"Sites have different numbers of columns ({listed(each)}): no run is possible."
+        named = [site for site in told if site.columns]
+        for site in named[1:]:
+            if other := unlike(site.columns, named[0].columns):
+                yield f"Beside {named[0].name}, {site.name} has {other}: no run is possible."
     else:
         gray, sizes = [s.name for s in told if s.shape[0] == 1], {s.shape[1:] for s in told}
         if 0 < len(gray) < len(told):
@@ -164,20 +168,29 @@ def _other_ranges(site: Account, others: Sequence[Account]) -> list[str]:
     wide, wide2 = high - low, high2 - low2
     uneven = (wide > WIDTH * wide2) & (wide2 > 0) | (wide2 > WIDTH * wide) & (wide > 0)
     odd = (low > high2) | (high < low2) | uneven
-    return [f"column {c + 1}" for c in odd.nonzero()[:, 0].tolist()]
+    return [site.column(c) for c in odd.nonzero()[:, 0].tolist()]
 
 
 def _gaps(told: Sequence[Account]) -> Iterator[str]:
+    found = []
     for site in told:
         if site.arrays and (gaps := site.arrays["missing"][site.arrays["missing"] > 0].tolist()):
-            yield f"{site.name} has gaps in {len(gaps)} of {site.shape[0]} columns,"
-            yield f"up to {100 * max(gaps):.0f} %: input.missing fills them."
+            most = f"up to {100 * max(gaps):.0f} %"
+            found.append(f"{site.name} in {len(gaps)} of {site.shape[0]} columns ({most})")
+            if empty := [
+                site.column(c) for c, gap in enumerate(site.arrays["missing"]) if gap == 1
+            ]:
+                yield f"{site.name} has no value in {listed(empty)}."
+    if found:
+        yield f"There are gaps at {listed(found)}: input.missing fills them."
 
 
 def settings(told: Sequence[Account]) -> list[str]:
     """The options with which to begin, as words of a command; none if no run is possible."""
     first = told[0]
     if len({(site.kind, () if site.images else site.shape) for site in told}) > 1:
+        return []
+    if len({site.columns for site in told if site.columns}) > 1:
         return []
     if not first.images:
         return ["--preset", "table" if first.shape[0] < MANY or [*_gaps(told)] else "vectors"]

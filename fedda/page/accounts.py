@@ -129,9 +129,10 @@ def _column(c: int, sites: list[Site]) -> Html | None:
         return e("path", d=f"M{n(steps[0])} {SIZE}{d}V{SIZE}", class_=f"m {look(place)}")
 
     names = {place: sites[place]["name"] for place in lines}
-    what = "channel" if any(sites[p]["kind"] == "image" for p in lines) else "column"
-    said = f"Histogram of {what} {c + 1} at {', '.join(names.values())}."
+    first = sites[min(lines)]
+    what = f"channel {c + 1}" if first["kind"] == "image" else first["columns"][c]
+    said = f"Histogram of {what} at {', '.join(names.values())}."
     art = drawing(low, high, ticks, *map(path, lines), said=said)
     plot = frame_over(art, low, high, ticks, {}, f"{begin:.3g} to {end:.3g}")
     keys = [(key(look(place)), name, "") for place, name in names.items()]
-    return figure(f"{what.capitalize()} {c + 1}", "% of values", plot, legend(keys))
+    return figure(what, "% of values", plot, legend(keys))
