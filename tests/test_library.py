@@ -207,14 +207,14 @@ def test_a_temporary_folder_goes_with_its_run(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = fedda.simulate(sites(), target="t", baseline="none", **FEW)
     model = run.model
-    assert list(tmp_path.iterdir()) == [run.folder.parent]
+    assert list(tmp_path.glob("fedda-*")) == [run.folder.parent]
     del run
     gc.collect()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("fedda-*"))
     assert len(model.predict(site(5)[0])) == 30
     with pytest.raises(FeddaError):
         fedda.simulate(sites(), target="nobody", **FEW)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("fedda-*"))
 
 
 def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
     for wrong in ({"target": "nobody"}, {"target": "t", "train_batch_size": 0}):
         with pytest.raises(FeddaError):
             fedda.simulate(sites(), dir=place, **{**FEW, **wrong})
-        assert not list(tmp_path.iterdir())
+        assert not list(tmp_path.glob("fedda-*"))
 
 
 @pytest.mark.slow

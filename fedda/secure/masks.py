@@ -168,7 +168,7 @@ class MaskedSum:
                 np.maximum(self._total[name], values, out=self._total[name])
 
     def result(self, weight: int) -> tuple[Arrays, float]:
-        """The mean -> model, loss.
+        """The mean -> model, loss; call it once and last, as the model overwrites the sums.
 
         Args:
             weight: what the sites' weights must add up to.
@@ -181,15 +181,21 @@ class MaskedSum:
                 f"The masked models of {self.count} sites do not add up to the sum of "
                 f"{self._point.members}; the round has to be repeated."
             )
-        model: Arrays = {}
-        for name, dtype in self._dtypes.items():
-            total = self._total[name]
-            if name in self._masked:
-                mean = self._point.decode(name, total.reshape(-1).view(np.uint64), weight)
-                total = mean.reshape(total.shape)
-            model[name] = total.astype(dtype)
         loss = self._point.decode(LOSS, self._total[LOSS].view(np.uint64), weight)
+        model = {n: self._mean(n, dtype, weight) for n, dtype in self._dtypes.items()}
         return model, float(loss[0])
+
+    def _mean(self, name: str, dtype: np.dtype[Any], weight: int) -> NDArray[Any]:
+        """One array of the mean, of at most 8 bytes a value, in the memory of its sums."""
+        total = self._total[name]
+        if name not in self._masked:
+            return total.astype(dtype)
+        flat = total.reshape(-1)
+        mean = flat.view(dtype)[: flat.size]
+        for start in range(0, flat.size, PIECE):
+            part = flat[start : start + PIECE].view(np.uint64)
+            mean[start : start + PIECE] = self._point.decode(name, part, weight)
+        return mean.reshape(total.shape)
 
 
 def _power(value: float) -> int:
