@@ -15,8 +15,6 @@ from uuid import uuid4
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedda import models
 from fedda.data import Description, Reading, describe, domains
@@ -24,6 +22,7 @@ from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
+from fedda.flower import Run, TaskIdentity
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.engines import check_engine

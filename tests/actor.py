@@ -33,20 +33,18 @@ from typing import Any
 
 import httpx
 from flwr.app import Error, Message
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PushObjectRequest,
-    PushObjectResponse,
-)
 
 from clients.node import bridge, resident
 from clients.node.failures import ask
 from clients.node.fleet import Fleet
 from clients.site.memory import Site
 from fedda import cli, records
+from fedda.flower import (
+    ErrorCode,
+    ObjectTree,
+    make_message,
+    message_pb2,
+)
 from fedda.wire import Arrays
 from tests.local_grid import reshaped
 
@@ -111,7 +109,7 @@ def scaled(model: Arrays, by: float) -> Arrays:
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
 
 
-Push = Callable[[PushObjectRequest], PushObjectResponse]
+Push = Callable[[message_pb2.PushObjectRequest], message_pb2.PushObjectResponse]
 
 
 class Pushing:
@@ -122,7 +120,7 @@ class Pushing:
         self._one = threading.Lock()  # a reply is pushed by several threads
         self._sent = 0
 
-    def __call__(self, request: PushObjectRequest) -> PushObjectResponse:
+    def __call__(self, request: message_pb2.PushObjectRequest) -> message_pb2.PushObjectResponse:
         with self._one:
             if self._sent:
                 PUSHES[self._what](self._step, self._pause)
@@ -171,7 +169,7 @@ class Hostile(Fleet):
         if act("early") and head.metadata.message_type == "train":
             print("acting: confirm early", flush=True)
             meta = head.metadata
-            request = ConfirmMessageReceivedRequest(
+            request = message_pb2.ConfirmMessageReceivedRequest(
                 node=self._node, run_id=meta.run_id, message_object_id=meta.message_id
             )
             ask(self._client.ConfirmMessageReceived, request)

@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import heartbeat_pb2
-from flwr.proto import message_pb2 as proto
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from google.protobuf.message import Message as Protobuf
 from safetensors.numpy import load_file
 
 from fedda.exchange import frames
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import heartbeat_pb2, inflate_object_from_contents, iterate_object_tree
+from fedda.flower import message_pb2 as proto
 from fedda.wire import Manifest
 from tests import canaries, recorder
 from tests.federation import LOW, Federation

@@ -6,14 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import message_pb2 as proto
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import TASK_TOKEN_HEADER
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
+from fedda.flower import (
+    PROTOBUF_REQUEST_TYPES,
+    SUPERLINK_NODE_ID,
+    TASK_TOKEN_HEADER,
+    Node,
+    SendNodeHeartbeatRequest,
+)
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
 from server.superlink import direct, gateway, waiting
 from server.superlink.direct import Direct, RunCalls
 from server.superlink.filter import FLEET_PREFIX, shortened

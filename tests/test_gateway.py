@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import importlib
 import inspect
 import json
 import signal
@@ -122,7 +121,7 @@ def test_a_mounted_root_is_refused() -> None:
 
 
 def test_the_allowed_paths_are_those_of_flwrs_fleet_api() -> None:
-    from flwr.superlink.routers.fleet.router import router
+    from fedda.flower import router
 
     paths = {getattr(route, "path", "") for route in router.routes}
     assert paths == {path for method, path in ALLOWED if method == "POST"}
@@ -196,87 +195,8 @@ def test_the_real_superlink_answers_control_calls_only_without_the_filter(superl
     assert asyncio.run(ask(FleetOnly(superlink, Traffic()))) == [403, 403, 200]
 
 
-def test_flwr_still_has_what_the_server_uses() -> None:
-    used = {
-        "flwr.common.constant": (
-            "ISOLATION_MODE_SUBPROCESS",
-            "SUPERLINK_NODE_ID",
-            "SYSTEM_TIME_TOLERANCE",
-            "TIMESTAMP_HEADER",
-            "TIMESTAMP_TOLERANCE",
-            "TRANSPORT_TYPE_GRPC_RERE",
-        ),
-        "flwr.server.superlink.linkstate.linkstate": (
-            "LinkState.get_node_id_by_public_key",
-            "LinkState.get_node_info",
-            "LinkState.get_run_info",
-            "LinkState.get_task_by_token",
-            "LinkState.object_store",
-            "LinkState.get_message_res",
-            "LinkState.store_message_and_object_tree",
-        ),
-        "flwr.server.superlink.linkstate.in_memory_linkstate": (
-            "check_node_availability_for_in_message",
-        ),
-        "flwr.server.superlink.linkstate.sql_linkstate": (
-            "check_node_availability_for_in_message",
-        ),
-        "flwr.supercore.corestate.in_memory_corestate": ("OBJECT_PUSH_SESSION_TTL_SECONDS",),
-        "flwr.supercore.corestate.sql_corestate": ("OBJECT_PUSH_SESSION_TTL_SECONDS",),
-        "flwr.supercore.constant": (
-            "FLEET_HTTP_PUBLIC_KEY_HEADER",
-            "FLEET_HTTP_SIGNATURE_HEADER",
-            "FLWR_IN_MEMORY_DB_NAME",
-            "TASK_TOKEN_HEADER",
-        ),
-        "flwr.supercore.date": ("now",),
-        "flwr.supercore.protobuf.translation": ("PROTOBUF_REQUEST_TYPES",),
-        "flwr.superlink.cli.flower_superlink": ("SuperLinkLifespan",),
-        "flwr.superlink.config_loader": ("SuperLinkLifespanConfig", "load_control_authn_plugin"),
-        "flwr.superlink.main": ("create_app",),
-        "flwr.superlink.servicer.fleet.fleet_handlers": (
-            "confirm_message_received",
-            "pull_messages",
-            "pull_object",
-            "push_messages",
-            "push_object",
-            "send_node_heartbeat",
-        ),
-        "flwr.superlink.servicer.runtime.runtime_handlers": (
-            "confirm_message_received",
-            "pull_messages",
-            "pull_object",
-            "push_messages",
-            "push_object",
-        ),
-        "flwr.supercore.control": ("ControlHttpClient",),
-        "flwr.supercore.interceptors": ("RuntimeVersionHttpInterceptor",),
-        "flwr.supercore.primitives.asymmetric": (
-            "bytes_to_public_key",
-            "public_key_to_bytes",
-            "verify_signature",
-        ),
-    }
-    missing = []
-    for module, names in used.items():
-        imported = importlib.import_module(module)
-        for name in names:
-            outer, _, inner = name.partition(".")
-            found = getattr(imported, outer, None)
-            missing += [f"{module}.{name}"] * (
-                not hasattr(found, inner) if inner else found is None
-            )
-    from flwr.supercore.control import ControlHttpClient
-
-    calls = ("ListNodes", "RegisterNode", "UnregisterNode", "ListRuns", "StopRun")
-    missing += [
-        f"ControlHttpClient.{name}" for name in calls if not hasattr(ControlHttpClient, name)
-    ]
-    assert not missing, f"flwr changed: {missing}; server/superlink must follow"
-
-
 def test_flwrs_server_configuration_has_the_fields_that_we_fill() -> None:
-    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+    from fedda.flower import SuperLinkLifespanConfig
 
     fields = {field.name for field in dataclasses.fields(SuperLinkLifespanConfig)}
     source = inspect.getsource(gateway.superlink)

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto import fleet_pb2, message_pb2
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedda import __version__
@@ -23,6 +20,13 @@ from fedda.cli.client import _default_name
 from fedda.cli.keys import app
 from fedda.errors import RunError
 from fedda.exchange import Group, Host, host
+from fedda.flower import (
+    PROTOBUF_REQUEST_TYPES,
+    fleet_pb2,
+    message_pb2,
+    public_key_to_bytes,
+    sign_message,
+)
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedda import flower
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fedda", "clients", "strategies", "server")
 
@@ -20,8 +22,8 @@ ALLOWED = {
     "server": {"fedda", "strategies", "server"},
 }
 
-# The modules of fedda/ that import Flower; all others run without it. A module that starts Flower's
-# programs may be added.
+# The modules of fedda/ that import Flower, but for fedda/flower/, which does so when asked; all
+# others run without it. A module that starts Flower's programs may be added.
 KNOW_FLOWER = {"fedda/records.py"}
 
 # Trackers and exporters: only the module named here may import them, and no site may load them.
@@ -163,13 +165,14 @@ def test_a_site_loads_no_tracker_and_no_exporter() -> None:
 @pytest.mark.slow
 def test_the_server_that_sites_dial_loads_no_torch() -> None:
     """It would take half a gigabyte; only the programs of runs need it."""
-    found = loaded("fedda.cli", "server.superlink.gateway", "flwr.superlink.main")
+    found = loaded("fedda.cli", "server.superlink.gateway", *flower.OF_THE_SERVER)
     assert not found & {"torch", "sklearn", "scipy", "pandas"}
 
 
 def test_the_maths_is_pure() -> None:
     """No Flower, no loader, no device, no logging."""
-    others = {"flwr", "logging"} | {f"fedda.{m}" for m in ("data", "models", "train", "records")}
+    others = {"flwr", "logging"}
+    others |= {f"fedda.{m}" for m in ("data", "flower", "models", "train", "records")}
     for path in (paths := modules("fedda/algorithms")):
         tops = {".".join(module.split(".")[:2]) for _, module in imports(path)}
         found = others & (tops | {t.split(".")[0] for t in tops})

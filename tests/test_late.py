@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto import runtime_pb2 as runtime
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedda import flower
+from fedda.flower import (
+    NOOP_FEDERATION_ID,
+    ErrorCode,
+    TaskIdentity,
+    TaskType,
+    get_object_tree,
+    message_from_proto,
+    message_to_proto,
+    remove_content_from_message,
+)
+from fedda.flower import runtime_pb2 as runtime
 from server.simulation import identity
 from server.superlink import direct, gateway, late
 from server.superlink.direct import Direct
@@ -116,7 +121,7 @@ def test_an_answer_waits_for_its_next_piece_for_as_long_as_its_site_is_stopped(
     name = hub.answer()
     later = datetime.now(UTC) + timedelta(seconds=1000)
     for kind in ("in_memory", "sql"):
-        monkeypatch.setattr(f"flwr.supercore.corestate.{kind}_corestate.now", lambda: later)
+        monkeypatch.setattr(getattr(flower, f"{kind}_corestate"), "now", lambda: later)
     assert hub.state.get_object(hub.run, name) == b""  # announced, and not there yet
     assert [reply.metadata.message_id for reply in hub.replies()] == [name]
 

@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, Message, Metadata, MetricRecord, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto import message_pb2, runtime_pb2
-from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
-from flwr.supercore.inflatable.inflatable_object import (
+
+from fedda import flower, records, wire
+from fedda.flower import (
+    HttpGrid,
+    create_message_error_unavailable_ins_message,
     get_all_nested_objects,
     get_object_tree,
+    make_message,
+    message_pb2,
+    message_to_proto,
     no_object_id_recompute,
+    remove_content_from_message,
+    runtime_pb2,
 )
-from flwr.superlink.grid.http_grid import HttpGrid
-
-from fedda import records, wire
 from fedda.wire import Kind
 from server.simulation import LocalGrid
 from server.superlink import filter as filters
@@ -338,7 +340,7 @@ def test_busy_paths_pass_fewer_layers_and_the_operators_paths_all() -> None:
     app = gateway.superlink(gateway.GatewaySettings())
     layers = {m.cls.__name__ for m in app.user_middleware}
     # A layer that flwr renames would silently stay; a new layer must be looked at.
-    assert layers == filters.OPERATORS | filters.SWITCHED_OFF | {
+    assert layers | {flower.TRACING_LAYER} == filters.OPERATORS | filters.SWITCHED_OFF | {
         "BaseHTTPMiddleware",
         "ProtobufTranslationMiddleware",
         "NodeAuthMiddleware",

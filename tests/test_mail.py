@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
 
+from fedda.flower import ErrorCode, make_message
 from server import timing
 from server.simulation import LocalGrid
 from strategies.sites import mail

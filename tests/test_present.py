@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
 
+from fedda.flower import Node, SendNodeHeartbeatRequest
+from fedda.flower import fleet_pb2 as fleet
 from server.superlink import present
 from server.superlink.filter import FLEET_PREFIX, Traffic
 from server.superlink.guard import WRONG, Caller

@@ -21,13 +21,19 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     decode_dss_signature,
     encode_dss_signature,
 )
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto import fab_pb2, fleet_pb2, node_pb2, run_pb2
-from flwr.proto import message_pb2 as proto
-from flwr.proto.recorddict_pb2 import RecordDict
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
+from fedda.flower import (
+    PROTOBUF_REQUEST_TYPES,
+    SUPERLINK_NODE_ID,
+    fab_pb2,
+    fleet_pb2,
+    node_pb2,
+    public_key_to_bytes,
+    recorddict_pb2,
+    run_pb2,
+    sign_message,
+)
+from fedda.flower import message_pb2 as proto
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
@@ -186,7 +192,7 @@ class Site:
             "push-messages",
             fleet_pb2.PushMessagesRequest(
                 node=self.node,
-                messages_list=[proto.Message(metadata=meta, content=RecordDict())],
+                messages_list=[proto.Message(metadata=meta, content=recorddict_pb2.RecordDict())],
                 message_object_trees=[tree],
             ),
         )

@@ -1,7 +1,5 @@
 """The resident node: what it answers, what it refuses to say, and how it waits for a server."""
 
-import importlib
-import inspect
 import json
 import os
 import signal
@@ -14,9 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.app.metadata import Metadata
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
@@ -26,6 +21,7 @@ from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
+from fedda.flower import Metadata, Node, ObjectTree
 from fedda.ops import keys
 from fedda.ops.refusal import Refusal, offered, offers
 from tests import federation
@@ -126,7 +122,7 @@ def answer_all(app: resident.App, connection: FakeConnection) -> list[tuple[str,
 
 def everything(reply: Message) -> bytes:
     """Return all bytes that a reply puts on the wire, in the pieces that flwr makes of it."""
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from fedda.flower import get_all_nested_objects
 
     return b"".join(piece.deflate() for piece in get_all_nested_objects(reply).values())
 
@@ -682,7 +678,7 @@ def test_flowers_own_node_gets_the_same_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What flwr reads back from the file is what the resident node would have been given."""
-    from flwr.common.config import parse_config_args
+    from fedda.flower import parse_config_args
 
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
@@ -697,76 +693,6 @@ def test_flowers_own_node_gets_the_same_configuration(
     assert options["--superlink"] == "hub:1"
     assert options["--root-certificates"] == str(tmp_path / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(tmp_path / "key")
-
-
-USED = {
-    "flwr.app": {"Message": (), "Context": (), "Error": (), "RecordDict": ()},
-    "flwr.app.message": {"remove_content_from_message": ("message",)},
-    "flwr.common.serde": {
-        "message_from_proto": ("message_proto",),
-        "message_to_proto": ("message",),
-    },
-    "flwr.supercore.inflatable.inflatable_object": {
-        "get_all_nested_objects": ("obj",),
-        "get_object_tree": ("obj",),
-        "iterate_object_tree": ("tree",),
-        "no_object_id_recompute": (),
-    },
-    "flwr.supercore.inflatable.inflatable_protobuf_utils": {
-        "make_confirm_message_received_fn_protobuf": (
-            "confirm_message_received_protobuf",
-            "node",
-            "run_id",
-        ),
-        "make_pull_object_fn_protobuf": ("pull_object_protobuf", "node", "run_id"),
-        "make_push_object_fn_protobuf": ("push_object_protobuf", "node", "run_id", "session_id"),
-    },
-    "flwr.supercore.inflatable.inflatable_utils": {
-        "inflate_object_from_contents": ("object_id", "object_contents"),
-        "pull_objects": ("object_ids", "pull_object_fn", "initial_backoff", "backoff_cap"),
-        "push_objects": ("objects", "push_object_fn", "object_ids_to_push"),
-        "ObjectPullError": (),
-        "ObjectPushError": (),
-    },
-    "flwr.supercore.interceptors.http.runtime_version": {
-        "RuntimeVersionHttpInterceptor": ("component_name",)
-    },
-    "flwr.supercore.primitives.asymmetric": {
-        "generate_key_pairs": (),
-        "public_key_to_bytes": ("public_key",),
-    },
-    "flwr.supernode.fleet_http_client": {"FleetHttpClient": ()},
-    "flwr.supernode.node_auth_http_interceptor": {
-        "NodeAuthHttpInterceptor": ("private_key", "public_key")
-    },
-}
-CALLS = (
-    "RegisterNode ActivateNode DeactivateNode UnregisterNode SendNodeHeartbeat PullMessages "
-    "PushMessages PullObject PushObject ConfirmMessageReceived"
-)
-
-
-def test_flwr_still_has_what_the_resident_node_uses() -> None:
-    missing = []
-    for module, names in USED.items():
-        try:
-            imported = importlib.import_module(module)
-        except ImportError:
-            missing.append(module)
-            continue
-        for name, parameters in names.items():
-            if not hasattr(imported, name):
-                missing.append(f"{module}.{name}")
-            elif parameters:
-                actual = inspect.signature(getattr(imported, name)).parameters
-                missing += [f"{module}.{name}({p})" for p in parameters if p not in actual]
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-
-    missing += [f"FleetHttpClient.{n}" for n in CALLS.split() if not hasattr(FleetHttpClient, n)]
-    actual = inspect.signature(FleetHttpClient.from_server_address).parameters
-    needed = ("server_address", "insecure", "root_certificates", "interceptors")
-    missing += [f"FleetHttpClient.from_server_address({n})" for n in needed if n not in actual]
-    assert not missing, f"flwr changed: {missing}; clients/node/fleet.py must follow"
 
 
 def test_flwrs_message_keeps_its_id_where_we_set_it() -> None:

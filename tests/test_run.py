@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.app import make_app
 from fedda import wire
 from fedda.errors import Code, QuorumError, RosterError, RunError
+from fedda.flower import ErrorCode, make_message
 from fedda.ops import lock
 from fedda.results import terminal
 from fedda.results.read import missing_tests, summary

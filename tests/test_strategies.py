@@ -14,12 +14,6 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from flwr.compat.common.recorddict_compat import (
-    evaluateins_to_recorddict,
-    fitins_to_recorddict,
-    recorddict_to_evaluateres,
-    recorddict_to_fitres,
-)
 
 from clients.face import Face, client_fn
 from clients.site.memory import resident
@@ -27,6 +21,12 @@ from clients.site.request import flat, unflat
 from fedda import records, wire
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
+from fedda.flower import (
+    evaluateins_to_recorddict,
+    fitins_to_recorddict,
+    recorddict_to_evaluateres,
+    recorddict_to_fitres,
+)
 from fedda.wire import Arrays, Kind
 from server.simulation import LocalGrid
 from strategies.sites import roster

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.app.metadata import Metadata
 from typer.testing import CliRunner
 
 from clients.node.resident import Resident
@@ -21,6 +20,7 @@ from clients.policy.trail import Trail
 from fedda import records
 from fedda.cli import app
 from fedda.errors import Code
+from fedda.flower import Metadata
 from fedda.ops import chain
 from fedda.ops.chain import Chain
 from tests.federation import PATIENCE

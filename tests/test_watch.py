@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import message_pb2 as proto
 from rich.console import Console
 
 from fedda.cli import watch
 from fedda.errors import RunError
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
 from fedda.results import progress
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from server.superlink.book import Book

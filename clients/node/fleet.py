@@ -16,36 +16,34 @@ from typing import Any, Protocol
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
+
+from fedda.errors import KeyFileError
+from fedda.flower import (
+    FleetHttpClient,
+    Node,
+    NodeAuthHttpInterceptor,
+    ObjectPullError,
+    ObjectPushError,
+    ObjectTree,
+    RuntimeVersionHttpInterceptor,
+    SendNodeHeartbeatRequest,
+    generate_key_pairs,
     get_all_nested_objects,
     get_object_tree,
+    inflate_object_from_contents,
     iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
+    message_from_proto,
+    message_to_proto,
+    no_object_id_recompute,
+    public_key_to_bytes,
     pull_objects,
     push_objects,
+    remove_content_from_message,
 )
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-from fedda.errors import KeyFileError
+from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS
 
 from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.message_pb2 import ObjectTree
 
 from fedda import __version__
 from fedda.errors import Code, KeyFileError, code_of
+from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
 from fedda.ops import keys, refusal
 
 from .failures import RunOver, SessionLost, Unreachable

@@ -10,12 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from google.protobuf.message import DecodeError
 
 from fedda.files import replacing
+from fedda.flower import (
+    message_from_proto,
+    message_pb2,
+    message_to_proto,
+    remove_content_from_message,
+)
 
 log = logging.getLogger("fedda.client")
 
@@ -52,6 +55,6 @@ class Unfinished:
         if self._file is None:
             return None
         try:
-            return message_from_proto(ProtoMessage.FromString(self._file.read_bytes()))
+            return message_from_proto(message_pb2.Message.FromString(self._file.read_bytes()))
         except (OSError, DecodeError, ValueError):
             return None

@@ -43,12 +43,12 @@ import accuracy
 import chain
 import torch
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 
 from fedda import records
 from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.errors import QuorumError
+from fedda.flower import ErrorCode
 from fedda.halves import load
 from fedda.settings import RunConfig, overrides
 

@@ -1,5 +1,7 @@
 """The command line: `fedda` for the operator of a federation, `fedda-client` for a site."""
 
+import sys
+
 import typer
 
 from fedda.cli import (
@@ -27,6 +29,7 @@ from fedda.cli import (
 )
 from fedda.cli import client as client_command
 from fedda.cli.helped import HelpedGroup
+from fedda.flower.supported import refusal
 
 app = typer.Typer(
     cls=HelpedGroup,
@@ -68,9 +71,17 @@ app.command(hidden=True)(client_command.client)
 
 def main() -> None:
     """Entry point of `fedda`."""
+    _refuse_other_flower()
     app()
 
 
 def client() -> None:
     """Entry point of `fedda-client`."""
+    _refuse_other_flower()
     client_command.app()
+
+
+def _refuse_other_flower() -> None:
+    """End the program with a sentence, before it imports a Flower that it would not understand."""
+    if sentence := refusal():
+        sys.exit(f"error: {sentence}")

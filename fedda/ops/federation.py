@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from fedda import flower
 from fedda.errors import RunError
 from fedda.halves import IN_WHEEL, ROOT, Folder, load
 from fedda.ops import keys
@@ -27,8 +28,7 @@ OF_ALL = (
     "clients.app",
     "clients.node.resident",
     "fedda.cli",
-    "flwr.cli.build",
-    "flwr.superlink.main",
+    *flower.OF_THE_SERVER,
     "matplotlib.pyplot",
     "sklearn.manifold",
     "torch._dynamo",

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from fedda import flower
+
 from . import forked
 from .forked import ask, number
 
@@ -39,8 +41,7 @@ OF_A_RUN = (
     "PIL.Image",
     "cryptography.hazmat.primitives.hpke",
     "cryptography.x509",
-    "flwr.superlink.cli",
-    "flwr.superlink.grid.http_grid",
+    *flower.OF_A_RUN,
     "grpc",
     "pydantic",
     "safetensors.numpy",

@@ -12,10 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import message_pb2 as proto
-
+from fedda.flower import SUPERLINK_NODE_ID
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
 from fedda.ops.refusal import Refusal
 
 NAME = re.compile(r"[0-9a-f]{64}")  # of a piece: the SHA-256 of its content

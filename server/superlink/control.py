@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedda import flower
 from fedda.errors import KeyFileError, RunError
 from fedda.ops import keys
 from fedda.ops.proxies import loopback_is_direct
@@ -63,16 +64,13 @@ class Control:
 
     def __init__(self, address: str, ca: Path | None) -> None:
         """Talk to host:port over TLS with the authority's certificate, or without one in HTTP."""
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
         self.address = address
         loopback_is_direct()
-        self._client = ControlHttpClient.from_server_address(
+        self._client = flower.ControlHttpClient.from_server_address(
             address,
             ca is None,
             None if ca is None else ca.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="CLI")],
+            interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="CLI")],
         )
 
     def close(self) -> None:
@@ -80,9 +78,7 @@ class Control:
 
     def sites(self) -> list[ControlledSite]:
         """Every site with a valid registration."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        answer = self._ask(self._client.ListNodes, ListNodesRequest())
+        answer = self._ask(self._client.ListNodes, flower.control_pb2.ListNodesRequest())
         return [
             ControlledSite(node.node_id, node.name, node.status == "online", node.public_key)
             for node in answer.nodes_info
@@ -91,16 +87,13 @@ class Control:
 
     def register(self, key: ec.EllipticCurvePublicKey, name: str) -> int:
         """Admit a key and return its node id."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
-        request = RegisterNodeRequest(public_key=_pem(key), name=name)
+        request = flower.control_pb2.RegisterNodeRequest(public_key=_pem(key), name=name)
         return self._ask(self._client.RegisterNode, request).node_id
 
     def unregister(self, node_id: int) -> None:
         """Refuse a site from now on."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
-
-        self._ask(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node_id))
+        request = flower.control_pb2.UnregisterNodeRequest(node_id=node_id)
+        self._ask(self._client.UnregisterNode, request)
 
     def start_run(self, app: Path, run_config: Mapping[str, Any]) -> int:
         """Start a run of the Flower app in a folder, as `flwr run` does -> Flower's id of the run.
@@ -112,15 +105,10 @@ class Control:
         Raises:
             RunError: the server refused the app or a setting.
         """
-        from flwr.cli.build import build_fab_from_disk
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
-
-        fab = build_fab_from_disk(app)
-        request = StartRunRequest(
-            fab=fab_to_proto(Fab(sha256(fab).hexdigest(), fab, {})),
-            override_config=user_config_to_proto(dict(run_config)),
+        fab = flower.build_fab_from_disk(app)
+        request = flower.control_pb2.StartRunRequest(
+            fab=flower.fab_to_proto(flower.Fab(sha256(fab).hexdigest(), fab, {})),
+            override_config=flower.user_config_to_proto(dict(run_config)),
         )
         answer = self._ask(self._client.StartRun, request)
         if not answer.HasField("run_id"):
@@ -129,9 +117,8 @@ class Control:
 
     def run_state(self, run_id: int) -> RunState:
         """How far a run is."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        runs = self._ask(self._client.ListRuns, ListRunsRequest(run_id=run_id)).run_dict
+        request = flower.control_pb2.ListRunsRequest(run_id=run_id)
+        runs = self._ask(self._client.ListRuns, request).run_dict
         if run_id not in runs:
             raise RunError(f"the server at {self.address} knows no run {run_id}: list its runs")
         status = runs[run_id].status
@@ -139,9 +126,8 @@ class Control:
 
     def stop_run(self, run_id: int) -> bool:
         """End a run; False if it had ended already."""
-        from flwr.proto.control_pb2 import StopRunRequest
-
-        return self._ask(self._client.StopRun, StopRunRequest(run_id=run_id)).success
+        request = flower.control_pb2.StopRunRequest(run_id=run_id)
+        return self._ask(self._client.StopRun, request).success
 
     def _ask(self, call: Callable[[Q], A], request: Q) -> A:
         try:
@@ -216,6 +202,4 @@ def _readable(folder: Path) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[
 
 
 def _pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    return public_key_to_bytes(key)
+    return flower.public_key_to_bytes(key)

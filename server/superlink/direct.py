@@ -13,15 +13,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import message_pb2 as proto
-from flwr.proto import runtime_pb2 as runtime
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.supercore.constant import TASK_TOKEN_HEADER
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.superlink.servicer.fleet import fleet_handlers
-from flwr.superlink.servicer.runtime import runtime_handlers
 from google.protobuf.message import DecodeError
+
+from fedda.flower import (
+    PROTOBUF_MEDIA_TYPE,
+    TASK_TOKEN_HEADER,
+    SendNodeHeartbeatRequest,
+    fleet_handlers,
+    runtime_handlers,
+)
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
+from fedda.flower import runtime_pb2 as runtime
 
 from .filter import App, Event, Receive, Scope, Send
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.files import replacing
+from fedda.flower import TRACING_LAYER
 from fedda.ops.refusal import REFUSED, Refusal
 
 Scope = MutableMapping[str, Any]
@@ -65,7 +66,7 @@ OPERATORS = {
     "ControlLicenseMiddleware",
     "ControlEventLogMiddleware",
 }
-SWITCHED_OFF = {"FleetEventLogMiddleware", "RuntimeTracingMiddleware"}
+SWITCHED_OFF = {"FleetEventLogMiddleware", TRACING_LAYER}
 SIGNATURES = {"NodeAuthMiddleware"}  # `guard` does the same, earlier, for the public listener
 BUSY = (FLEET_PREFIX, "/v1/runtime/")  # the paths of many small requests
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from fedda import flower
 from fedda.errors import RunError
 from fedda.ops import system
 from fedda.ops.address import Address
@@ -135,18 +136,12 @@ def run(
 
 def superlink(settings: GatewaySettings) -> Any:
     """Build flwr's SuperLink application as its own command would, from `Settings`."""
-    from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-    from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
-    from flwr.superlink.main import create_app
-
     awaited()
     tls = settings.tls
     contents = None
     if tls is not None:
         contents = (tls.ca.read_bytes(), tls.certificate.read_bytes(), tls.key.read_bytes())
-    config = SuperLinkLifespanConfig(
+    config = flower.SuperLinkLifespanConfig(
         control_address=f"{LOOPBACK}:{settings.admin_port}",
         health_server_address=None,
         host=LOOPBACK,
@@ -154,23 +149,23 @@ def superlink(settings: GatewaySettings) -> Any:
         insecure=tls is None,
         certificates=contents,
         superexec_auth_secret=None,
-        authn_plugin=load_control_authn_plugin(),
+        authn_plugin=flower.load_control_authn_plugin(),
         event_log_plugin=None,
         fleet_event_log_plugin=None,
         enable_event_log=False,
         artifact_provider=None,
         enable_supernode_auth=tls is not None,
-        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_type=flower.TRANSPORT_TYPE_GRPC_RERE,
         fleet_api_address=None,
         simulation=False,
         ssl_ca_certfile=None if tls is None else str(tls.ca),
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
-        database=FLWR_IN_MEMORY_DB_NAME if settings.database is None else str(settings.database),
-        isolation=ISOLATION_MODE_SUBPROCESS,
+        database=str(settings.database or flower.FLWR_IN_MEMORY_DB_NAME),
+        isolation=flower.ISOLATION_MODE_SUBPROCESS,
         runtime_dependency_install=False,
     )
-    return create_app(config, SuperLinkLifespan)
+    return flower.create_app(config, flower.SuperLinkLifespan)
 
 
 async def _serve(

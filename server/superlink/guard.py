@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
+from fedda.flower import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    bytes_to_public_key,
+    now,
+    verify_signature,
+)
 from fedda.ops.refusal import Refusal
 
 OLDEST, NEWEST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds

@@ -8,9 +8,13 @@ its own deadlines say how long an answer is waited for.
 
 from typing import Any
 
-from flwr.server.superlink.linkstate import in_memory_linkstate, sql_linkstate
-from flwr.server.superlink.linkstate.utils import check_node_availability_for_in_message
-from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+from fedda.flower import (
+    check_node_availability_for_in_message,
+    in_memory_corestate,
+    in_memory_linkstate,
+    sql_corestate,
+    sql_linkstate,
+)
 
 GONE_S = 3600.0  # so long after a site's last sign a run hears that its answer will not come
 PIECES_S = 24 * 3600  # so long an answer waits for its next piece

@@ -23,29 +23,30 @@ from dataclasses import dataclass, field
 
 import httpx
 from flwr.app import Array, Error, Message, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto import message_pb2, runtime_pb2
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
+
+from fedda.flower import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    HttpGrid,
     InflatableObject,
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
     get_all_nested_objects,
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    inflate_object_from_contents,
+    make_message,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
+    message_from_proto,
+    message_pb2,
+    message_to_proto,
+    remove_content_from_message,
+    runtime_pb2,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-)
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from .allocator import LARGE, one_pool
 

@@ -10,14 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from flwr.proto import fab_pb2, run_pb2
-from flwr.proto import fleet_pb2 as fleet
-from flwr.proto import message_pb2 as proto
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError
 
 from fedda import __version__
+from fedda.flower import PROTOBUF_REQUEST_TYPES, SendNodeHeartbeatRequest, fab_pb2, run_pb2
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered

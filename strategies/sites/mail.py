@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+
+from fedda.flower import ErrorCode
 
 POLL = 0.05  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
 POLL_MOST = 0.5

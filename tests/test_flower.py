@@ -1,0 +1,268 @@
+"""What fedda uses of Flower: in one place, still there in this version, and in a version that fits.
+
+A new version of Flower fails here first: each test of a name says what is gone, and which files
+of ours need it.
+"""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedda import cli, flower
+from fedda.errors import RunError
+from fedda.flower import supported
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("fedda", "clients", "strategies", "server", "examples", "deploy", "docs", "tests")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+# `flwr.common` itself has names of the older interface, which Flower's documents list.
+PUBLIC = re.compile(r"flwr(\.(app|client|clientapp|common|serverapp(\.strategy)?|simulation))?")
+PLACES = flower._places()
+
+# What we use of a name beyond its being there: attributes of it, and parameters "(name)".
+STATE = (
+    "get_message_res get_node_id_by_public_key get_node_info get_run_info get_task_by_token "
+    "object_store store_message_and_object_tree"
+)
+USED = {
+    "ControlHttpClient": "ListNodes RegisterNode UnregisterNode ListRuns StartRun StopRun close",
+    "FleetHttpClient": "RegisterNode ActivateNode DeactivateNode UnregisterNode PullMessages "
+    "SendNodeHeartbeat PushMessages PullObject PushObject ConfirmMessageReceived",
+    "FleetHttpClient.from_server_address": "(server_address) (insecure) (root_certificates) "
+    "(interceptors)",
+    "NodeAuthHttpInterceptor": "(private_key) (public_key)",
+    "RuntimeVersionHttpInterceptor": "(component_name)",
+    "get_all_nested_objects": "(obj)",
+    "get_object_tree": "(obj)",
+    "in_memory_corestate": "OBJECT_PUSH_SESSION_TTL_SECONDS now",
+    "in_memory_linkstate": "check_node_availability_for_in_message",
+    "in_memory_linkstate.InMemoryLinkState": STATE,
+    "inflate_object_from_contents": "(object_id) (object_contents)",
+    "iterate_object_tree": "(tree)",
+    "make_confirm_message_received_fn_protobuf": "(confirm_message_received_protobuf) (node) "
+    "(run_id)",
+    "make_pull_object_fn_protobuf": "(pull_object_protobuf) (node) (run_id)",
+    "make_push_object_fn_protobuf": "(push_object_protobuf) (node) (run_id) (session_id)",
+    "message_from_proto": "(message_proto)",
+    "message_to_proto": "(message)",
+    "public_key_to_bytes": "(public_key)",
+    "pull_objects": "(object_ids) (pull_object_fn) (initial_backoff) (backoff_cap)",
+    "push_objects": "(objects) (push_object_fn) (object_ids_to_push)",
+    "remove_content_from_message": "(message)",
+    "sql_corestate": "OBJECT_PUSH_SESSION_TTL_SECONDS now",
+    "sql_linkstate": "check_node_availability_for_in_message",
+    "sql_linkstate.SqlLinkState": STATE,
+}
+
+
+def uses(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each name of `fedda.flower` that a file uses, with an attribute of it or ""."""
+    tree = ast.parse(path.read_text())
+    names: dict[str, str] = {}  # what the file calls a name -> the name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "fedda.flower":
+            names |= {each.asname or each.name: each.name for each in node.names}
+    yield from ((name, "") for name in names.values())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", text := ast.unparse(node)):
+            first, _, rest = text.partition(".")
+            if first == "flower":
+                first, _, rest = rest.partition(".")
+            if (name := names.get(first, first)) in PLACES:
+                yield name, rest
+
+
+USERS: dict[str, set[str]] = defaultdict(set)
+READ: dict[str, set[str]] = defaultdict(set)
+for file in set(FILES) - {Path(__file__)}:
+    for used, attribute in uses(file):
+        USERS[used].add(file.relative_to(ROOT).as_posix())
+        READ[used] |= {attribute} - {""}
+
+
+def lacks(found: Any, needed: str) -> bool:
+    """Whether an attribute, or a parameter "(name)", is missing."""
+    if needed.startswith("("):
+        return needed.strip("()") not in inspect.signature(found).parameters
+    return not hasattr(found, needed)
+
+
+def gone(name: str, place: str) -> list[str]:
+    """What the installed Flower lacks of a name: all of it, or attributes and parameters."""
+    try:
+        module = import_module(place)
+        found = getattr(module, name, None) or import_module(f"{place}.{name}")
+    except ImportError:
+        return [f"{place}.{name}"]
+    needed = {name: USED.get(name, "").split()}
+    if isinstance(found, ModuleType):
+        needed[name] += sorted({attribute.partition(".")[0] for attribute in READ[name]})
+    needed |= {key: USED[key].split() for key in USED if key.startswith(f"{name}.")}
+    missing = []
+    for key, parts in needed.items():
+        inner = key.partition(".")[2]
+        owner = getattr(found, inner, None) if inner else found
+        missing += [f"{place}.{key}.{part}" for part in parts if lacks(owner, part)]
+    return missing
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES.items(), ids=str)
+def test_flower_still_has(name: str, place: str) -> None:
+    missing = gone(name, place)
+    assert not missing, (
+        f"{supported.installed()} has no {', '.join(missing)}: change fedda/flower and "
+        f"{', '.join(sorted(USERS[name]))}"
+    )
+
+
+def test_flower_still_has_the_modules_that_a_warm_process_imports() -> None:
+    for module in (*flower.OF_A_RUN, *flower.OF_THE_SERVER):
+        import_module(module)
+
+
+def test_every_name_is_used_and_everything_used_is_a_name() -> None:
+    assert set(PLACES) - set(USERS) == set()
+    assert {key.partition(".")[0] for key in USED} <= set(PLACES)
+
+
+def test_what_is_gone_is_named_with_its_users() -> None:
+    assert gone("nothing", "flwr.common.serde") == ["flwr.common.serde.nothing"]
+    assert gone("anything", "flwr.no.module") == ["flwr.no.module.anything"]
+    assert lacks(flower.pull_objects, "(patience)") and not lacks(flower.fleet_pb2, "DESCRIPTOR")
+    assert "PullMessagesRequest" in READ["fleet_pb2"]
+    assert "server/superlink/guard.py" in USERS["verify_signature"]
+
+
+# ---- one place --------------------------------------------------------------------------------
+
+
+def private(text: str) -> Iterator[str]:
+    """Yield what a module imports of Flower beyond its public interface, or names in a string."""
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = re.findall(r"^flwr(?:\.[a-z_0-9]+)+", node.value)
+        yield from (n for n in names if n.split(".")[0] == "flwr" and not PUBLIC.fullmatch(n))
+
+
+def test_only_one_package_imports_what_flower_may_change() -> None:
+    ours = {ROOT / "fedda/flower/__init__.py", Path(__file__)}
+    found = {path: names for path in FILES if (names := [*private(path.read_text())])}
+    assert ours <= set(found)
+    others = {path.relative_to(ROOT).as_posix(): found[path] for path in set(found) - ours}
+    assert not others, f"import these from fedda.flower, and list them there: {others}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from flwr.common.constant import ErrorCode",
+        "import flwr.server",
+        "def late():\n    from flwr.proto import fleet_pb2",
+        "import_module('flwr.superlink.main')",
+        "patch(f'flwr.supercore.{kind}.now')",
+        "from flwr.app.message import make_message",
+    ],
+)
+def test_an_import_elsewhere_is_seen(text: str) -> None:
+    assert [*private(text)]
+
+
+def test_the_public_interface_may_be_imported_anywhere() -> None:
+    text = "import flwr\nfrom flwr.app import Message\nfrom flwr.serverapp.strategy import FedAvg"
+    assert not [*private(text + "\nname = '[tool.flwr.app]'")]
+
+
+@pytest.mark.slow
+def test_nothing_of_flower_is_loaded_before_it_is_used() -> None:
+    code = "import sys; from fedda import cli, flower; print('flwr' in sys.modules);"
+    code += "flower.Node; print('flwr.proto.node_pb2' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "False"], done.stderr
+
+
+# ---- versions ---------------------------------------------------------------------------------
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    def answer(name: str) -> str:
+        if version is None:
+            raise PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(supported.metadata, "version", answer)
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"flwr{supported.RANGE}" in project["dependencies"]
+    ends = (f"{major}.{minor}" for major, minor in (supported.FIRST, supported.UNTRIED))
+    assert ">={},<{}".format(*ends) == supported.RANGE
+
+
+@pytest.mark.parametrize("version", ["1.41.0", "1.41.7", "1.42.0", "1.42.0rc1"])
+def test_versions_of_the_range_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    pretend(monkeypatch, version)
+    assert supported.refusal() == ""
+
+
+@pytest.mark.parametrize("program", [cli.main, cli.client])
+@pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "1.43.0.dev1", "2.0.0", "0.99", None])
+def test_another_flower_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, program: Any
+) -> None:
+    pretend(monkeypatch, version)
+    monkeypatch.setattr(sys, "argv", ["fedda", "superlink"])
+    with pytest.raises(SystemExit) as end:
+        program()
+    found = f"flwr {version}" if version else "no flwr"
+    assert end.value.code == (
+        f"error: {found} is installed, and fedda needs flwr >=1.41,<1.43: "
+        "type pip install 'flwr>=1.41,<1.43'"
+    )
+
+
+def test_a_program_that_uses_another_flower_hears_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "1.43.0")
+    monkeypatch.delitem(vars(flower), "Fab", raising=False)
+    with pytest.raises(RunError, match=r"flwr 1\.43\.0 is installed, and fedda needs"):
+        _ = flower.Fab
+
+
+def test_a_name_that_is_gone_is_said_in_a_sentence() -> None:
+    with pytest.raises(RunError, match=r"has no flwr\.common\.serde\.nothing, which fedda needs"):
+        flower._load("flwr.common.serde", "nothing")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(flower, "nothing")  # noqa: B009
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["superlink"], ["client", "--help"], ["--help"]])
+def test_the_programs_refuse_before_they_import_flower(tmp_path: Path, words: list[str]) -> None:
+    """Here `import flwr` fails, as that of a version whose modules have other names would."""
+    (tmp_path / "flwr-1.43.0.dist-info").mkdir()
+    about = "Metadata-Version: 2.1\nName: flwr\nVersion: 1.43.0\n"
+    (tmp_path / "flwr-1.43.0.dist-info" / "METADATA").write_text(about)
+    (tmp_path / "flwr.py").write_text("raise ImportError('loaded')\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fedda.cli import main; main()"
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: flwr 1.43.0 is installed")
+    assert done.stderr.count("\n") == 1
