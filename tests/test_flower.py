@@ -216,6 +216,13 @@ def test_the_range_is_that_of_the_package() -> None:
     assert ">={},<{}".format(*ends) == supported.RANGE
 
 
+def test_every_night_has_all_versions_of_the_range() -> None:
+    text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+    (major, first), (_, untried) = supported.FIRST, supported.UNTRIED
+    every = {f"{major}.{minor}" for minor in range(first, untried)}
+    assert set(re.findall(r'flower: "([\d.]+)"', text)) == every
+
+
 @pytest.mark.parametrize("version", ["1.41.0", "1.41.7", "1.42.0", "1.42.0rc1"])
 def test_versions_of_the_range_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     pretend(monkeypatch, version)
