@@ -154,15 +154,11 @@ def _load(place: str, name: str) -> Any:
     """Return what a module of Flower calls by this name: an attribute, or a module below it.
 
     Raises:
-        RunError: the installed Flower is of another version, or has no such name.
+        RunError: the installed Flower has no such name; most often it is of another version.
     """
-    if sentence := refusal():
-        raise RunError(sentence)
     try:
         module = import_module(place)
         return getattr(module, name) if hasattr(module, name) else import_module(f"{place}.{name}")
     except ImportError as error:
-        raise RunError(
-            f"{installed()} has no {place}.{name}, which fedda needs ({error}): "
-            f"install another flwr {RANGE}"
-        ) from error
+        gone = f"{installed()} has no {place}.{name}, which fedda needs ({error}): "
+        raise RunError(refusal() or f"{gone}install another flwr {RANGE}") from error
