@@ -97,7 +97,6 @@ class OpenChannel:
 
     def __init__(self, strategy: Strategy) -> None:
         self._of = strategy
-        self._memory: Arrays | None = None  # of the last round's mean, for the next one
 
     @property
     def least(self) -> int:
@@ -138,9 +137,7 @@ class OpenChannel:
         of, told, other = self._of, {}, None
         parts = fedavg.weights(torch.tensor([*counts.values()])).tolist()
         shares = dict(zip(counts, parts, strict=True))
-        mean = mean_by(of.setup.guard, of.global_model.unpack(), self._memory)
-        if isinstance(mean, RunningMean):
-            self._memory = mean.memory
+        mean = mean_by(of.setup.guard, of.global_model.unpack())
         for reply in of.accept(replies, {of.told}):
             if reply.node is beside:
                 other = reply
@@ -307,16 +304,13 @@ CHANNELS: Mapping[str, type[OpenChannel]] = {
 }
 
 
-def mean_by(
-    guard: GuardConfig, like: Arrays, memory: Arrays | None = None
-) -> RunningMean | RobustMean:
+def mean_by(guard: GuardConfig, like: Arrays) -> RunningMean | RobustMean:
     """Make an empty mean of models, by the rule of `guard.mean`.
 
     Args:
         guard: names the rule.
         like: the model that was sent.
-        memory: of an earlier mean, which a weighted one uses again.
     """
     if guard.mean == "weighted":
-        return RunningMean(like, memory)
+        return RunningMean(like)
     return RobustMean(like, guard.mean, guard.liars)

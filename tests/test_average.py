@@ -126,18 +126,3 @@ def test_memory_does_not_grow_with_the_models() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3.5 * 800_000  # sum, one term and one arriving model in float64
-
-
-def test_memory_that_is_used_again_changes_no_bit() -> None:
-    models, others = some_models(3), [{n: -2 * a for n, a in m.items()} for m in some_models(3)]
-    memory = None
-    for each in (models, others, models):
-        fresh, again = RunningMean(each[0]), RunningMean(each[0], memory)
-        for model, weight in zip(each, (0.2, 0.5, 0.3), strict=True):
-            fresh.add(model, weight)
-            again.add(model, weight)
-        wanted, found = fresh.result(), again.result()
-        assert all(found[n].tobytes() == a.tobytes() for n, a in wanted.items())
-        assert all(found[n].dtype == a.dtype for n, a in wanted.items())
-        assert memory is None or all(again.memory[n] is a for n, a in memory.items())
-        memory = again.memory

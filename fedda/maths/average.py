@@ -37,24 +37,16 @@ class RunningMean:
 
     Args:
         like: the model that was sent, (name -> array), for its names, dtypes and grid.
-        memory: the `memory` of an earlier mean of such models, whose result is not needed any more.
-            It is used again, since the system takes long to give new memory.
-
-    Attributes:
-        memory: of the sums; `result` is a part of it.
     """
 
-    def __init__(self, like: Arrays, memory: Arrays | None = None) -> None:
+    def __init__(self, like: Arrays) -> None:
         self._weights: list[float] = []
         self._dtypes = {name: a.dtype for name, a in like.items()}
         self._grid = {n: _rounder(a) for n, a in like.items() if a.dtype.kind == "f"}
-        self.memory: Arrays = {
+        self._sums: Arrays = {
             n: np.zeros(a.shape, np.float64 if n in self._grid else a.dtype)
-            for n, a in ({} if memory else like).items()
+            for n, a in like.items()
         }
-        for name, sums in (memory or {}).items():
-            sums[...] = 0
-            self.memory[name] = sums
 
     def add(self, arrays: Arrays, weight: float, site: str = "") -> None:
         """Add one model; only the ratios of weights count, and each is at most 1.
@@ -63,7 +55,7 @@ class RunningMean:
         """
         self._weights.append(weight)
         memory = np.empty(STEP)  # made once: new memory costs more than the sums
-        for name, sums in self.memory.items():
+        for name, sums in self._sums.items():
             if name in self._grid:
                 for total, values in pieces(sums, arrays[name], size=STEP):
                     term = memory[: len(values)]
@@ -84,7 +76,7 @@ class RunningMean:
             raise ValueError("no model with a positive weight was added")
         return {
             name: _divided(sums, total, self._dtypes[name]) if name in self._grid else sums
-            for name, sums in self.memory.items()
+            for name, sums in self._sums.items()
         }
 
 
