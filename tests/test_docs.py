@@ -20,7 +20,7 @@ import typer
 import yaml
 
 from fedda import cli, plugins
-from fedda.cli import wire_table
+from fedda.cli import exits, prove, wire_table
 from fedda.settings import overrides
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -316,3 +316,10 @@ def test_each_phase_of_a_method_has_its_own_lines() -> None:
     assert found["target", "adapt: test"].enters == thresholds  # the target tests its own model
     # Phases with the same test share a line.
     assert [c.when for c in wire_table.of_method("fdan") if "test" in c.when] == ["test"]
+
+
+def test_the_table_of_exit_codes_has_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "troubles.md").read_text()
+    section = text.partition("## Exit codes")[2].partition("\n## ")[0]
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    assert codes == {0, 1, 2, exits.KEY_TROUBLE, prove.ABOVE, exits.INTERRUPTED}
